@@ -1,0 +1,97 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
+
+import string
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from trl_dapo import DAPOConfig, DAPOTrainer
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'][0] }}>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character."""
+    specials = ["<pad>", "<eos>", "<unk>"]
+    vocab = {token: i for i, token in enumerate([*specials, *string.printable])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_tiny_model(path: Path) -> str:
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def tiny_config(output_dir, **overrides) -> DAPOConfig:
+    """4 prompts x 4 completions a rollout, one optimizer step each."""
+    settings = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "learning_rate": 1e-3,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+    }
+    return DAPOConfig(str(output_dir), **{**settings, **overrides})
+
+
+def prompts(num: int, **columns) -> Dataset:
+    return Dataset.from_dict({"prompt": [f"prompt {i}:" for i in range(num)], **columns})
+
+
+class ScriptedTrainer(DAPOTrainer):
+    """Completions are what `script(prompt text, index within the batch)` says; everything else is the real thing."""
+
+    def __init__(self, *args, script, **kwargs):
+        self.script = script
+        self.sampled = []  # prompt text of every completion sampled, in order
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        texts = self.processing_class.batch_decode(prompt_ids)
+        self.sampled += texts
+        completions = [self.script(text, i) for i, text in enumerate(texts)]
+        ends = [self.processing_class.eos_token_id]
+        return [
+            self.processing_class(completion.removesuffix("..."))["input_ids"]
+            + ([] if completion.endswith("...") else ends)
+            for completion in completions
+        ], None

@@ -1,0 +1,442 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sampling phase, by its behaviour: what is sampled, what trains, and what is said about it."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from helpers import ScriptedTrainer, prompts, tiny_config
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_dapo import DAPOConfig, DAPOTrainer
+
+
+def number(text):
+    return int(text.split()[1].rstrip(":"))
+
+
+def right(completions, **kwargs):
+    return [1.0 if completion == "right" else 0.0 for completion in completions]
+
+
+def mixed_unless_multiple_of_3(text, i):
+    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    return "right" if number(text) % 3 and i % 4 == 0 else "wrong"
+
+
+def spy_on_training(trainer):
+    """Records the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
+    seen, compute_loss = [], trainer._compute_loss
+
+    def spy(model, inputs):
+        decode = trainer.processing_class.batch_decode
+        seen.extend(
+            zip(
+                decode(inputs["prompt_ids"], skip_special_tokens=True),
+                decode(inputs["completion_ids"], skip_special_tokens=True),
+                inputs["advantages"].tolist(),
+                inputs["completion_mask"].sum(1).tolist(),
+                strict=True,
+            )
+        )
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = spy
+    return seen
+
+
+def make(tiny_model, tmp_path, script=mixed_unless_multiple_of_3, reward_funcs=right, num_prompts=24, **overrides):
+    args = tiny_config(tmp_path, shuffle_dataset=False, **overrides)
+    return ScriptedTrainer(tiny_model, reward_funcs, args, train_dataset=prompts(num_prompts), script=script)
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
+
+
+# ---- Sample until full ----
+
+
+def test_a_rollout_is_full_of_accepted_groups_in_prompt_order(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    # 4 groups of 4 train. Prompts 0 and 3 are dropped, so 1, 2, 4 and 5 are the first four that are accepted.
+    assert sorted(number(text) for text, *_ in seen) == [1] * 4 + [2] * 4 + [4] * 4 + [5] * 4
+
+
+def test_dropped_groups_never_reach_the_loss(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=3)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert len(seen) == 3 * 16
+    assert all(number(text) % 3 for text, *_ in seen)
+    assert {number(text) % 3 for text in trainer.sampled} == {0, 1, 2}  # they were sampled, though
+
+
+def test_advantages_are_normalised_within_each_group(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    # One of four is right: mean 1/4, standard deviation (with Bessel's correction) 1/2.
+    for _, completion, advantage, _ in seen:
+        expected = 3 / 4 if completion == "right" else -1 / 4
+        assert advantage == pytest.approx(expected / (1 / 2 + 1e-4), rel=1e-5)
+
+
+def test_an_all_wrong_group_of_different_lengths_is_dropped_although_its_total_reward_varies(tiny_model, tmp_path):
+    def script(text, i):
+        if number(text) % 2:
+            return ["right", "no", "no", "no"][i % 4]
+        return ["no", "noo", "noooooo...", "noooooooo..."][i % 4]
+
+    trainer = make(tiny_model, tmp_path, script, max_steps=1, overlong_buffer_length=4)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}
+    assert trainer.state.log_history[0]["rewards/soft_overlong_punishment/mean"] < 0  # the totals did vary
+
+
+def test_refills_go_on_in_the_same_pass_and_repeat_no_prompt(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=2, num_prompts=24)
+    trainer.train()
+    groups = [number(text) for text in trainer.sampled[::4]]
+    assert groups == list(range(len(groups)))
+
+
+def test_evaluation_is_left_alone(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, per_device_eval_batch_size=4)
+    metrics = trainer.evaluate(prompts(2).map(lambda _, i: {"prompt": f"prompt {3 * i}:"}, with_indices=True))
+    assert sorted(trainer.sampled) == ["prompt 0:"] * 4 + ["prompt 3:"] * 4  # never solved, yet kept
+    assert metrics["eval_reward"] == 0.0
+    assert not any("dynamic_sampling" in name for name in metrics)
+
+
+def test_a_group_outside_the_accuracy_band_is_dropped(tiny_model, tmp_path):
+    def script(text, i):
+        return "right" if i % 4 < number(text) % 4 else "wrong"  # accuracy 0, 1/4, 1/2, 3/4
+
+    trainer = make(tiny_model, tmp_path, script, max_steps=1, dynamic_sampling_min_accuracy=0.25)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {2, 3, 6, 7}
+    logs = trainer.state.log_history[0]
+    assert logs["dynamic_sampling/dropped/outside_band"] >= 2
+    assert logs["dynamic_sampling/dropped/all_wrong"] >= 2
+
+
+def test_only_the_named_reward_functions_decide(tiny_model, tmp_path):
+    def style(completions, **kwargs):
+        return [float(i % 2) for i, _ in enumerate(completions)]
+
+    trainer = make(tiny_model, tmp_path, reward_funcs=[right, style], max_steps=1, dynamic_sampling_rewards=["right"])
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert all(number(text) % 3 for text, *_ in seen)
+
+
+def test_a_group_whose_only_right_completion_is_cut_off_is_dropped_under_overlong_filtering(tiny_model, tmp_path):
+    def starts_right(completions, **kwargs):
+        return [float(completion.startswith("right")) for completion in completions]
+
+    def script(text, i):
+        return ("right..." if number(text) % 2 else "right") if i % 4 == 0 else "wrong"
+
+    trainer = make(tiny_model, tmp_path, script, starts_right, max_steps=1, overlong_filtering=True)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {0, 2, 4, 6}
+    assert trainer.state.log_history[0]["dynamic_sampling/dropped/masked"] >= 3
+
+
+# ---- Short rollouts ----
+
+
+def one_prompt_in_40(text, i):
+    return "right" if number(text) == 2 and i % 4 == 0 else "wrong"
+
+
+def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(tiny_model, tmp_path):
+    trainer = make(
+        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
+    )
+    seen = spy_on_training(trainer)
+    trainer.train()
+    live = [row for row in seen if row[3] > 0]
+    assert len(seen) == 16
+    assert [number(text) for text, *_ in live] == [2] * 4
+    assert [tokens for *_, tokens in live] == [6] * 4  # "right" and "wrong" have 5 letters and an end
+    assert all(advantage == 0 for *_, advantage, tokens in seen if tokens == 0)
+    logs = trainer.state.log_history[0]
+    assert logs["dynamic_sampling/tokens_trained"] == 24
+    assert (logs["dynamic_sampling/groups_trained"], logs["dynamic_sampling/shortfall"]) == (1, 3)
+    assert logs["filtered_reward"] == 1 / 4
+
+
+def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
+    short = make(
+        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
+    )
+    short.train()
+    exact = make(
+        tiny_model,
+        tmp_path,
+        lambda text, i: "right" if i % 4 == 0 else "wrong",
+        max_steps=1,
+        per_device_train_batch_size=1,
+        num_prompts=3,
+    )
+    exact._prompt_stream.take(2)  # so that prompt 2 comes next
+    exact.train()
+    assert short.state.log_history[0]["grad_norm"] == pytest.approx(
+        exact.state.log_history[0]["grad_norm"], rel=1e-4
+    )
+    torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)
+
+
+def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_momentum(tiny_model, tmp_path):
+    solved_at_first = {"on": True}
+
+    def script(text, i):
+        return "right" if solved_at_first["on"] and i % 4 == 0 else "wrong"
+
+    trainer = make(tiny_model, tmp_path, script, max_steps=3, weight_decay=0.1, dynamic_sampling_max_rounds=2)
+    history = []
+
+    class Watch(trainer_callback()):
+        def on_step_end(self, args, state, control, **kwargs):
+            solved_at_first["on"] = False
+            history.append(weights(trainer))
+
+    trainer.add_callback(Watch())
+    before = weights(trainer)
+    trainer.train()
+    assert not torch.equal(before, history[0])
+    assert torch.equal(history[0], history[1])
+    assert torch.equal(history[0], history[2])
+    assert all(math.isfinite(log["loss"]) for log in trainer.state.log_history if "loss" in log)
+
+
+def trainer_callback():
+    from transformers import TrainerCallback
+
+    return TrainerCallback
+
+
+def test_a_run_that_solves_nothing_says_so(tiny_model, tmp_path, caplog):
+    trainer = make(tiny_model, tmp_path, lambda text, i: "wrong", max_steps=2, dynamic_sampling_max_rounds=2)
+    trainer.train()
+    (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
+    assert "0 of 8 groups accepted in 2 rounds, 4 needed (dropped: all_wrong 8)" in warning
+    assert "too hard" in warning
+    assert trainer.state.log_history[0]["dynamic_sampling/acceptance_rate"] == 0.0
+
+
+def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        lambda text, i: "right",
+        dynamic_sampling_max_rounds=3,
+        dynamic_sampling_on_exhausted="error",
+    )
+    with pytest.raises(RuntimeError, match=r"0 of 12 groups accepted in 3 rounds, 4 needed \(dropped: all_correct 12\)"):
+        trainer.train()
+
+
+# ---- Metrics and logs ----
+
+
+def test_the_metrics_count_what_was_sampled_and_what_trains(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1)
+    trainer.train()
+    logs = {name.removeprefix("dynamic_sampling/"): value for name, value in trainer.state.log_history[0].items()}
+    # Round 1 draws prompts 0 to 3 and keeps 1 and 2; the later rounds go on until two more are found.
+    generated = len(trainer.sampled) // 4
+    dropped = sum(1 for i in range(generated) if i % 3 == 0)
+    assert logs["groups_generated"] == generated
+    assert logs["completions_generated"] == 4 * generated
+    assert logs["tokens_generated"] == 4 * generated * 6
+    assert logs["dropped/all_wrong"] == dropped
+    assert logs["surplus"] == generated - dropped - 4
+    assert logs["acceptance_rate"] == pytest.approx(1 - dropped / generated)
+    assert (logs["groups_trained"], logs["completions_trained"], logs["tokens_trained"]) == (4, 16, 96)
+    assert logs["passes"] == pytest.approx(generated / 24)
+    assert logs["rounds"] >= 2
+    # One completion in four of each accepted group is right.
+    assert logs["reward"] == pytest.approx((generated - dropped) / generated / 4)
+    assert logs["filtered_reward"] == 1 / 4
+    assert logs["completions/mean_length"] == 6
+
+
+def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_path):
+    def right_and_log(completions, prompts, log_extra, log_metric, **kwargs):
+        log_extra("echo", [f"{prompt}{completion}" for prompt, completion in zip(prompts, completions, strict=True)])
+        log_metric("answered", 1.0)
+        return right(completions)
+
+    trainer = make(tiny_model, tmp_path, reward_funcs=right_and_log, max_steps=1)
+    trainer.train()
+    logs = trainer._logs
+    assert len(logs["prompt"]) == 16
+    assert list(logs["extra"]["echo"]) == [p + c for p, c in zip(logs["prompt"], logs["completion"], strict=True)]
+    assert trainer.state.log_history[0]["answered"] == 1.0
+
+
+# ---- Drop-in ----
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"num_iterations": 2},
+        # Where a rollout makes two optimizer steps, TRL's token mean takes their average token count and ours each its
+        # own; TRL's other losses are TRL's.
+        {"steps_per_generation": 8, "loss_type": "grpo"},
+        {"beta": 0.1},
+    ],
+    ids=str,
+)
+def test_without_dynamic_sampling_and_with_trls_values_losses_equal_grpotrainers_step_for_step(
+    tiny_model, tmp_path, overrides
+):
+    def length(completions, **kwargs):
+        return [float(len(set(completion))) for completion in completions]
+
+    trls = {
+        field.name: field.default
+        for field in dataclasses.fields(GRPOConfig)
+        if field.name in ("epsilon", "epsilon_high", "beta", "loss_type")
+    }
+    ours = tiny_config(tmp_path, use_dynamic_sampling=False, **{**trls, "max_steps": 6, **overrides})
+    ours_only = {field.name for field in dataclasses.fields(DAPOConfig)} - {
+        field.name for field in dataclasses.fields(GRPOConfig)
+    }
+    settings = {
+        field.name: getattr(ours, field.name)
+        for field in dataclasses.fields(DAPOConfig)
+        if field.init and field.name not in ours_only and field.name != "generation_batch_size"
+    }
+    history = []
+    for trainer_class, args in ((GRPOTrainer, GRPOConfig(**settings)), (DAPOTrainer, ours)):
+        trainer = trainer_class(tiny_model, length, args, train_dataset=prompts(24))
+        trainer.train()
+        history.append([log for log in trainer.state.log_history if "loss" in log])
+    assert len(history[0]) == 6
+    for theirs, mine in zip(*history, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-6)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        for name in {"reward", "entropy", "completions/mean_length", "clip_ratio/region_mean"} & theirs.keys():
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+
+
+def test_without_args_a_dapo_config_is_made(tiny_model, tmp_path, monkeypatch):
+    @dataclasses.dataclass
+    class OnTheCPU(DAPOConfig):
+        use_cpu: bool = True
+        bf16: bool = False
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trl_dapo.trainer.DAPOConfig", OnTheCPU)
+    trainer = DAPOTrainer(tiny_model, right, train_dataset=prompts(8))
+    assert type(trainer.args) is OnTheCPU
+    assert trainer.args.output_dir.endswith("-DAPO")
+
+
+def test_a_plain_grpo_config_is_refused_with_the_fix_in_the_message(tiny_model, tmp_path):
+    args = GRPOConfig(str(tmp_path), bf16=False, use_cpu=True)
+    with pytest.raises(TypeError, match=r"Replace `GRPOConfig\(...\)` by `DAPOConfig\(...\)`"):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
+
+
+def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="names 'acc', but the reward functions are 'right'"):
+        make(tiny_model, tmp_path, dynamic_sampling_rewards=["acc"])
+
+
+def test_a_length_penalty_may_not_decide(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="'soft_overlong_punishment', a length penalty"):
+        make(
+            tiny_model, tmp_path, overlong_buffer_length=4, dynamic_sampling_rewards=["soft_overlong_punishment"]
+        )
+
+
+def test_the_users_list_of_reward_functions_is_left_as_it_was(tiny_model, tmp_path):
+    reward_funcs = [right]
+    trainer = make(tiny_model, tmp_path, reward_funcs=reward_funcs, overlong_buffer_length=4)
+    assert reward_funcs == [right]
+    assert trainer.reward_func_names == ["right", "soft_overlong_punishment"]
+
+
+# ---- Hostile rewards ----
+
+
+def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, tmp_path):
+    def broken(completions, **kwargs):
+        raise KeyError("no such column")
+
+    with pytest.raises(KeyError, match="no such column"):
+        make(tiny_model, tmp_path, reward_funcs=broken).train()
+
+
+def test_an_infinite_reward_is_refused_by_name(tiny_model, tmp_path):
+    def unbounded(completions, **kwargs):
+        return [math.inf] * len(completions)
+
+    with pytest.raises(ValueError, match="'unbounded' returned an infinite reward"):
+        make(tiny_model, tmp_path, reward_funcs=unbounded).train()
+
+
+def test_groups_that_nothing_scores_are_dropped_as_unscored(tiny_model, tmp_path):
+    def sometimes(prompts, completions, **kwargs):
+        return [None if number(p) % 3 == 0 else r for p, r in zip(prompts, right(completions), strict=True)]
+
+    trainer = make(tiny_model, tmp_path, reward_funcs=sometimes, max_steps=1)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
+    assert trainer.state.log_history[0]["dynamic_sampling/dropped/unscored"] >= 2
+
+
+# ---- Checkpoints ----
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"steps_per_generation": 8},  # the checkpoint falls in the middle of a rollout
+        {"num_iterations": 2},
+    ],
+    ids=str,
+)
+def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_model, tmp_path, overrides):
+    def letters(completions, **kwargs):
+        return [float(completion.count("a") > 0) for completion in completions]
+
+    def run(output_dir, resume=None):
+        args = tiny_config(output_dir, **{"save_strategy": "steps", "save_steps": 3, "max_steps": 6, **overrides})
+        trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(24))
+        trainer.train(resume_from_checkpoint=resume)
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        timed = ("step_time", "dynamic_sampling/seconds")
+        return weights(trainer), [{k: v for k, v in log.items() if k not in timed} for log in logs]
+
+    whole, whole_logs = run(tmp_path / "run")
+    resumed, resumed_logs = run(tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-3"))
+    assert torch.equal(whole, resumed)
+    assert whole_logs == resumed_logs
+
+
+def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_model, tmp_path, caplog):
+    trainer = make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    (checkpoint / "dapo_state.json").unlink()
+    resumed = make(tiny_model, tmp_path, max_steps=2)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert number(resumed.sampled[0]) == 0
+    assert any("the prompts start a fresh pass" in record.message for record in caplog.records)

@@ -1,0 +1,77 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name this package leans on exists upstream, with the shape it is used in."""
+
+import inspect
+
+import pytest
+import torch
+import trl
+from helpers import prompts, tiny_config
+from trl import GRPOTrainer
+
+from trl_dapo import DAPOTrainer, _trl
+
+
+WHERE = f"trl {trl.__version__}: see trl_dapo/_trl.py for what relies on it"
+
+
+def length_reward(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny_model, tmp_path_factory):
+    args = tiny_config(tmp_path_factory.mktemp("contract"))
+    return DAPOTrainer(tiny_model, length_reward, args, train_dataset=prompts(8))
+
+
+@pytest.mark.parametrize("name", _trl.OVERRIDES)
+def test_every_overridden_method_keeps_its_parameters(name):
+    method = getattr(GRPOTrainer, name, None)
+    assert method is not None, f"GRPOTrainer.{name} is gone ({WHERE})"
+    assert tuple(inspect.signature(method).parameters) == _trl.OVERRIDES[name], f"GRPOTrainer.{name} changed ({WHERE})"
+
+
+@pytest.mark.parametrize("name", _trl.READS)
+def test_every_attribute_that_is_read_exists(trainer, name):
+    assert hasattr(trainer, name), f"GRPOTrainer sets no `{name}` ({WHERE})"
+
+
+@pytest.mark.parametrize("name", _trl.ENVIRONMENT_READS)
+def test_every_attribute_that_is_read_with_environments_is_set_by_trl(name):
+    assert f"self.{name}" in inspect.getsource(GRPOTrainer), f"GRPOTrainer sets no `{name}` ({WHERE})"
+
+
+def test_generate_returns_what_is_recorded(trainer):
+    generated = GRPOTrainer._generate(trainer, ["prompt 0:", "prompt 1:"])
+    assert len(generated) == len(_trl.GENERATED), f"GRPOTrainer._generate returns something else ({WHERE})"
+    by_name = dict(zip(_trl.GENERATED, generated, strict=True))
+    assert [len(by_name[name]) for name in ("prompt_ids", "completion_ids", "completions")] == [2, 2, 2]
+    assert by_name["tool_mask"] is None
+    assert by_name["logprobs"] is None
+    assert by_name["extra_fields"] == {}
+
+
+def test_rewards_come_back_one_column_a_reward_function(trainer):
+    inputs = [{"prompt": "p"}, {"prompt": "q"}]
+    rewards = GRPOTrainer._calculate_rewards(trainer, inputs, ["p", "q"], ["a", "bcd"], [[3], [3, 4, 5]])
+    assert rewards.tolist() == [[1.0], [3.0]]
+
+
+def test_a_rollout_holds_the_keys_that_are_replayed(trainer):
+    trainer.model.train()
+    rollouts = GRPOTrainer._generate_and_score_completions(trainer, [{"prompt": "p"}] * 4)
+    assert {"completion_mask", "advantages", "num_items_in_batch"} <= rollouts.keys()
+    assert rollouts["num_items_in_batch"] == rollouts["completion_mask"].sum()
+
+
+def test_unscored_rows_weigh_nothing_in_trls_advantages(trainer, monkeypatch):
+    """Rows that only fill the batch carry NaN rewards: TRL must leave them out of every mean."""
+    rewards = torch.tensor([[1.0], [0.0], [1.0], [0.0], *[[torch.nan]] * 4])
+    monkeypatch.setattr(trainer, "_calculate_rewards", lambda *args: rewards)
+    trainer.model.train()
+    rollouts = GRPOTrainer._generate_and_score_completions(trainer, [{"prompt": "p"}] * 8)
+    std = 1 / 3**0.5  # of 1, 0, 1, 0 with Bessel's correction
+    expected = 0.5 / (std + 1e-4)
+    assert rollouts["advantages"].tolist() == pytest.approx([expected, -expected] * 2 + [0.0] * 4, rel=1e-5)

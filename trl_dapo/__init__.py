@@ -1,0 +1,27 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""DAPO for TRL: a drop-in for `GRPOTrainer` that refills each batch until every prompt teaches something."""
+
+from typing import TYPE_CHECKING
+
+from .version import __version__
+
+
+if TYPE_CHECKING:
+    from .config import DAPOConfig
+    from .trainer import DAPOTrainer
+
+__all__ = ["DAPOConfig", "DAPOTrainer", "__version__"]
+
+
+# Lazy, so that the reward functions' worker processes and `trl-dapo --help` do not pay for importing torch.
+def __getattr__(name):
+    if name == "DAPOConfig":
+        from .config import DAPOConfig
+
+        return DAPOConfig
+    if name == "DAPOTrainer":
+        from .trainer import DAPOTrainer
+
+        return DAPOTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,362 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer windows cut into micro-batches of equal padded cost, each trimmed to its own longest row.
+
+Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. The padded
+cost of a micro-batch is its number of rows times the sum of its longest prompt and longest completion.
+"""
+
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch.nn.functional import pad
+
+
+# How each tensor of a rollout is laid out, and what its padding holds. B rows, P prompt and C completion columns.
+#   prompt      (B, P), padded on the left
+#   completion  (B, C), padded on the right; or one value per row: (B,) or (B, 1)
+#   sequence    (B, P + C), padded on both sides
+#   step        a scalar about all rows
+#   image       anything that is not indexed by row; such a rollout is trimmed but not cut anew
+# `None` is filled with the pad token.
+ROLLOUT_KEYS = {
+    "prompt_ids": ("prompt", None),
+    "prompt_mask": ("prompt", 0),
+    "completion_ids": ("completion", None),
+    "completion_mask": ("completion", 0),
+    "tool_mask": ("completion", 1),
+    "advantages": ("completion", 0.0),
+    "old_per_token_logps": ("completion", 0.0),
+    "ref_per_token_logps": ("completion", 0.0),
+    "sampling_per_token_logps": ("completion", 0.0),
+    "importance_sampling_ratio": ("completion", 1.0),
+    "token_type_ids": ("sequence", 0),
+    "mm_token_type_ids": ("sequence", 0),
+    "num_items_in_batch": ("step", None),
+    "pixel_values": ("image", None),
+    "image_grid_thw": ("image", None),
+    "pixel_attention_mask": ("image", None),
+    "spatial_shapes": ("image", None),
+    "image_sizes": ("image", None),
+    "image_position_ids": ("image", None),
+    "num_images": ("image", None),
+    "num_tiles": ("image", None),
+}
+
+
+def check_keys(rollout: dict) -> None:
+    """
+    Refuse a rollout with a key whose layout is unknown, rather than guess where its padding is.
+
+    Args:
+        rollout (`dict`):
+            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
+
+    Raises:
+        ValueError: Naming the unknown keys.
+    """
+    unknown = sorted(set(rollout) - set(ROLLOUT_KEYS))
+    if unknown:
+        raise ValueError(
+            f"The rollout has keys whose padding is unknown: {', '.join(unknown)}. Add them to "
+            "`trl_dapo.batching.ROLLOUT_KEYS` with their layout and the value of their padding."
+        )
+
+
+def is_cut_by_row(rollout: dict) -> bool:
+    """
+    Whether every tensor of a rollout can be indexed by row. Image inputs cannot.
+
+    Args:
+        rollout (`dict`):
+            Rollout, or part of one.
+
+    Returns:
+        `bool`.
+    """
+    return all(value is None or ROLLOUT_KEYS[key][0] != "image" for key, value in rollout.items())
+
+
+def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """
+    Columns that each row needs of its left-padded prompt and right-padded completion.
+
+    Args:
+        prompt_mask (`torch.Tensor` of shape `(B, P)`):
+            1 for tokens, 0 for padding on the left.
+        completion_mask (`torch.Tensor` of shape `(B, C)`):
+            1 for tokens, 0 for padding on the right. All zero for a completion that is masked as a whole.
+
+    Returns:
+        `torch.Tensor` of shape `(B, 2)`: prompt and completion length.
+    """
+
+    def last_one(mask):
+        position = torch.arange(1, mask.size(1) + 1, device=mask.device)
+        return (mask.bool() * position).amax(dim=1)
+
+    return torch.stack([last_one(prompt_mask.flip(1)), last_one(completion_mask)], dim=1)
+
+
+def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> tuple[int, int]:
+    """
+    Columns that a micro-batch needs: its longest prompt and its longest completion, at least one of each.
+
+    Args:
+        lengths (`Sequence[tuple[int, int]]`):
+            Prompt and completion length of each row.
+        multiple_of (`int`, *optional*):
+            Round both up to a multiple of this.
+
+    Returns:
+        `tuple[int, int]`: prompt and completion columns.
+    """
+    multiple_of = multiple_of or 1
+    longest = (max((row[side] for row in lengths), default=0) for side in (0, 1))
+    return tuple(-(-max(columns, 1) // multiple_of) * multiple_of for columns in longest)
+
+
+def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
+    """
+    Tokens, padding included, of a micro-batch with these rows. Arguments as in [`widths`].
+
+    Returns:
+        `int`.
+
+    Example:
+
+    ```python
+    >>> padded_cost([(2, 10), (5, 1)])  # 2 rows x (5 + 10)
+    30
+    ```
+    """
+    return len(lengths) * sum(widths(lengths, multiple_of))
+
+
+def _greedy(lengths, order, cap):
+    """Fewest contiguous slots of `order` that cost at most `cap` each; a row that costs more gets its own."""
+    slots, slot, longest_prompt, longest_completion = [], [], 0, 0
+    for row in order:
+        prompt, completion = lengths[row]
+        longest_prompt, longest_completion = max(longest_prompt, prompt), max(longest_completion, completion)
+        if slot and (len(slot) + 1) * (longest_prompt + longest_completion) > cap:
+            slots.append(slot)
+            slot, longest_prompt, longest_completion = [], prompt, completion
+        slot.append(row)
+    return [*slots, slot]
+
+
+def cut_equal_cost(
+    lengths: Sequence[tuple[int, int]], num_slots: int, multiple_of: int | None = None
+) -> list[list[int]]:
+    """
+    Group rows of like length into slots so that the costliest slot costs as little as possible.
+
+    The rows are sorted by length and cut into contiguous slots under the smallest cap that `num_slots` slots can keep.
+    No slot costs more than the costliest of `num_slots` equal shares padded to the longest prompt and completion of
+    all rows.
+
+    Args:
+        lengths (`Sequence[tuple[int, int]]`):
+            Prompt and completion length of each row, in tokens.
+        num_slots (`int`):
+            Number of slots, none of them empty.
+        multiple_of (`int`, *optional*):
+            Prompt and completion columns are multiples of this.
+
+    Returns:
+        `list[list[int]]`: row indices of each slot, the costliest slot first.
+
+    Raises:
+        ValueError: If there are fewer rows than slots.
+
+    Example:
+
+    ```python
+    >>> cut_equal_cost([(0, 100), (0, 20), (0, 25), (0, 25), (0, 30)], num_slots=2)
+    [[4, 2, 3, 1], [0]]
+    ```
+    """
+    if len(lengths) < num_slots:
+        raise ValueError(f"{len(lengths)} rows cannot fill {num_slots} micro-batches.")
+    rounded = [widths([row], multiple_of) for row in lengths]
+
+    def cut(sort_key):
+        order = sorted(range(len(rounded)), key=sort_key, reverse=True)
+        low, high = 1, padded_cost(rounded)
+        while low < high:
+            cap = (low + high) // 2
+            if len(_greedy(rounded, order, cap)) <= num_slots:
+                high = cap
+            else:
+                low = cap + 1
+        slots = _greedy(rounded, order, low)
+        while len(slots) < num_slots:
+            widest = max(range(len(slots)), key=lambda j: (len(slots[j]) > 1, cost(slots[j])))
+            slot = slots[widest]
+            slots[widest : widest + 1] = [slot[: len(slot) // 2], slot[len(slot) // 2 :]]
+        return slots
+
+    def cost(slot):
+        return padded_cost([rounded[row] for row in slot])
+
+    # Long prompts and long completions need not be the same rows: try both orders, keep the cheaper.
+    by_completion = cut(lambda row: (rounded[row][1], rounded[row][0]))
+    by_total = cut(lambda row: (sum(rounded[row]), rounded[row][1]))
+    slots = min((by_completion, by_total), key=lambda slots: (sum(map(cost, slots)), max(map(cost, slots))))
+    return sorted(slots, key=cost, reverse=True)
+
+
+def deal(slots: Sequence[list[int]], num_ranks: int) -> list[list[list[int]]]:
+    """
+    Deal slots to ranks so that at each micro-batch every rank holds one of about the same cost.
+
+    Args:
+        slots (`Sequence[list[int]]`):
+            Slots by falling cost, as from [`cut_equal_cost`]; a multiple of `num_ranks`.
+        num_ranks (`int`):
+            Number of ranks.
+
+    Returns:
+        `list[list[list[int]]]`: for each rank, for each micro-batch, its row indices.
+    """
+    rounds = [slots[start : start + num_ranks] for start in range(0, len(slots), num_ranks)]
+    # The first of a round is the costliest: turn every other round, so that no rank always gets it.
+    rounds = [slots if turn % 2 == 0 else slots[::-1] for turn, slots in enumerate(rounds)]
+    return [[slots[rank] for slots in rounds] for rank in range(num_ranks)]
+
+
+def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
+    """
+    Trim or pad a batch to a number of prompt and completion columns. Only padding may be trimmed.
+
+    Args:
+        batch (`dict`):
+            Rollout, or part of one.
+        prompt_width (`int`):
+            Prompt columns wanted.
+        completion_width (`int`):
+            Completion columns wanted.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` with the same keys.
+    """
+    left = prompt_width - batch["prompt_ids"].size(1)
+    right = completion_width - batch["completion_ids"].size(1)
+    margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
+
+    def resized(key, value):
+        layout, fill = ROLLOUT_KEYS[key]
+        if value is None or layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
+            return value
+        return pad(value, margins[layout], value=pad_token_id if fill is None else fill)
+
+    return {key: resized(key, value) for key, value in batch.items()}
+
+
+def _is_per_row(key, value, batch):
+    """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
+    width = batch["completion_ids"].size(1)
+    return ROLLOUT_KEYS[key][0] == "completion" and (value.dim() == 1 or value.size(1) != width)
+
+
+def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
+    """
+    Put the rows of several batches under one another, padded to the widest. Scalars about all rows are left out.
+
+    Args:
+        parts (`Sequence[dict]`):
+            Batches with the same keys, all of them cut by row.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+
+    Raises:
+        ValueError: If the batches have different keys.
+    """
+    keys = [{key for key, value in part.items() if value is not None} for part in parts]
+    if any(names != keys[0] for names in keys):
+        different = sorted(set.union(*keys) - set.intersection(*keys))
+        raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(different)}.")
+    prompt_width = max(part["prompt_ids"].size(1) for part in parts)
+    completion_width = max(part["completion_ids"].size(1) for part in parts)
+    parts = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key in keys[0] and _has_rows(key)}
+
+
+def _has_rows(key):
+    return ROLLOUT_KEYS[key][0] != "step"
+
+
+def take_rows(batch: dict, rows: torch.Tensor) -> dict:
+    """
+    Some rows of a batch that is cut by row.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+        rows (`torch.Tensor` of shape `(B,)`):
+            Their indices, in the order wanted.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+    """
+    return {key: value[rows] for key, value in batch.items()}
+
+
+def schema(batch: dict) -> int:
+    """
+    A number that two ranks share only if the rows of their batches can be exchanged: same keys, types and layouts.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+
+    Returns:
+        `int` below 2**32.
+    """
+    facts = [(key, str(value.dtype), value.dim(), _is_per_row(key, value, batch)) for key, value in batch.items()]
+    return zlib.crc32(repr(sorted(facts)).encode())
+
+
+def pack_rows(batch: dict) -> torch.Tensor:
+    """
+    Lay each row's tensors end to end as bytes, so that rows travel between ranks in one collective.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+
+    Returns:
+        `torch.Tensor` of `torch.uint8`, one line per row.
+    """
+    columns = [batch[key].contiguous().view(len(batch[key]), -1).view(torch.uint8) for key in sorted(batch)]
+    return torch.cat(columns, dim=1)
+
+
+def unpack_rows(packed: torch.Tensor, like: dict) -> dict:
+    """
+    Undo [`pack_rows`].
+
+    Args:
+        packed (`torch.Tensor` of `torch.uint8`):
+            One line per row.
+        like (`dict` of `torch.Tensor`):
+            A batch with the keys, types and widths that were packed.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+    """
+    sizes = [like[key][0].numel() * like[key].element_size() for key in sorted(like)]
+    ends = list(accumulate(sizes))
+    rows = {}
+    for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
+        shape = (len(packed), *like[key].shape[1:])
+        rows[key] = packed[:, start:end].contiguous().view(like[key].dtype).view(shape)
+    return {key: rows[key] for key in like}

@@ -1,0 +1,179 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The DAPO objective (equations 8 to 12 of [arXiv 2503.14476](https://huggingface.co/papers/2503.14476)) on tensors.
+
+`B` is the number of completions, `T` the width of the padded completions. The caller owns the denominator: it passes
+the token count of the whole optimizer step, so that any split of the step into ranks and micro-batches adds up to the
+same loss.
+"""
+
+import torch
+
+
+# exp(20) is far outside every clip range; beyond it the ratio overflows and a clipped, weightless token yields NaN.
+MAX_LOG_RATIO = 20.0
+
+
+def fill_old_logps(old_logps: torch.Tensor | None, logps: torch.Tensor) -> torch.Tensor:
+    """
+    Log-probabilities under the policy that sampled the tokens.
+
+    Args:
+        old_logps (`torch.Tensor` of shape `(B, T)` or `None`):
+            Log-probabilities at sampling time. NaN, or `None` as a whole, means "sampled by the current policy".
+        logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the current policy.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`: `old_logps`, with `logps` (detached) where it is unknown.
+    """
+    if old_logps is None:
+        return logps.detach()
+    return torch.where(torch.isnan(old_logps), logps.detach(), old_logps)
+
+
+def probability_ratio(log_ratio: torch.Tensor, mask: torch.Tensor, level: str = "token") -> torch.Tensor:
+    """
+    Ratio of the current to the sampling policy, r in equation 9.
+
+    Args:
+        log_ratio (`torch.Tensor` of shape `(B, T)`):
+            Current minus old log-probability of each token.
+        mask (`torch.Tensor` of shape `(B, T)`):
+            1 for tokens that count in the loss.
+        level (`str`, *optional*, defaults to `"token"`):
+            `"token"` for one ratio per token; `"sequence"` for one per completion, the geometric mean over its tokens
+            (GSPO, [arXiv 2507.18071](https://huggingface.co/papers/2507.18071)).
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)` (`"token"`) or `(B, 1)` (`"sequence"`).
+
+    Raises:
+        ValueError: If `level` is neither.
+    """
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+    elif level != "token":
+        raise ValueError(f"`importance_sampling_level` must be 'token' or 'sequence', got {level!r}.")
+    return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
+
+
+def clipped_loss(
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
+    clip_ratio_c: float | None = None,
+) -> torch.Tensor:
+    r"""
+    Loss per token of the clipped surrogate: minus the minimum in equations 8 and 10, with an optional dual clip.
+
+    \\( -\min(r A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A) \\). With `clip_ratio_c` the surrogate
+    of a negative advantage is bounded below by \\( c A \\)
+    ([arXiv 1912.09729](https://huggingface.co/papers/1912.09729)), so that one unlucky token cannot dominate a step.
+
+    Args:
+        ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`):
+            Probability ratio.
+        advantages (`torch.Tensor` of shape `(B, 1)` or `(B, T)`):
+            Advantage of each completion or token.
+        epsilon_low (`float`):
+            Lower clip.
+        epsilon_high (`float`):
+            Upper clip.
+        delta (`float`, *optional*):
+            TRL's upper bound on the unclipped ratio, for either sign of the advantage.
+        clip_ratio_c (`float`, *optional*):
+            Dual clip, above 1.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)` or `(B, 1)`.
+
+    Example:
+
+    ```python
+    >>> ratio, advantages = torch.tensor([[1.5, 1.5, 20.0]]), torch.tensor([[1.0, -1.0, -1.0]])
+    >>> clipped_loss(ratio, advantages, epsilon_low=0.2, epsilon_high=0.28, clip_ratio_c=10.0)
+    tensor([[-1.2800,  1.5000, 10.0000]])
+    ```
+    """
+    clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    if delta is not None:
+        ratio = ratio.clamp(max=delta)
+    surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
+    if clip_ratio_c is not None:
+        surrogate = torch.where(advantages < 0, torch.max(surrogate, clip_ratio_c * advantages), surrogate)
+    return -surrogate
+
+
+def clipped_tokens(
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
+    clip_ratio_c: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Where [`clipped_loss`] has no gradient. Arguments as there.
+
+    Returns:
+        `tuple` of three boolean `torch.Tensor`, shaped as the loss: at the lower clip, at the upper clip, at the dual
+        clip.
+    """
+    if delta is not None:
+        ratio = ratio.clamp(max=delta)
+    low = (ratio < 1 - epsilon_low) & (advantages < 0)
+    high = (ratio > 1 + epsilon_high) & (advantages > 0)
+    if clip_ratio_c is None:
+        return low, high, torch.zeros_like(low)
+    return low, high, (ratio > clip_ratio_c) & (advantages < 0)
+
+
+def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tensor:
+    """
+    Estimate of the KL divergence to the reference model, per token: exp(d) - d - 1 with d = `ref_logps - logps`.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the current policy.
+        ref_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the reference model.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`, never negative.
+    """
+    difference = ref_logps - logps
+    return torch.exp(difference) - difference - 1
+
+
+def token_mean(
+    values: torch.Tensor, mask: torch.Tensor, num_tokens: torch.Tensor | int, num_ranks: int = 1
+) -> torch.Tensor:
+    """
+    A micro-batch's share of the optimizer step's mean over tokens (equation 12).
+
+    Args:
+        values (`torch.Tensor` of shape `(B, T)` or `(B, 1)`):
+            Value of each token, or of every token of a completion.
+        mask (`torch.Tensor` of shape `(B, T)`):
+            1 for tokens that count.
+        num_tokens (`torch.Tensor` or `int`):
+            Tokens that count in the whole optimizer step, over all ranks and micro-batches. 0 is read as 1: a step
+            without a token has loss zero.
+        num_ranks (`int`, *optional*, defaults to `1`):
+            Ranks over which gradients are averaged; the average is turned back into a sum.
+
+    Returns:
+        `torch.Tensor`, a scalar.
+
+    Example:
+
+    ```python
+    >>> values, mask = torch.tensor([[1.0, 9.0, 9.0], [4.0, 4.0, 4.0]]), torch.tensor([[1, 0, 0], [1, 1, 1]])
+    >>> token_mean(values, mask, num_tokens=4)
+    tensor(3.2500)
+    ```
+    """
+    return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)

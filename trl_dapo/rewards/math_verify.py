@@ -1,0 +1,481 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic comparison with math-verify, in worker processes that can be killed.
+
+A completion is hostile input: sympy may spend hours, or all memory, on a power tower. Timeouts inside a process need
+the main thread and an interpreter that comes up for air; killing a process needs neither. So the kernel holds every
+limit: an alarm ends a worker that exceeds the time of one completion, an address-space limit bounds its memory, and a
+third pipe, over which nothing is ever sent, ends a worker whose trainer is gone.
+
+    trainer  -- one line a batch: [[gold, text], ...] -->            worker
+             <-- "gold" after a gold answer that is new to the worker, [reward, answer] after each completion
+"""
+
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .dapo_math import completion_text
+
+
+_STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
+_SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may not fit
+_LARGEST_BATCH = 32
+_NUM_CACHED_GOLDS = 4096
+_LOGGED_CHARACTERS = 200
+_RETIRED = 3  # exit status of a worker that asks to be replaced
+
+_UNPARSEABLE = "[unparseable]"
+_SKIPPED = "[skipped]"
+_KILLED = "[killed]"
+
+_READY = "ready"
+_GOLD_READ = "gold"
+
+
+class _Verdict(NamedTuple):
+    reward: float | None
+    answer: str
+
+
+@dataclass(eq=False)
+class _Job:
+    """One completion with its gold answer."""
+
+    gold: str
+    text: str
+    verdict: _Verdict | None = None
+    has_crashed: bool = False
+
+
+@dataclass(eq=False)
+class _Worker:
+    """The trainer's end of one worker process."""
+
+    process: subprocess.Popen
+    lifeline: int
+    received: bytes = b""
+    is_ready: bool = False
+    gold_read: bool = False
+    batch: deque[_Job] = field(default_factory=deque)
+
+    @classmethod
+    def start(cls, timeout: float, memory_limit: int) -> "_Worker":
+        # Not multiprocessing: its spawn re-imports the training script, its fork copies a process that runs CUDA.
+        workers_end, lifeline = os.pipe()
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+            f"from {__name__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
+        )
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code, path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[workers_end],
+            )
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(workers_end)
+        return cls(process, lifeline)
+
+    def send(self, jobs: list[_Job]) -> None:
+        """Hand over one batch. That the worker is gone shows when its answers are read."""
+        self.batch.extend(jobs)
+        self.gold_read = False
+        unsent = memoryview(json.dumps([[job.gold, job.text] for job in jobs]).encode() + b"\n")
+        try:
+            while unsent:
+                unsent = unsent[os.write(self.process.stdin.fileno(), unsent) :]
+        except BrokenPipeError:
+            pass
+
+    def receive(self) -> bool:
+        """Note the answers that have arrived; returns whether the worker is still there."""
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message == _READY:
+                self.is_ready = True
+            elif message == _GOLD_READ:
+                self.gold_read = True
+            else:
+                self.batch.popleft().verdict = _Verdict(*message)
+                self.gold_read = False
+        return bool(data)
+
+    def stop(self) -> int:
+        """Kill the process if it lives, reap it, and return how it ended."""
+        self.process.kill()
+        self.close_pipes()
+        return self.process.wait()
+
+    def close_pipes(self) -> None:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        os.close(self.lifeline)
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.stop()
+    workers.clear()
+
+
+def _default_num_workers() -> int:
+    """The cores of this process, shared with the other processes that train on this machine; 8 at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+class MathVerifyReward:
+    r"""
+    Reward function that compares answers symbolically with math-verify, each completion under hard limits.
+
+    Gives the verdicts of TRL's `accuracy_reward` (1.0 if the answer equals the gold answer, 0.0 if not, `None` if the
+    gold answer cannot be parsed), but scores in worker processes: a completion that takes longer than `timeout` is
+    killed with its worker and counts as wrong, from any thread. Workers start with the first completions, are replaced
+    when they die and end with this process, however it ends. The object can be pickled and survives a fork; the copy
+    starts workers of its own. POSIX only.
+
+    Args:
+        timeout (`float`, *optional*, defaults to `5.0`):
+            Seconds that one completion may take.
+        num_workers (`int`, *optional*):
+            Worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, at most 8.
+        memory_limit (`int`, *optional*, defaults to `1073741824`):
+            Address space of one worker in bytes, held by the operating system where it can (Linux).
+
+    Raises:
+        `ValueError`: If a limit cannot be met: no time, no worker, or less than 256 MiB.
+
+    Example:
+
+    ```python
+    >>> reward = MathVerifyReward(timeout=2.0)
+    >>> reward(completions=["It is $\\boxed{\\frac{2}{4}}$.", "It is $\\boxed{3}$."], solution=["0.5", "0.5"])
+    [1.0, 0.0]
+    ```
+    """
+
+    __name__ = "math_verify_reward"
+
+    def __init__(self, timeout: float = 5.0, num_workers: int | None = None, memory_limit: int = 1 << 30):
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"`timeout` must be a positive number of seconds, got {timeout}.")
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"`num_workers` must be at least 1, got {num_workers}.")
+        if memory_limit < _SMALLEST_MEMORY_LIMIT:
+            raise ValueError(
+                f"`memory_limit` must be at least {_SMALLEST_MEMORY_LIMIT} bytes, which math-verify itself may need, "
+                f"got {memory_limit}."
+            )
+        self.timeout = timeout
+        self.num_workers = _default_num_workers() if num_workers is None else num_workers
+        self.memory_limit = memory_limit
+        self._workers: list[_Worker] = []
+        self._hopeless_golds: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop_at_exit = weakref.finalize(self, _stop_all, self._workers)
+        _instances.add(self)
+
+    def __reduce__(self):
+        return type(self), (self.timeout, self.num_workers, self.memory_limit)
+
+    def __call__(
+        self,
+        completions: list[str] | list[list[dict[str, Any]]],
+        solution: list[str | None],
+        log_extra: Callable[[str, list], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs,
+    ) -> list[float | None]:
+        """
+        Args:
+            completions (`list[str]` or `list[list[dict]]`):
+                Completions, plain or conversational. Of a conversational one the last message is scored.
+            solution (`list[str]`):
+                Gold answers. A completion whose gold answer is `None` gets no reward, TRL's way to skip a sample.
+            log_extra (`callable`, *optional*):
+                Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
+            log_metric (`callable`, *optional*):
+                Provided by the trainer. Receives the share of completions that were killed as `math_verify/killed`.
+            **kwargs:
+                Whatever else the trainer passes; not used.
+        """
+        # A group often repeats itself: one completion and gold answer, one job.
+        pairs = [
+            None if gold is None else (str(gold), completion_text(completion))
+            for completion, gold in zip(completions, solution, strict=True)
+        ]
+        jobs = {pair: _Job(*pair) for pair in pairs if pair is not None}
+        with self._lock:
+            try:
+                self._score(list(jobs.values()))
+            except BaseException:
+                # What they are busy with will never be asked for.
+                _stop_all(self._workers)
+                raise
+        verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].verdict for pair in pairs]
+        if log_extra is not None:
+            # Named after the reward: two rewards that log one column would append to each other's rows.
+            log_extra("math_verify_answer", [verdict.answer for verdict in verdicts])
+        if log_metric is not None and verdicts:
+            log_metric("math_verify/killed", sum(verdict.answer == _KILLED for verdict in verdicts) / len(verdicts))
+        return [verdict.reward for verdict in verdicts]
+
+    def close(self) -> None:
+        """Stop the workers. The next call starts new ones."""
+        with self._lock:
+            _stop_all(self._workers)
+
+    def _score(self, jobs: list[_Job]) -> None:
+        """Give every job its verdict: keeps each worker busy with one batch until nothing is left."""
+        # Neighbours go to one worker: they are mostly completions of one prompt and share its parsed gold answer.
+        size = max(1, min(_LARGEST_BATCH, len(jobs) // (4 * self.num_workers)))
+        todo = self._open_batches(jobs[start : start + size] for start in range(0, len(jobs), size))
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            while num_open := len(todo) + sum(bool(worker.batch) for worker in self._workers):
+                while len(self._workers) < min(self.num_workers, num_open):
+                    worker = _Worker.start(self.timeout, self.memory_limit)
+                    self._workers.append(worker)
+                    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+                for worker in self._workers:
+                    if worker.is_ready and not worker.batch and todo:
+                        worker.send(todo.popleft())
+                for key, _ in selector.select():
+                    worker = key.data
+                    if not worker.receive():
+                        selector.unregister(worker.process.stdout)
+                        self._workers.remove(worker)
+                        self._bury(worker)
+                        todo = self._open_batches([worker.batch, *todo])
+
+    def _open_batches(self, batches: Iterable[Iterable[_Job]]) -> deque[list[_Job]]:
+        """The batches without the jobs that need no worker: decided, or with a gold answer that kills workers."""
+        open_batches = deque()
+        for batch in batches:
+            open_jobs = []
+            for job in batch:
+                if job.verdict is None and job.gold in self._hopeless_golds:
+                    job.verdict = _Verdict(None, _SKIPPED)
+                if job.verdict is None:
+                    open_jobs.append(job)
+            if open_jobs:
+                open_batches.append(open_jobs)
+        return open_batches
+
+    def _bury(self, worker: _Worker) -> None:
+        """Find out why a worker is gone, and give the job that killed it its verdict."""
+        # The pipe is closed a moment before the process is gone: to kill it now would hide how it ended.
+        status = worker.process.wait()
+        worker.close_pipes()
+        if not worker.is_ready:
+            raise RuntimeError(
+                f"A math-verify worker ended with status {status} before it was ready (limit {_STARTUP_LIMIT} s); its "
+                f"own message is on stderr. Check that `{sys.executable}` can import math_verify."
+            )
+        if worker.batch and status != _RETIRED:
+            job = worker.batch[0]
+            if status == -signal.SIGALRM or job.has_crashed:
+                job.verdict = _Verdict(0.0 if worker.gold_read else None, _KILLED)
+                if not worker.gold_read:
+                    self._hopeless_golds.add(job.gold)
+            # Another end may be an accident, such as the system's memory running out: tried once more.
+            job.has_crashed = True
+
+
+_instances: weakref.WeakSet[MathVerifyReward] = weakref.WeakSet()
+
+
+def _forget_workers() -> None:
+    """After a fork the workers are the parent's; an open end in the child would keep them alive."""
+    for reward in _instances:
+        for worker in reward._workers:
+            worker.close_pipes()
+        reward._workers.clear()
+        reward._lock = threading.Lock()
+
+
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_forget_workers)
+
+_default = MathVerifyReward()
+
+
+def math_verify_reward(
+    completions: list[str] | list[list[dict[str, Any]]],
+    solution: list[str | None],
+    **kwargs,
+) -> list[float | None]:
+    r"""
+    Reward function that compares answers symbolically with math-verify, in worker processes with hard limits.
+
+    [`MathVerifyReward`] with its defaults: 5 seconds and 1 GiB a completion. Same verdicts as TRL's `accuracy_reward`.
+
+    Args:
+        completions (`list[str]` or `list[list[dict]]`):
+            Completions, plain or conversational. Of a conversational one the last message is scored.
+        solution (`list[str]`):
+            Gold answers.
+        **kwargs:
+            Whatever else the trainer passes, such as `log_extra`.
+
+    Returns:
+        `list[float | None]`:
+            1.0 if the answer equals the gold answer, 0.0 if not, `None` if the gold answer cannot be parsed.
+
+    Example:
+
+    ```python
+    >>> math_verify_reward(completions=["It is $\\boxed{\\frac{2}{4}}$."], solution=["0.5"])
+    [1.0]
+    ```
+    """
+    return _default(completions, solution, **kwargs)
+
+
+# Below: the worker's side. Nothing above imports math-verify, nothing below runs in the trainer.
+
+
+def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
+    """Main function of a worker: score batches from stdin until it is closed, end at once if the lifeline is."""
+    signals = {signal.SIGALRM, signal.SIGIO}
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
+    signal.alarm(_STARTUP_LIMIT)
+    _end_with(lifeline)
+    # The answers have stdout for themselves: whatever a library prints must not mix with them.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    scorer = _Scorer()
+    _limit_memory(memory_limit)
+    signal.alarm(0)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+
+    def answer(message) -> None:
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # a trainer that is slow to read is not our delay
+        answers.write(json.dumps(message).encode() + b"\n")
+        signal.setitimer(signal.ITIMER_REAL, remaining)
+
+    answer(_READY)
+    while line := sys.stdin.buffer.readline():
+        for gold, text in json.loads(line):
+            signal.setitimer(signal.ITIMER_REAL, timeout)
+            if scorer.read_gold(gold):
+                answer(_GOLD_READ)
+            verdict = scorer.score(gold, text)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            answer(verdict)
+            if _address_space() > memory_limit // 2:
+                # What sympy has cached may leave too little for the next completion, which would be blamed for it.
+                sys.exit(_RETIRED)
+
+
+def _limit_memory(memory_limit: int) -> None:
+    import resource
+
+    _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+    if ceiling != resource.RLIM_INFINITY:
+        memory_limit = min(memory_limit, ceiling)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    except (OSError, ValueError):
+        pass  # macOS knows the limit but does not set it
+
+
+def _address_space() -> int:
+    """Address space of this process in bytes; 0 where there is no /proc."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
+
+
+def _end_with(lifeline: int) -> None:
+    """Let the kernel end this process with SIGIO, whatever it is doing, once the other end of `lifeline` is closed."""
+    import fcntl
+
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
+
+
+class _Scorer:
+    """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
+
+    def __init__(self):
+        import logging
+        import re
+
+        import math_verify
+        from latex2sympy2_extended import NormalizationConfig
+
+        # It warns that its own time limits are off, and of every text that it cannot parse.
+        logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+        self._math_verify = math_verify
+        self._extraction_config = [
+            math_verify.LatexExtractionConfig(
+                normalization_config=NormalizationConfig(units=True),
+                boxed_match_priority=0,
+                try_extract_without_anchor=False,
+            )
+        ]
+        # Every pattern of that configuration needs one of these; a truncated completion often has neither, and the
+        # patterns take quadratic time to find that out.
+        self._anchor = re.compile(r"(?i:answer)|\\boxed\{")
+        self._golds: dict[str, list] = {}
+        # A release of math-verify that cannot be used this way must not look like wrong answers.
+        self.read_gold("1")
+        if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
+            raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")
+
+    def read_gold(self, gold: str) -> bool:
+        """Parse a gold answer; returns whether it was new."""
+        if gold in self._golds:
+            return False
+        if len(self._golds) >= _NUM_CACHED_GOLDS:
+            self._golds.clear()
+        self._golds[gold] = self._math_verify.parse(gold, parsing_timeout=None)
+        return True
+
+    def score(self, gold: str, text: str) -> tuple[float | None, str]:
+        """Reward and extracted answer of one completion whose gold answer has been read."""
+        parsed_gold = self._golds[gold]
+        if not parsed_gold:
+            return None, _SKIPPED
+        if self._anchor.search(text) is None:
+            return 0.0, _UNPARSEABLE
+        parsed = self._math_verify.parse(
+            text, extraction_config=self._extraction_config, extraction_mode="first_match", parsing_timeout=None
+        )
+        written = [part for part in parsed if isinstance(part, str)]
+        # One equal pair is enough for math-verify too, which compares the symbolic ones first, at their price.
+        is_same = any(
+            isinstance(part, str) and part.strip() and part.strip() == answer.strip()
+            for part in parsed_gold
+            for answer in written
+        )
+        is_correct = is_same or self._math_verify.verify(parsed_gold, parsed, timeout_seconds=None)
+        return float(is_correct), written[0][:_LOGGED_CHARACTERS] if written else _UNPARSEABLE

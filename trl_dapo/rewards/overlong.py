@@ -1,0 +1,121 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Soft overlong punishment: equation 13 of the DAPO paper (arXiv 2503.14476), with a factor and a floor."""
+
+from collections.abc import Iterable
+
+
+def check_overlong_buffer(max_length: int, buffer_length: int, penalty_factor: float) -> None:
+    """Refuse lengths and factors under which equation 13 has no meaning."""
+    if buffer_length <= 0:
+        raise ValueError(f"The overlong buffer must have at least 1 token, got {buffer_length}.")
+    if buffer_length > max_length:
+        raise ValueError(
+            f"The overlong buffer ({buffer_length} tokens) must not be longer than the longest completion "
+            f"({max_length} tokens); the paper's share is a fifth of it: {max_length // 5}."
+        )
+    if not penalty_factor >= 0.0:
+        raise ValueError(f"The overlong penalty factor must not be negative, got {penalty_factor}.")
+
+
+def soft_overlong_punishment(
+    lengths: Iterable[int], *, max_length: int, buffer_length: int, penalty_factor: float = 1.0
+) -> list[float]:
+    r"""
+    Equation 13 of the DAPO paper for completions of the given lengths.
+
+    With L_max = `max_length` and L_cache = `buffer_length`, a completion of |y| tokens gets
+
+        0                                   if |y| <= L_max - L_cache
+        ((L_max - L_cache) - |y|) / L_cache if L_max - L_cache < |y| <= L_max
+        -1                                  if L_max < |y|
+
+    times `penalty_factor`. The floor is `-penalty_factor`: no length costs more.
+
+    Args:
+        lengths (`Iterable[int]`):
+            Completion lengths in tokens, without padding and without tokens that the model did not write.
+        max_length (`int`):
+            L_max in tokens.
+        buffer_length (`int`):
+            L_cache in tokens: how far below L_max the punishment begins.
+        penalty_factor (`float`, *optional*, defaults to `1.0`):
+            The punishment at L_max and beyond.
+
+    Returns:
+        `list[float]`: One punishment a completion, in `[-penalty_factor, 0]`.
+
+    Raises:
+        `ValueError`: If the buffer is empty or longer than `max_length`, or the factor is negative.
+
+    Example:
+
+    ```python
+    >>> soft_overlong_punishment([16_384, 18_432, 20_480, 30_000], max_length=20_480, buffer_length=4_096)
+    [0.0, -0.5, -1.0, -1.0]
+    ```
+    """
+    check_overlong_buffer(max_length, buffer_length, penalty_factor)
+    expected_length = max_length - buffer_length
+    # Counting the excess first keeps a free length at 0.0, where a negated maximum would give -0.0.
+    excesses = (min(max(length - expected_length, 0), buffer_length) for length in lengths)
+    return [-penalty_factor * (excess / buffer_length) if excess else 0.0 for excess in excesses]
+
+
+class SoftOverlongPunishment:
+    """
+    [`soft_overlong_punishment`] as a reward function; picklable, for any TRL trainer's `reward_funcs`.
+
+    The paper expects 16,384 tokens and gives 4,096 more as the buffer, 20,480 in all: four to one. Whoever changes
+    the maximum length should move both, so that the punishment keeps its share of it: a fifth of
+    `max_completion_length` is the buffer, `SoftOverlongPunishment(n, n // 5)`. A buffer left at 4,096 under a maximum
+    of 8,192 would punish from half the length on; under 4,096 it would punish every token.
+
+    Args:
+        max_completion_length (`int`):
+            L_max in tokens; the trainer's `max_completion_length`.
+        buffer_length (`int`):
+            L_cache in tokens.
+        penalty_factor (`float`, *optional*, defaults to `1.0`):
+            The punishment at L_max and beyond.
+
+    Raises:
+        `ValueError`: If the buffer is empty or longer than `max_completion_length`, or the factor is negative.
+
+    Example:
+
+    ```python
+    >>> punish = SoftOverlongPunishment(max_completion_length=100, buffer_length=20)
+    >>> punish(completion_ids=[[1] * 80, [1] * 90, [1] * 100])
+    [0.0, -0.5, -1.0]
+    ```
+    """
+
+    __name__ = "soft_overlong_punishment"
+
+    def __init__(self, max_completion_length: int, buffer_length: int, penalty_factor: float = 1.0):
+        check_overlong_buffer(max_completion_length, buffer_length, penalty_factor)
+        self.max_completion_length = max_completion_length
+        self.buffer_length = buffer_length
+        self.penalty_factor = penalty_factor
+
+    def __call__(
+        self, completion_ids: list[list[int]], completion_lengths: list[int] | None = None, **kwargs
+    ) -> list[float]:
+        """
+        Args:
+            completion_ids (`list[list[int]]`):
+                Token ids of each completion, without padding.
+            completion_lengths (`list[int]`, *optional*):
+                Tokens that the model itself wrote, where that is fewer than there are ids: tool results and
+                environment turns are not the model's to shorten.
+            **kwargs:
+                Whatever else the trainer passes; not used.
+        """
+        lengths = [len(ids) for ids in completion_ids] if completion_lengths is None else completion_lengths
+        return soft_overlong_punishment(
+            lengths,
+            max_length=self.max_completion_length,
+            buffer_length=self.buffer_length,
+            penalty_factor=self.penalty_factor,
+        )

@@ -1,0 +1,59 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Linear rescaling of rewards, as NeMo RL's `reward_scaling` does it."""
+
+import math
+from collections.abc import Iterable
+
+
+def scale_reward(
+    values: Iterable[float | None],
+    *,
+    source_min: float,
+    source_max: float,
+    target_min: float,
+    target_max: float,
+) -> list[float]:
+    """
+    Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`.
+
+    Args:
+        values (`Iterable[float]`):
+            Rewards. `None` and NaN, TRL's marks of a sample without a reward, become NaN.
+        source_min (`float`):
+            Reward that becomes `target_min`; lower ones count as it.
+        source_max (`float`):
+            Reward that becomes `target_max`; higher ones count as it.
+        target_min (`float`):
+            Lower end of the result.
+        target_max (`float`):
+            Upper end of the result.
+
+    Returns:
+        `list[float]`: The scaled rewards.
+
+    Raises:
+        `ValueError`: If a bound is not finite, or a range is empty.
+
+    Example:
+
+    ```python
+    >>> scale_reward([0.0, 0.5, 2.0], source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
+    [-1.0, 0.0, 1.0]
+    ```
+    """
+    for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(
+                f"`reward_scaling_{name}_min` must be below `reward_scaling_{name}_max` and both finite, "
+                f"got {low} and {high}."
+            )
+    scaled = []
+    for value in values:
+        if value is None or math.isnan(value):
+            scaled.append(math.nan)
+            continue
+        share = (min(max(float(value), source_min), source_max) - source_min) / (source_max - source_min)
+        # Both ends are met exactly, which `target_min + share * width` would not promise.
+        scaled.append(target_min * (1.0 - share) + target_max * share)
+    return scaled

@@ -1,0 +1,150 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a group: train on it, or drop it and say why.
+
+Suffixes name the dimensions: B completions, F reward functions, N groups, G completions of one prompt (B = N * G).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+REASONS = ("all_correct", "all_wrong", "constant", "outside_band", "unscored", "masked")
+
+
+def deciding_reward(rewards_BF, weights_F, decides_F):
+    """
+    The reward that decides whether a group trains: the weighted sum over the deciding reward functions only.
+
+    Length penalties and format bonuses that do not decide are left out, so that an all-wrong group cannot pass on them.
+    A function that gave no reward (NaN) adds nothing; a completion that no deciding function scored stays NaN.
+
+    Args:
+        rewards_BF (`torch.Tensor` of shape `(B, F)`):
+            Reward of each completion under each reward function; NaN where the function returned `None`.
+        weights_F (`torch.Tensor` of shape `(F,)`):
+            Weight of each reward function.
+        decides_F (`torch.Tensor` of shape `(F,)`, boolean):
+            Whether the reward function takes part in the decision. At least one must.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`, float64: the deciding reward, NaN where every deciding function gave none.
+
+    Example:
+
+    ```python
+    >>> deciding_reward(torch.tensor([[1.0, -0.4]]), torch.tensor([2.0, 1.0]), torch.tensor([True, False]))
+    tensor([2.], dtype=torch.float64)
+    ```
+    """
+    decides_F = decides_F.to(rewards_BF.device)
+    if not decides_F.any():
+        raise ValueError(f"No reward function decides which groups train, got decides_F={decides_F.tolist()}.")
+    rewards_BF = rewards_BF[:, decides_F].double()
+    weighted_BF = rewards_BF * weights_F.to(rewards_BF)[decides_F]
+    return weighted_BF.nansum(dim=1).masked_fill(rewards_BF.isnan().all(dim=1), torch.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """
+    What a group must show to train.
+
+    Args:
+        min_accuracy (`float`, *optional*, defaults to `0.0`):
+            A group trains only if its accuracy is above this. `0.0` asks for no accuracy at all, only for spread.
+        max_accuracy (`float`, *optional*, defaults to `1.0`):
+            A group trains only if its accuracy is below this. `1.0` sets no bound.
+        accuracy_threshold (`float`, *optional*, defaults to `0.0`):
+            A completion is correct if its deciding reward is above this, by more than `tolerance`.
+        full_score (`float`, *optional*, defaults to `1.0`):
+            Deciding reward of a completion that cannot do better. Tells `all_correct` from `constant`.
+        tolerance (`float`, *optional*, defaults to `1e-6`):
+            Rewards that differ by no more than this are equal.
+    """
+
+    min_accuracy: float = 0.0
+    max_accuracy: float = 1.0
+    accuracy_threshold: float = 0.0
+    full_score: float = 1.0
+    tolerance: float = 1e-6
+
+    def __post_init__(self):
+        if not 0.0 <= self.min_accuracy < self.max_accuracy <= 1.0:
+            raise ValueError(
+                "The accuracy band must satisfy 0 <= `min_accuracy` < `max_accuracy` <= 1, got "
+                f"({self.min_accuracy}, {self.max_accuracy})."
+            )
+        if not self.accuracy_threshold < self.full_score:
+            raise ValueError(
+                f"`accuracy_threshold` must be below `full_score`, got {self.accuracy_threshold} and "
+                f"{self.full_score}: no completion could be both correct and below the full score."
+            )
+        if not 0.0 <= self.tolerance < float("inf"):
+            raise ValueError(f"`tolerance` must be zero or more and finite, got {self.tolerance}.")
+
+
+def judge(rewards_NG, masked_NG, criterion):
+    """
+    One verdict per group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
+
+    The spread is `max - min`, never a standard deviation: the mean of equal floats need not equal them, so the standard
+    deviation of a constant group can be above zero. A group is accepted or dropped whole.
+
+    Args:
+        rewards_NG (`torch.Tensor` of shape `(N, G)`):
+            Deciding rewards, one row per group. A NaN counts for nothing.
+        masked_NG (`torch.Tensor` of shape `(N, G)`, boolean, or `None`):
+            Completions that the loss will mask (overlong filtering). They count for nothing: a group whose only spread
+            lies in them gives no gradient.
+        criterion ([`Criterion`]):
+            What a group must show.
+
+    Returns:
+        `list[str | None]` of length N.
+
+    Example:
+
+    ```python
+    >>> judge(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), None, Criterion())
+    [None, 'all_wrong']
+    ```
+    """
+    if rewards_NG.dim() != 2 or rewards_NG.shape[1] < 2:
+        raise ValueError(f"A group needs at least 2 completions to compare, got rewards of shape {rewards_NG.shape}.")
+    rewards_NG = rewards_NG.double()
+    scored_NG = ~rewards_NG.isnan()
+    live_NG = scored_NG if masked_NG is None else scored_NG & ~masked_NG.to(rewards_NG.device)
+
+    spread_N, accepted_N = _would_pass(rewards_NG, live_NG, criterion)
+    _, accepted_unmasked_N = _would_pass(rewards_NG, scored_NG, criterion)
+    top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
+
+    # Later lines overrule earlier ones.
+    code_N = torch.full_like(top_N, REASONS.index("constant"), dtype=torch.long)
+    code_N[top_N >= criterion.full_score - criterion.tolerance] = REASONS.index("all_correct")
+    code_N[top_N <= criterion.accuracy_threshold + criterion.tolerance] = REASONS.index("all_wrong")
+    code_N[~spread_N & accepted_unmasked_N] = REASONS.index("masked")
+    code_N[spread_N & ~accepted_N] = REASONS.index("outside_band")
+    code_N[live_NG.sum(dim=1) < 2] = REASONS.index("masked")
+    code_N[accepted_N] = -1
+    # An infinite reward has no mean to compare with: its advantages would be NaN.
+    code_N[(scored_NG.sum(dim=1) < 2) | rewards_NG.isinf().any(dim=1)] = REASONS.index("unscored")
+    return [None if code < 0 else REASONS[code] for code in code_N.tolist()]
+
+
+def _would_pass(rewards_NG, counts_NG, criterion):
+    """Whether each group has spread over the rows that count, and whether it passes on them."""
+    top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
+    bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
+    spread_N = top_N - bottom_N > criterion.tolerance
+    correct_NG = counts_NG & (rewards_NG > criterion.accuracy_threshold + criterion.tolerance)
+    accuracy_N = correct_NG.sum(dim=1).double() / counts_NG.sum(dim=1)
+    passes_N = spread_N.clone()
+    # An end that was not tightened does not bind, or graded rewards that differ above the threshold would be lost.
+    if criterion.min_accuracy > 0.0:
+        passes_N &= accuracy_N > criterion.min_accuracy
+    if criterion.max_accuracy < 1.0:
+        passes_N &= accuracy_N < criterion.max_accuracy
+    return spread_N, passes_N

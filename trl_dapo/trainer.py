@@ -1,0 +1,619 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""DAPO (arXiv 2503.14476), Algorithm 1, on top of TRL's `GRPOTrainer`.
+
+    for each rollout batch:
+        sample G completions a prompt and score them        _sample_round
+        keep the groups that are neither all right nor all   groups.judge, Refill
+        wrong; not full: sample again
+        advantages within each group                        GRPOTrainer, on the rows that were kept (_replay)
+        for each optimizer step:
+            Clip-Higher, token mean                         UpdatePhase
+
+TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. It is wrapped, not copied: each
+round runs it in recording mode, which keeps what `_generate` and `_calculate_rewards` returned and pays for no forward
+pass; then it runs once more, on the rows that train, with the recorded values handed back to it.
+"""
+
+import json
+import math
+import textwrap
+import time
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from tqdm.auto import tqdm
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+from trl import GRPOConfig
+from trl.trainer.utils import get_config_model_id
+
+from .config import DAPOConfig
+from .rewards import SoftOverlongPunishment
+from .sampling.groups import Criterion, deciding_reward, judge
+from .sampling.prompts import PromptStream
+from .sampling.refill import AcceptanceRate, Refill
+from .sampling.rollouts import as_ids, as_logprobs, deal_rows, local_slice, take_rows
+from .update import UpdatePhase
+
+
+logger = logging.get_logger(__name__)
+
+# Reward functions that measure length, TRL's and ours: they never decide whether a group is accepted.
+LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
+
+STATE_NAME = "dapo_state.json"
+
+
+@dataclass
+class Round:
+    """One round: its prompts in order, this rank's rows, and what is known of all ranks' rows."""
+
+    prompts: list[tuple[str, dict]]
+    rows: dict[str, list]
+    rewards_BF: torch.Tensor
+    lengths_B: torch.Tensor
+    truncated_B: torch.Tensor
+    extra_logs: dict[str, list]
+    metrics: dict[str, list[float]]
+
+
+class _NoReset:
+    """Stands in for the environments of completed rollouts, which must not be reset a second time."""
+
+    def reset(self, **kwargs):
+        return None
+
+
+class DAPOTrainer(UpdatePhase):
+    """
+    Trainer for Decoupled Clip and Dynamic sAmpling Policy Optimization (DAPO), from [DAPO: An Open-Source LLM
+    Reinforcement Learning System at Scale](https://huggingface.co/papers/2503.14476).
+
+    A drop-in for [`~trl.GRPOTrainer`]: same constructor, same models, reward functions, tools, environments and launch
+    commands. What changes:
+
+    - prompts are sampled until the rollout batch is full of groups that are neither all right nor all wrong (dynamic
+      sampling; evaluation is left alone);
+    - every token of an optimizer step weighs the same, whatever the number of processes and micro-batches (token mean),
+      and the clip is wider upwards than downwards (Clip-Higher);
+    - with `overlong_buffer_length` set, a reward function named `soft_overlong_punishment` joins `reward_funcs`.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to be trained, as in [`~trl.GRPOTrainer`].
+        reward_funcs (`RewardFunc | list[RewardFunc]`, *optional*):
+            Reward functions, as in [`~trl.GRPOTrainer`].
+        args ([`DAPOConfig`], *optional*):
+            Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
+        *other_args, **kwargs:
+            Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
+
+    Raises:
+        TypeError: If `args` is a plain [`~trl.GRPOConfig`].
+        ValueError: If `dynamic_sampling_rewards` names an unknown reward function or a length penalty.
+
+    Example:
+
+    ```python
+    from datasets import load_dataset
+    from trl.rewards import accuracy_reward
+    from trl_dapo import DAPOTrainer
+
+    trainer = DAPOTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        reward_funcs=accuracy_reward,
+        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    )
+    trainer.train()
+    ```
+    """
+
+    _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
+    _name = "DAPO"
+    _paper = {  # noqa: RUF012
+        "title": "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+        "id": "2503.14476",
+        "citation": textwrap.dedent("""\
+            @article{yu2025dapo,
+                title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
+                author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and Xiaochen Zuo and Yu Yue and others},
+                year         = 2025,
+                eprint       = {arXiv:2503.14476},
+            }"""),
+    }
+
+    def __init__(self, model, reward_funcs=None, args: DAPOConfig | None = None, *other_args, **kwargs):
+        if args is None:
+            model_id = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
+        if not isinstance(args, DAPOConfig):
+            fix = "DAPOConfig(...)" if isinstance(args, GRPOConfig) else "a `DAPOConfig`"
+            raise TypeError(
+                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{type(args).__name__}(...)` by "
+                f"`{fix}` (`from trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+            )
+        self._recorded: dict | None = None  # what the current round produced
+        self._replayed: dict | None = None  # what the current replay hands back
+        self._completion_lengths: list[int] = []
+        reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
+        super().__init__(model, reward_funcs, args, *other_args, **kwargs)
+
+        if args.overlong_buffer_length is not None:
+            self._add_overlong_punishment()
+        self._criterion, self._decides = self._deciding_rewards()
+        self._acceptance = AcceptanceRate()
+        self._prompt_stream = self._open_prompt_stream() if args.use_dynamic_sampling else None
+        self._num_short_rollouts = 0
+
+    # ---- Reward functions ----
+
+    def _add_overlong_punishment(self):
+        """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
+        punishment = SoftOverlongPunishment(
+            self.max_completion_length, self.args.overlong_buffer_length, self.args.overlong_penalty_factor
+        )
+
+        def soft_overlong_punishment(completion_ids, **kwargs):
+            # Tool and environment tokens are not the model's: `_generate` counted without them.
+            return punishment(completion_ids=completion_ids, completion_lengths=self._completion_lengths)
+
+        self.reward_funcs.append(soft_overlong_punishment)
+        self.reward_func_names.append(punishment.__name__)
+        self.reward_processing_classes.append(None)
+        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
+
+    def _deciding_rewards(self) -> tuple[Criterion, torch.Tensor]:
+        """Which reward columns decide, and by what rule."""
+        args, names = self.args, self.reward_func_names
+        candidates = [name for name in names if name not in LENGTH_PENALTIES]
+        chosen = candidates if args.dynamic_sampling_rewards is None else args.dynamic_sampling_rewards
+        if unknown := [name for name in chosen if name not in names]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
+                f"{', '.join(map(repr, names))}."
+            )
+        if penalties := [name for name in chosen if name in LENGTH_PENALTIES]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
+                f"different lengths would be accepted. Choose from {', '.join(map(repr, candidates)) or 'none'}."
+            )
+        if args.use_dynamic_sampling and not chosen:
+            raise ValueError(
+                f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
+                "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
+            )
+        decides = torch.tensor([name in chosen for name in names])
+        criterion = Criterion(
+            min_accuracy=args.dynamic_sampling_min_accuracy,
+            max_accuracy=args.dynamic_sampling_max_accuracy,
+            accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
+            full_score=self.reward_weights[decides].sum().item(),
+        )
+        return criterion, decides
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        if self._replayed is not None:
+            return self._replayed["rewards"]
+        rewards, error = None, None
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        except Exception as exc:
+            # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
+            error = exc
+            rewards = torch.full((len(prompts), len(self.reward_funcs)), torch.inf, device=self.accelerator.device)
+            rewards = self.accelerator.gather(rewards)
+        if torch.isinf(rewards).any():
+            self._raise_on_every_rank(error, rewards)
+        if self._recorded is not None:
+            self._recorded["rewards"] = rewards
+        return rewards
+
+    def _raise_on_every_rank(self, error: Exception | None, rewards: torch.Tensor):
+        messages = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+        if error is not None:
+            raise error
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise RuntimeError(f"The reward functions failed on process {rank}: {message}")
+        name = self.reward_func_names[int(torch.isinf(rewards).any(dim=0).nonzero()[0])]
+        raise ValueError(
+            f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that cannot be "
+            "scored."
+        )
+
+    # ---- Algorithm 1: sample until the batch is full ----
+
+    def _generate_and_score_completions(self, inputs):
+        if not (self.model.training and self.args.use_dynamic_sampling):
+            return super()._generate_and_score_completions(inputs)
+        started = time.perf_counter()
+        refill = self._new_refill(len(inputs) * self.accelerator.num_processes // self.num_generations)
+        rounds = []
+        with self._progress_bar(refill) as show_progress:
+            while not refill.done:
+                rounds.append(self._sample_round(self._prompt_stream.take(refill.next_round_size())))
+                refill.offer(self._verdicts(rounds[-1]))
+                show_progress()
+        self._on_shortfall(refill)
+        rollouts = self._train_on(rounds, refill)
+        self._log_sampling(rounds, refill, rollouts, seconds=time.perf_counter() - started)
+        return rollouts
+
+    def _new_refill(self, target: int) -> Refill:
+        # A round splits into equal numbers of rows for all ranks.
+        multiple_of = self.accelerator.num_processes // math.gcd(self.num_generations, self.accelerator.num_processes)
+        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
+        schedules = self.use_vllm or self.use_transformers_continuous_batching
+        return Refill(
+            target=target,
+            acceptance=self._acceptance,
+            max_rounds=self.args.dynamic_sampling_max_rounds,
+            max_round_size=None if schedules else target,
+            multiple_of=multiple_of,
+        )
+
+    def _sample_round(self, prompts: list[tuple[str, dict]]) -> Round:
+        """Samples and scores one group a prompt; no log-probability is computed."""
+        examples = [example for _, example in prompts for _ in range(self.num_generations)]
+        mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
+        self._recorded = {}
+        try:
+            with self._scratch_logs() as (metrics, logs):
+                # A copy a row: TRL writes a rollout function's extra fields into it.
+                super()._generate_and_score_completions([dict(example) for example in examples[mine]])
+            recorded = self._recorded
+        finally:
+            self._recorded = None
+        lengths = torch.tensor(recorded["lengths"], device=self.accelerator.device)
+        truncated = torch.tensor(recorded["truncated"], device=self.accelerator.device)
+        return Round(
+            prompts=prompts,
+            rows=recorded["rows"],
+            rewards_BF=recorded["rewards"].cpu(),
+            lengths_B=self.accelerator.gather(lengths).cpu(),
+            truncated_B=self.accelerator.gather(truncated).cpu(),
+            extra_logs={
+                column: list(values) for column, values in logs["extra"].items() if len(values) == len(examples)
+            },
+            metrics=metrics,
+        )
+
+    def _verdicts(self, round_: Round) -> list[str | None]:
+        """For each group of a round: `None` if it is accepted, else the reason why not."""
+        G = self.num_generations
+        rewards = deciding_reward(round_.rewards_BF, self.reward_weights, self._decides).view(-1, G)
+        masked = round_.truncated_B.view(-1, G) if self.mask_truncated_completions else torch.zeros_like(rewards).bool()
+        return judge(rewards, masked, self._criterion)
+
+    def _train_on(self, rounds: list[Round], refill: Refill) -> dict:
+        """The rollout batch: the groups taken, in prompt order, then rows that weigh nothing where it is short."""
+        G = self.num_generations
+        groups = [(round_, start) for round_ in rounds for start in range(0, len(round_.prompts) * G, G)]
+        taken = set(refill.taken)
+        idle = [i for i in range(len(groups)) if i not in taken] or refill.taken
+        filler = [idle[i % len(idle)] for i in range(refill.shortfall)]
+
+        rows, positions, num_trained = defaultdict(list), [], len(refill.taken) * G
+        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
+        for place, index in enumerate([*refill.taken, *filler]):
+            round_, start = groups[index]
+            mine = local_slice(len(round_.rewards_BF), rank, world_size)
+            here = [row for row in range(start, start + G) if mine.start <= row < mine.stop]
+            part = take_rows(round_.rows, [row - mine.start for row in here])
+            if place * G >= num_trained:
+                _cut_to_one_token(part)
+            for name, column in part.items():
+                rows[name].extend(column)
+            positions.extend(place * G + row - start for row in here)
+        rows = dict(rows) or {name: [] for name in rounds[0].rows}
+        total = (len(refill.taken) + len(filler)) * G
+        rows = deal_rows(rows, positions, total, self.accelerator.device)
+
+        rewards = torch.cat([groups[i][0].rewards_BF[groups[i][1] : groups[i][1] + G] for i in refill.taken + filler])
+        rewards[num_trained:] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        mine = local_slice(total, rank, world_size)
+        return self._replay(
+            rows,
+            rewards.to(self.accelerator.device),
+            extra_logs=self._extra_logs(groups, [*refill.taken, *filler], mine),
+            num_live=max(0, min(num_trained, mine.stop) - mine.start),
+        )
+
+    def _extra_logs(self, groups, indices: list[int], mine: slice) -> dict[str, list]:
+        """What the reward functions logged of this rank's rows, for the completions table."""
+        G, columns = self.num_generations, dict.fromkeys(column for round_, _ in groups for column in round_.extra_logs)
+        return {
+            column: [
+                value
+                for round_, start in (groups[i] for i in indices)
+                for value in round_.extra_logs.get(column, [None] * len(round_.rewards_BF))[start : start + G]
+            ][mine]
+            for column in columns
+        }
+
+    # ---- The seam: record, then replay ----
+
+    def _generate(self, prompts):
+        if self._replayed is not None:
+            return self._replayed["generated"]
+        generated = super()._generate(prompts)
+        prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, tool_images = generated
+        self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
+        if self._recorded is not None:
+            ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+            blank = [None] * len(prompts)
+            self._recorded.update(
+                lengths=self._completion_lengths,
+                truncated=[ids[-1] not in ends for ids in completion_ids],
+                rows={
+                    "prompt": list(prompts),
+                    "environment": blank if self.environment_factories is None else list(self._batch_environments),
+                    "prompt_ids": [as_ids(ids) for ids in prompt_ids],
+                    "completion_ids": [as_ids(ids) for ids in completion_ids],
+                    "tool_mask": [as_ids(mask) for mask in tool_mask] if tool_mask else blank,
+                    "completion": list(completions),
+                    "logprobs": [as_logprobs(row) for row in logprobs] if logprobs is not None else blank,
+                    "images": images or _images_in(prompts),
+                    "tool_images": tool_images or blank,
+                },
+            )
+        return generated
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
+    def _replay(self, rows: dict[str, list], rewards: torch.Tensor, extra_logs: dict[str, list], num_live: int) -> dict:
+        """TRL's rollout batch of `rows`, as if they had just been sampled together; only `num_live` of them train."""
+        images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
+        tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
+        self._replayed = {
+            "rewards": rewards,
+            "generated": (
+                [ids.astype("int64") for ids in rows["prompt_ids"]],
+                [ids.astype("int64") for ids in rows["completion_ids"]],
+                tool_mask and [mask.astype("int64") for mask in tool_mask],
+                rows["completion"],
+                logprobs and [row.tolist() for row in logprobs],
+                {},
+                images,
+                tool_images or [],
+            ),
+        }
+        inputs = [
+            {"prompt": prompt, "environment": environment}
+            for prompt, environment in zip(rows["prompt"], rows["environment"], strict=True)
+        ]
+        self._pending_extra_logs.update(extra_logs)
+        try:
+            with self._no_environment_resets(len(inputs)), self._scratch_metrics() as metrics:
+                rollouts = super()._generate_and_score_completions(inputs)
+        finally:
+            self._replayed = None
+        self._replay_metrics = metrics
+        if num_live < len(inputs):
+            rollouts["completion_mask"][num_live:] = 0
+            rollouts["advantages"][num_live:] = 0
+        loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
+        return rollouts
+
+    @contextmanager
+    def _no_environment_resets(self, num_rows: int):
+        if self.environment_factories is None:
+            yield
+            return
+        pool = self._environment_pool
+        self._environment_pool = {name: [_NoReset()] * num_rows for name in pool}
+        try:
+            yield
+        finally:
+            self._environment_pool, self.environments = pool, None
+
+    @contextmanager
+    def _scratch_metrics(self):
+        metrics, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
+        try:
+            yield self._metrics["train"]
+        finally:
+            self._metrics = metrics
+
+    @contextmanager
+    def _scratch_logs(self):
+        logs, self._logs = self._logs, _empty_logs(self._logs)
+        try:
+            with self._scratch_metrics() as metrics:
+                yield metrics, self._logs
+        finally:
+            self._logs = logs
+
+    # ---- What the user sees ----
+
+    @contextmanager
+    def _progress_bar(self, refill: Refill):
+        disable = self.args.disable_tqdm or not self.accelerator.is_main_process
+        with tqdm(total=refill.target, desc="Sampling", unit="group", leave=False, disable=disable) as bar:
+
+            def show():
+                bar.n = min(len(refill.taken), refill.target)
+                bar.set_postfix_str(f"round {refill.num_rounds}, acceptance {self._acceptance.rate:.0%}")
+
+            yield show
+
+    def _on_shortfall(self, refill: Refill):
+        """Stops or warns when the rounds were used up before the batch was full."""
+        if refill.full:
+            self._num_short_rollouts = 0
+            return
+        self._num_short_rollouts += 1
+        found = refill.num_generated - sum(refill.dropped.values())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in refill.dropped.most_common())
+        what = (
+            f"{found} of {refill.num_generated} groups accepted in {refill.num_rounds} rounds, {refill.target} needed "
+            f"(dropped: {reasons})."
+        )
+        advice = _ADVICE[refill.dropped.most_common(1)[0][0]]
+        if self.args.dynamic_sampling_on_exhausted == "error":
+            raise RuntimeError(
+                f"Dynamic sampling could not fill the rollout batch: {what} {advice} Or raise "
+                f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds}), or set "
+                "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
+            )
+        # Once when it begins and once when it has become a pattern: a line a step would bury the log.
+        if self._num_short_rollouts in (1, 5):
+            outcome = f"trains on the {found} found" if found else "does not move the weights"
+            often = "" if self._num_short_rollouts == 1 else f" {self._num_short_rollouts} rollouts in a row fell short."
+            logger.warning(f"Dynamic sampling fell short: {what} This rollout {outcome}.{often} {advice}")
+
+    def _log_sampling(self, rounds: list[Round], refill: Refill, rollouts: dict, seconds: float):
+        """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
+        metrics = self._metrics["train"]
+        for name, value in _merge_rounds(rounds).items():
+            metrics[name].append(value)
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        for name, values in self._replay_metrics.items():
+            if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
+                metrics[name].extend(values)
+        metrics["filtered_reward"].extend(self._replay_metrics["reward"])
+        G, taken = self.num_generations, len(refill.taken)
+        sampling = {
+            "rounds": refill.num_rounds,
+            "acceptance_rate": 1 - sum(refill.dropped.values()) / refill.num_generated,
+            "groups_generated": refill.num_generated,
+            "groups_trained": taken,
+            "completions_generated": refill.num_generated * G,
+            "completions_trained": taken * G,
+            "tokens_generated": sum(int(round_.lengths_B.sum()) for round_ in rounds),
+            "tokens_trained": int(rollouts["num_items_in_batch"]),
+            "surplus": len(refill.surplus),
+            "shortfall": refill.shortfall,
+            "passes": self._prompt_stream.passes,
+            "seconds": seconds,
+            **{f"dropped/{reason}": refill.dropped[reason] for reason in _ADVICE},
+        }
+        for name, value in sampling.items():
+            metrics[f"dynamic_sampling/{name}"].append(float(value))
+
+    # ---- Prompts and checkpoints ----
+
+    def _open_prompt_stream(self) -> PromptStream:
+        dataset = self.train_dataset
+        if self.args.remove_unused_columns:
+            dataset = self._remove_unused_columns(dataset, description="training")
+        return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset)
+
+    def _save_checkpoint(self, model, trial):
+        if not self.args.save_only_model:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._save_dapo_state(folder)
+        # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
+        super()._save_checkpoint(model, trial)
+
+    def _save_dapo_state(self, folder: Path):
+        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        local = {"update": self.update_state_dict(), "metrics": dict(self._metrics["train"]), "world_size": world_size}
+        torch.save(local, folder / _rank_state_name(rank))
+        if self.args.should_save:
+            shared = {
+                "acceptance": self._acceptance.state_dict(),
+                "num_short_rollouts": self._num_short_rollouts,
+                "prompts": self._prompt_stream.state_dict() if self._prompt_stream else None,
+            }
+            (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_dapo_state(Path(checkpoint))
+
+    def _load_dapo_state(self, folder: Path):
+        if not (folder / STATE_NAME).exists():
+            logger.warning(
+                f"{folder} was not written by DAPOTrainer (it has no {STATE_NAME}): the weights and the optimizer are "
+                "resumed, the prompts start a fresh pass."
+            )
+            return
+        shared = json.loads((folder / STATE_NAME).read_text())
+        self._acceptance.load_state_dict(shared["acceptance"])
+        self._num_short_rollouts = shared["num_short_rollouts"]
+        if self._prompt_stream and shared["prompts"]:
+            self._prompt_stream.load_state_dict(shared["prompts"])
+        path = folder / _rank_state_name(self.accelerator.process_index)
+        local = torch.load(path, map_location=self.accelerator.device, weights_only=True) if path.exists() else {}
+        if local.get("world_size") != self.accelerator.num_processes:
+            logger.warning(
+                f"{folder} was written with another number of processes: an unfinished rollout in it is sampled anew."
+            )
+            return
+        self.load_update_state_dict(local["update"])
+        self._metrics["train"].update(local["metrics"])
+
+
+# What to change, by the reason that dropped most groups.
+_ADVICE = {
+    "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
+    "`max_completion_length`, or check that the reward function recognises right answers.",
+    "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
+    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells completions "
+    "apart.",
+    "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
+    "unscored": "The deciding reward functions return `None` for most completions: check their inputs.",
+    "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
+}
+
+
+def _rank_state_name(rank: int) -> str:
+    return f"dapo_state_rank{rank}.pt"
+
+
+def _cut_to_one_token(rows: dict[str, list]):
+    """Shortens rows that only fill the batch, so that they cost next to nothing."""
+    for i, tool_images in enumerate(rows["tool_images"]):
+        if tool_images:  # the images' placeholder tokens lie in the completion
+            continue
+        for name in ("completion_ids", "tool_mask", "logprobs"):
+            if rows[name][i] is not None:
+                rows[name][i] = rows[name][i][:1]
+
+
+def _images_in(prompts: list) -> list[list | None]:
+    """The images of each prompt, which TRL has moved into the messages."""
+    return [
+        [part["image"] for message in prompt for part in message["content"] if part["type"] == "image"] or None
+        if isinstance(prompt, list) and any(isinstance(message["content"], list) for message in prompt)
+        else None
+        for prompt in prompts
+    ]
+
+
+def _empty_logs(logs: dict) -> dict:
+    """The structure of TRL's `_logs`, empty and without a bound."""
+    return {
+        name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()
+    }
+
+
+def _merge_rounds(rounds: list[Round]) -> dict[str, float]:
+    """One value a metric from several rounds: least of the minima, greatest of the maxima, else the mean over rows."""
+    values: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for round_ in rounds:
+        for name, (value, *_) in round_.metrics.items():
+            if not name.startswith("sampling/") and name != "num_tokens" and value == value:
+                values[name].append((value, len(round_.rewards_BF)))
+    merged: dict[str, float] = {}
+    for name, pairs in values.items():
+        reduce = {"min": min, "max": max}.get(name.rsplit("/", 1)[-1].split("_")[0])
+        if reduce is not None:
+            merged[name] = reduce(value for value, _ in pairs)
+        else:
+            merged[name] = sum(value * rows for value, rows in pairs) / sum(rows for _, rows in pairs)
+    return merged

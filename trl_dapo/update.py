@@ -1,0 +1,434 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The update phase: what happens between a rollout and the optimizer steps it pays for."""
+
+from collections import defaultdict, deque
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+from trl.trainer.utils import (
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    split_tensor_dict,
+    unsplit_pixel_values_by_grid,
+)
+
+from .batching import (
+    check_keys,
+    cut_equal_cost,
+    deal,
+    is_cut_by_row,
+    join_rows,
+    pack_rows,
+    padded_cost,
+    resize,
+    row_lengths,
+    schema,
+    take_rows,
+    unpack_rows,
+    widths,
+)
+from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
+
+
+# What a rollout holds for the model besides tokens and masks.
+MODEL_INPUTS = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+class _Tally:
+    """Sums and extremes of one optimizer step, kept on the device and reduced over ranks in one collective."""
+
+    def __init__(self):
+        self.sums = defaultdict(float)
+        self.lowest = {}
+        self.highest = {}
+
+    def add(self, **sums):
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value
+
+    def add_extremes(self, lowest, highest):
+        for name, value in lowest.items():
+            self.lowest[name] = torch.minimum(self.lowest.get(name, value), value)
+        for name, value in highest.items():
+            self.highest[name] = torch.maximum(self.highest.get(name, value), value)
+
+    def reduce(self, accelerator):
+        """Totals over all ranks, as Python floats."""
+        extremes = {**self.lowest, **self.highest}
+        local = [*self.sums.values(), *extremes.values()]
+        local = torch.stack([torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local])
+        ranks = accelerator.gather(local.unsqueeze(0))
+        num_sums, num_lowest = len(self.sums), len(self.lowest)
+        totals = torch.cat(
+            [
+                ranks[:, :num_sums].sum(0),
+                ranks[:, num_sums : num_sums + num_lowest].amin(0),
+                ranks[:, num_sums + num_lowest :].amax(0),
+            ]
+        )
+        return dict(zip([*self.sums, *extremes], totals.tolist(), strict=True))
+
+
+class _SkipEmptyStep(TrainerCallback):
+    """Keep momentum and weight decay from moving the weights on a step that has no token to learn from."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if self.trainer._window_num_tokens == 0:
+            # Optimizers skip a parameter without a gradient; a zero gradient would still decay and coast.
+            kwargs["model"].zero_grad(set_to_none=True)
+
+
+class UpdatePhase(GRPOTrainer):
+    """
+    [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
+    micro-batches of equal padded cost.
+
+    With `loss_type="dapo"`, each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random
+    assignment, from the same draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual
+    number of micro-batches. Any other `loss_type` is left to [`~trl.GRPOTrainer`].
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._window_batches = []  # what the dataloader gave for the coming optimizer step
+        self._window_microbatches = deque()  # what is left of the optimizer step under way
+        self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
+        self._tally = _Tally()
+        self.add_callback(_SkipEmptyStep(self))
+
+    # The window
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._window_batches = batches
+        self._window_microbatches.clear()
+        return batches, num_items_in_batch
+
+    def _prepare_inputs(self, generation_batch):
+        if not self.model.training or self.loss_type != "dapo":
+            return super()._prepare_inputs(generation_batch)
+        if not self._window_microbatches:
+            self._open_window(self._window_batches or [generation_batch])
+            self._window_batches = []
+        return self._window_microbatches.popleft()
+
+    def _open_window(self, batches):
+        """Generate what the optimizer step needs and cut its rows into micro-batches."""
+        parts = []
+        for step, batch in enumerate(batches, start=self._step):
+            # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
+            if step % self._generate_every == 0 or self._buffered_inputs is None:
+                self._buffered_inputs = self._roll_out(batch)
+            parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
+        self._window_microbatches = deque(self._cut(parts))
+
+    @property
+    def _generate_every(self):
+        return self.args.steps_per_generation * self.num_iterations
+
+    def _roll_out(self, batch):
+        """Generate, and assign the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""
+        rollout = self._generate_and_score_completions(batch)
+        check_keys(rollout)
+        rollout = shuffle_sequence_dict(split_pixel_values_by_grid(rollout))
+        parts = split_tensor_dict(rollout, self.args.steps_per_generation)
+        return [unsplit_pixel_values_by_grid(part) for part in parts]
+
+    def _cut(self, parts):
+        """Micro-batches of equal padded cost with the rows of `parts`, dealt over the ranks."""
+        rows, lengths, can_cut, can_exchange = self._survey(parts)
+        num_ranks, rank = len(lengths), self.accelerator.process_index
+        if not can_cut:
+            local = lengths[rank]
+            size = len(local) // len(parts)
+            plan = [list(range(start, start + size)) for start in range(0, len(local), size)]
+        elif not can_exchange:
+            local = lengths[rank]
+            plan = cut_equal_cost(local, len(parts), self.pad_to_multiple_of)
+        else:
+            everyone = [length for local in lengths for length in local]
+            slots = cut_equal_cost(everyone, len(parts) * num_ranks, self.pad_to_multiple_of)
+            rows, local, plan = self._exchange(rows, everyone, deal(slots, num_ranks))
+
+        microbatches = []
+        for part, slot in zip(parts, plan, strict=True):
+            needed = [local[row] for row in slot]
+            prompt_width, completion_width = widths(needed, self.pad_to_multiple_of)
+            if can_cut:
+                part = take_rows(rows, torch.tensor(slot, device=self.accelerator.device))
+            microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
+            microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
+            microbatches.append(microbatch)
+            self._tally.add(
+                real_tokens=sum(map(sum, needed)), padded_tokens=padded_cost(needed, self.pad_to_multiple_of)
+            )
+        return microbatches
+
+    def _survey(self, parts):
+        """Agree over all ranks on the window's token count, on every row's lengths, and on how to cut it."""
+        can_cut = all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0
+        rows = join_rows(parts, self._tokenizer.pad_token_id) if can_cut else None
+        facts = []
+        for part in parts:
+            mask = part["completion_mask"]
+            num_tokens = (mask * part["tool_mask"] if "tool_mask" in part else mask).sum(1, keepdim=True)
+            facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), num_tokens], dim=1))
+        header = torch.tensor([[can_cut, schema(rows) if can_cut else 0, 0]], device=self.accelerator.device)
+        facts = self.accelerator.gather(torch.cat([header, *facts]).unsqueeze(0)).tolist()
+        self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
+        lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
+        can_cut = all(rank[0][0] for rank in facts)
+        can_exchange = can_cut and len(facts) > 1 and len({rank[0][1] for rank in facts}) == 1
+        return rows, lengths, can_cut, can_exchange
+
+    def _exchange(self, rows, lengths, plans):
+        """Send each row to the rank whose micro-batch it joins. Returns the rows held now, their lengths, the plan."""
+        rank, num_ranks = self.accelerator.process_index, len(plans)
+        num_rows = len(lengths) // num_ranks
+        rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
+
+        def routed(source, destination):
+            """Rows, in ascending order, that one rank holds and another trains."""
+            held = range(source * num_rows, (source + 1) * num_rows)
+            return sorted(row for slot in plans[destination] for row in slot if row in held)
+
+        outgoing = [routed(rank, other) for other in range(num_ranks)]
+        incoming = [routed(other, rank) for other in range(num_ranks)]
+        order = torch.tensor([row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device)
+        sent = pack_rows(take_rows(rows, order))
+        received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
+        dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
+        arrived = [row for share in incoming for row in share]
+        position = {row: place for place, row in enumerate(arrived)}
+        plan = [[position[row] for row in slot] for slot in plans[rank]]
+        return unpack_rows(received, rows), [lengths[row] for row in arrived], plan
+
+    # The objective
+
+    def _compute_loss(self, model, inputs):
+        if self.loss_type != "dapo":
+            return super()._compute_loss(model, inputs)
+        in_training = self.model.training
+        mask = inputs["completion_mask"]
+        attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
+        if "tool_mask" in inputs:
+            mask = mask * inputs["tool_mask"]
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            attention_mask,
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{key: inputs.get(key) for key in MODEL_INPUTS},
+        )
+        entropy_mask = mask
+        if self.top_entropy_quantile < 1.0:
+            entropy_mask = mask * self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+
+        advantages = inputs["advantages"]
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
+        old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
+        ratio = probability_ratio(logps - old_logps, mask, self.importance_sampling_level)
+        clip = (self.epsilon_low, self.epsilon_high, self.args.delta, self.args.clip_ratio_c)
+        per_token_loss = clipped_loss(ratio, advantages, *clip)
+        if self.off_policy_mask_threshold is not None:
+            per_token_loss = per_token_loss * self.get_off_policy_mask(
+                advantages=advantages,
+                per_token_logps=logps,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
+                mask=mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            )
+        if entropy_mask is not mask:
+            per_token_loss = per_token_loss * entropy_mask
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            per_token_loss = per_token_loss * inputs["importance_sampling_ratio"]
+        if self.beta != 0.0:
+            kl = kl_to_reference(logps, inputs["ref_per_token_logps"])
+            if self.args.use_bias_correction_kl:
+                kl = kl * ratio
+            per_token_loss = per_token_loss + self.beta * kl
+            self._tally.add(kl=(kl * mask).sum().detach())
+
+        num_tokens = inputs["num_items_in_batch"]
+        num_ranks = self.accelerator.num_processes
+        num_microbatches = self.current_gradient_accumulation_steps if in_training else 1
+        loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
+        self._tally.add(policy_loss=loss.detach())
+
+        if self._entropy_bonus_enabled:
+            if entropy_mask is mask:
+                bonus = token_mean(entropies, mask, num_tokens, num_ranks)
+            else:
+                # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
+                bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
+            loss = loss - self._entropy_bonus_coef() * bonus
+            self._tally.add(
+                active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
+            )
+        if self.aux_loss_enabled:
+            # A step without a loss token must not move the router either.
+            weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
+            loss = loss + weight * aux_loss / num_microbatches
+            self._tally.add(aux_loss=aux_loss.detach())
+
+        self._count(mask, entropies, ratio, advantages, clip)
+        if not in_training:
+            self._publish("eval")
+        return loss
+
+    def _entropy_bonus_coef(self):
+        """The entropy coefficient in force; under adaptive control it rests while the entropy is above its target."""
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
+            return 0.0
+        return self.entropy_coef
+
+    @torch.no_grad()
+    def _count(self, mask, entropies, ratio, advantages, clip):
+        """Add a micro-batch to the optimizer step's metrics."""
+        has_tokens = mask.sum(1, keepdim=True) > 0
+        # A sequence-level ratio clips whole completions: count completions then, else tokens.
+        weight = mask if ratio.size(1) != 1 else has_tokens
+        weight = weight.expand(-1, ratio.size(1)).float()
+        low, high, dual = (clipped * weight for clipped in clipped_tokens(ratio, advantages, *clip))
+        length = weight.sum(1).clamp(min=1.0)
+        nothing = ~has_tokens.squeeze(1)
+        self._tally.add(
+            microbatches=1,
+            tokens=mask.sum(),
+            entropy=(entropies * mask).sum(),
+            clip_units=weight.sum(),
+            low=low.sum(),
+            high=high.sum(),
+            dual=dual.sum(),
+        )
+        self._tally.add_extremes(
+            lowest={"low_min": (low.sum(1) / length).masked_fill(nothing, 1.0).amin()},
+            highest={"high_max": (high.sum(1) / length).amax()},
+        )
+
+    # The end of the window
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        output = super().training_step(model, inputs, num_items_in_batch)
+        if self.loss_type == "dapo" and not self._window_microbatches:
+            self._publish("train")
+        return output
+
+    def _publish(self, mode):
+        """Reduce the tally over ranks, log it, and start a new one."""
+        totals, self._tally = self._tally.reduce(self.accelerator), _Tally()
+        metrics = self._metrics[mode]
+        num_ranks = self.accelerator.num_processes
+        metrics["num_loss_tokens"].append(totals["tokens"])
+        if mode == "train":
+            metrics["padding_share"].append(1 - totals["real_tokens"] / totals["padded_tokens"])
+            metrics["frac_empty_steps"].append(float(totals["tokens"] == 0))
+        if totals["tokens"] > 0:
+            metrics["entropy"].append(totals["entropy"] / totals["tokens"])
+            if self.beta != 0.0:
+                metrics["kl"].append(totals["kl"] / totals["tokens"])
+            metrics["clip_ratio/low_mean"].append(totals["low"] / totals["clip_units"])
+            metrics["clip_ratio/high_mean"].append(totals["high"] / totals["clip_units"])
+            metrics["clip_ratio/region_mean"].append((totals["low"] + totals["high"]) / totals["clip_units"])
+            metrics["clip_ratio/dual_mean"].append(totals["dual"] / totals["clip_units"])
+            metrics["clip_ratio/low_min"].append(totals["low_min"])
+            metrics["clip_ratio/high_max"].append(totals["high_max"])
+        if self.aux_loss_enabled:
+            metrics["aux_loss"].append(totals["aux_loss"] / totals["microbatches"])
+        if self._entropy_bonus_enabled:
+            metrics["policy_loss"].append(totals["policy_loss"] / num_ranks)
+            if mode == "train":
+                self._adapt_entropy_coef(totals)
+                metrics["entropy_coef"].append(self.entropy_coef)
+
+    def _adapt_entropy_coef(self, totals):
+        """Move the entropy coefficient by one notch towards the target, by TRL's rule."""
+        if not self.use_adaptive_entropy or totals["active_tokens"] == 0:
+            return
+        entropy, args = totals["active_entropy"] / totals["active_tokens"], self.args
+        if entropy <= args.entropy_target:
+            self.entropy_coef = min(self.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max)
+        else:
+            self.entropy_coef = max(self.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min)
+        self._last_world_entropy = entropy
+
+    # Log-probabilities without gradient
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
+        options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
+        wants_more = options.keys() - {"compute_entropy"}
+        if torch.is_grad_enabled() or batch_size is None or wants_more:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
+            )
+        prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
+        lengths = row_lengths(prompt_mask, completion_mask).tolist()
+        logps = entropies = None
+        for chunk in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+            prompt_width, completion_width = widths([lengths[row] for row in chunk], self.pad_to_multiple_of)
+            start = prompt_mask.size(1) - prompt_width
+            stop = prompt_mask.size(1) + completion_width
+            rows = torch.tensor(chunk, device=input_ids.device)
+            chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
+                model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
+            )
+            if logps is None:
+                logps = chunk_logps.new_zeros(len(lengths), logits_to_keep)
+            logps[rows, :completion_width] = chunk_logps
+            if chunk_entropies is not None:
+                if entropies is None:
+                    entropies = chunk_entropies.new_zeros(len(lengths), logits_to_keep)
+                entropies[rows, :completion_width] = chunk_entropies
+        return logps, entropies, None
+
+    # Checkpoints
+
+    def update_state_dict(self) -> dict:
+        """
+        What the update phase needs to go on from a checkpoint as if it had not stopped. Each rank has its own.
+
+        Returns:
+            `dict` of tensors, integers, floats and lists, loadable with `torch.load(..., weights_only=True)`.
+        """
+        is_unfinished = self._step % self._generate_every != 0
+        return {"step": self._step, "rollout": self._buffered_inputs if is_unfinished else None}
+
+    def load_update_state_dict(self, state: dict) -> None:
+        """
+        Go on from where [`UpdatePhase.update_state_dict`] left off.
+
+        Args:
+            state (`dict`):
+                What it returned, on this rank.
+        """
+        self._step = state["step"]
+        rollout = state["rollout"]
+        if rollout is not None:
+            device = self.accelerator.device
+            rollout = [
+                {key: value.to(device) if torch.is_tensor(value) else value for key, value in part.items()}
+                for part in rollout
+            ]
+        self._buffered_inputs = rollout
