@@ -1,41 +1,266 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model, its tokenizer, and trainers whose completions are scripted."""
+"""Scripted rollouts, the gradients they give, and what the two-process tests run in each process."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from helpers import make_tokenizer, prompts, tiny_config
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOTrainer
+
+from trl_dapo.update import UpdatePhase
 
 
-VOCAB_SIZE = 64
+PAD = 0  # of `make_tokenizer`
 
 
-def tiny_tokenizer():
-    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCAB_SIZE))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="w2")
+@dataclass
+class Row:
+    """One prompt and completion, with what a rollout may say of each of its tokens."""
+
+    prompt: list[int]
+    completion: list[int]
+    advantage: float
+    tool_mask: list[int] | None = None
+    old: list[float] | None = None
+    image: float | None = None
+    is_masked: bool = False
+
+    @property
+    def loss_mask(self):
+        return [0] * len(self.completion) if self.is_masked else self.tool_mask or [1] * len(self.completion)
 
 
-def tiny_model(seed=0, hidden_size=32, num_layers=2):
-    torch.manual_seed(seed)
+def make_rows(num_rows, seed=0, longest=40):
+    """Rows with prompts of 1 to 12 tokens and a long tail of completions."""
+    draw = random.Random(seed)
+
+    def tokens(num_tokens):
+        return [draw.randint(3, 99) for _ in range(num_tokens)]
+
+    lengths = [(draw.randint(1, 12), min(longest, 1 + int(draw.lognormvariate(2, 0.9)))) for _ in range(num_rows)]
+    return [Row(tokens(prompt), tokens(completion), draw.gauss(0, 1)) for prompt, completion in lengths]
+
+
+def mask(rows, indices):
+    return [replace(row, is_masked=True) if i in indices else row for i, row in enumerate(rows)]
+
+
+def collate(rows):
+    """A rollout as GRPOTrainer builds it: prompts padded on the left, completions on the right, to the longest."""
+    prompt_width = max(len(row.prompt) for row in rows)
+    completion_width = max(len(row.completion) for row in rows)
+
+    def left(fill, values):
+        return torch.tensor([[fill] * (prompt_width - len(value)) + value for value in values])
+
+    def right(fill, values):
+        return torch.tensor([value + [fill] * (completion_width - len(value)) for value in values])
+
+    rollout = {
+        "prompt_ids": left(PAD, [row.prompt for row in rows]),
+        "prompt_mask": left(0, [[1] * len(row.prompt) for row in rows]),
+        "completion_ids": right(PAD, [row.completion for row in rows]),
+        "completion_mask": right(0, [[int(not row.is_masked)] * len(row.completion) for row in rows]),
+        "advantages": torch.tensor([row.advantage for row in rows]),
+    }
+    if rows[0].tool_mask is not None:
+        rollout["tool_mask"] = right(1, [row.tool_mask for row in rows])
+    if any(row.old is not None for row in rows):
+        unknown = float("nan")
+        rollout["old_per_token_logps"] = right(0.0, [row.old or [unknown] * len(row.completion) for row in rows])
+    if rows[0].image is not None:
+        # Two patches a row, so that nothing about an image is indexed by row: the layout of Qwen's processors.
+        rollout["pixel_values"] = torch.tensor([[row.image] for row in rows for _ in range(2)])
+        rollout["image_grid_thw"] = torch.tensor([[1, 1, 2]] * len(rows))
+        rollout["num_images"] = [1] * len(rows)
+    rollout["num_items_in_batch"] = torch.tensor(sum(sum(row.loss_mask) for row in rows))
+    return rollout
+
+
+def tiny_policy():
+    """A model whose next-token distribution is far from uniform, so that rows differ in their gradients."""
+    torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden_size // 4,
-        max_position_embeddings=2048,
-        pad_token_id=0,
+        vocab_size=len(make_tokenizer()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        initializer_range=0.1,
         eos_token_id=1,
+        pad_token_id=PAD,
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
 
 
-def prompts(num_prompts=32):
-    """Prompts of 2 to 9 words."""
-    return Dataset.from_list([{"prompt": " ".join(f"w{2 + i}" for _ in range(2 + i % 8))} for i in range(num_prompts)])
+class Scripted:
+    """Takes its rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
+
+    def __init__(self, script=None, model=None, **settings):
+        defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
+        self.script, self.gradients, self.microbatches, self.images = script, [], [], []
+        super().__init__(
+            model or tiny_policy(),
+            lambda completion_ids, **kwargs: [float(sum(ids) % 7) for ids in completion_ids],
+            args=tiny_config("unused", **{**defaults, **settings}),
+            train_dataset=prompts(64),
+            eval_dataset=prompts(4),
+            processing_class=make_tokenizer(),
+            callbacks=[Recorder(self)],
+        )
+
+    def _generate_and_score_completions(self, inputs):
+        if self.script is None:
+            return super()._generate_and_score_completions(inputs)
+        num_rows, rank = len(inputs), self.accelerator.process_index
+        everyone = self.script[: num_rows * self.accelerator.num_processes]
+        self.script = self.script[len(everyone) :]
+        rollout = collate(everyone[rank * num_rows : (rank + 1) * num_rows])
+        rollout["num_items_in_batch"] = torch.tensor(sum(sum(row.loss_mask) for row in everyone))
+        return rollout
+
+    def _compute_loss(self, model, inputs):
+        self.microbatches.append(inputs)
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        """The policy sees no images: note which came with which row, and leave them out."""
+        images = {key: kwargs.pop(key, None) for key in ("pixel_values", "image_grid_thw", "num_images")}
+        if images["pixel_values"] is not None:
+            patches = images["pixel_values"].flatten().split([2 * number for number in images["num_images"]])
+            for ids, mask_, values in zip(input_ids, attention_mask, patches, strict=True):
+                self.images.append((ids[mask_.bool()].tolist(), values.tolist()))
+        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **kwargs)
+
+
+class Recorder(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.trainer.gradients.append(gradient(model))
+
+
+class ScriptedUpdate(Scripted, UpdatePhase):
+    pass
+
+
+class ScriptedGRPO(Scripted, GRPOTrainer):
+    pass
+
+
+def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, **settings):
+    """Trains on `script`, of which each optimizer step takes an equal share."""
+    num_steps = settings.get("max_steps", 1)
+    trainer = cls(
+        script,
+        per_device_train_batch_size=len(script) // (num_steps * num_microbatches * num_ranks),
+        gradient_accumulation_steps=num_microbatches,
+        steps_per_generation=steps_per_generation or num_microbatches,
+        **settings,
+    )
+    trainer.train()
+    return trainer
+
+
+def gradient(model):
+    """All gradients in one vector; zeros where there is none."""
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([grad.flatten() for grad in grads]).clone()
+
+
+def reference_gradient(rows):
+    """One row at a time, nothing padded, the formula spelled out."""
+    model = tiny_policy()
+    num_tokens = sum(sum(row.loss_mask) for row in rows)
+    for row in rows:
+        ids = torch.tensor([row.prompt + row.completion])
+        logits = model(ids).logits[0, len(row.prompt) - 1 : -1]
+        logps = logits.log_softmax(-1)[range(len(row.completion)), row.completion]
+        ratio = torch.exp(logps - (logps.detach() if row.old is None else torch.tensor(row.old)))
+        surrogate = torch.min(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage)
+        (-(surrogate * torch.tensor(row.loss_mask)).sum() / num_tokens).backward()
+    return gradient(model)
+
+
+def apart(one, other):
+    """Distance relative to the length of `other`."""
+    return ((one - other).norm() / other.norm()).item()
+
+
+def padded_tokens(microbatch):
+    return microbatch["prompt_ids"].numel() + microbatch["completion_ids"].numel()
+
+
+ROWS = make_rows(16)
+# Micro-batches per optimizer step, and how many of them one rollout fills.
+SPLITS = [(1, 1), (2, 2), (4, 4), (8, 8), (4, 2), (4, 1), (8, 4)]
+
+
+def old(rows, indices):
+    """Those of `indices` as sampled by an older policy."""
+    return [replace(row, old=[-4.0] * len(row.completion)) if i in indices else row for i, row in enumerate(rows)]
+
+
+# Rows of one optimizer step and their split. With two ranks, rank 0 starts with the first half of them.
+CASES = {
+    **{f"split {split}": (ROWS, split) for split in SPLITS},
+    "a rank without a token": (mask(ROWS, range(8, 16)), (4, 4)),
+    "a single token": ([Row([5, 6], [7], 1.5), *mask(ROWS[1:], range(15))], (4, 4)),
+    "one long row": ([*make_rows(15, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (4, 4)),
+    "old logps on one rank": (old(ROWS, range(8)), (4, 4)),
+    "images on one rank": ([replace(row, image=float(i)) for i, row in enumerate(ROWS[:8])] + ROWS[8:], (4, 4)),
+}
+
+
+def two_processes(folder):
+    """Runs `CASES` in two gloo processes. Returns what each of them found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, error in zip(ranks, errors, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
+
+
+def main(folder):
+    found = {}
+    for name, (rows, (num_microbatches, steps_per_generation)) in CASES.items():
+        trainer = run(ScriptedUpdate, rows, num_microbatches, steps_per_generation, num_ranks=2)
+        found[name] = {
+            "gradient": trainer.gradients[0],
+            "costs": [padded_tokens(microbatch) for microbatch in trainer.microbatches],
+            "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
+        }
+    torch.save(found, Path(folder) / f"rank-{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

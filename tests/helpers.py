@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
 
+import os
 import string
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -78,7 +81,7 @@ def prompts(num: int, **columns) -> Dataset:
 
 
 class ScriptedTrainer(DAPOTrainer):
-    """Completions are what `script(prompt text, index within the batch)` says; everything else is the real thing."""
+    """Completions are what `script(prompt text, index among all ranks' rows)` says; the rest is the real thing."""
 
     def __init__(self, *args, script, **kwargs):
         self.script = script
@@ -88,10 +91,21 @@ class ScriptedTrainer(DAPOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         texts = self.processing_class.batch_decode(prompt_ids)
         self.sampled += texts
-        completions = [self.script(text, i) for i, text in enumerate(texts)]
+        first = self.accelerator.process_index * len(texts)
+        completions = [self.script(text, first + i) for i, text in enumerate(texts)]
         ends = [self.processing_class.eos_token_id]
         return [
             self.processing_class(completion.removesuffix("..."))["input_ids"]
             + ([] if completion.endswith("...") else ends)
             for completion in completions
         ], None
+
+
+def launch(job: str, *args, num_processes: int, timeout: int = 120) -> subprocess.CompletedProcess:
+    """Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU."""
+    jobs = Path(__file__).parent / "jobs.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(jobs), job, *map(str, args)], env=environment, capture_output=True, text=True, timeout=timeout
+    )

@@ -6,6 +6,7 @@ Under a token mean the rows of one optimizer step may be grouped in any way with
 cost of a micro-batch is its number of rows times the sum of its longest prompt and longest completion.
 """
 
+import heapq
 import zlib
 from collections.abc import Sequence
 from itertools import accumulate
@@ -135,7 +136,7 @@ def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = No
     return len(lengths) * sum(widths(lengths, multiple_of))
 
 
-def _greedy(lengths, order, cap):
+def _contiguous_slots(lengths, order, cap):
     """Fewest contiguous slots of `order` that cost at most `cap` each; a row that costs more gets its own."""
     slots, slot, longest_prompt, longest_completion = [], [], 0, 0
     for row in order:
@@ -146,6 +147,30 @@ def _greedy(lengths, order, cap):
             slot, longest_prompt, longest_completion = [], prompt, completion
         slot.append(row)
     return [*slots, slot]
+
+
+def _cut_in_order(lengths, order, num_slots):
+    """Contiguous slots of `order`, the costliest as cheap as possible. Returns `(cost, rows)` by falling cost."""
+    low, high = 1, -(-len(order) // num_slots) * sum(widths(lengths))
+    while low < high:
+        cap = (low + high) // 2
+        if len(_contiguous_slots(lengths, order, cap)) <= num_slots:
+            high = cap
+        else:
+            low = cap + 1
+    # A slot of one row cannot be split, so it sorts behind all others in the heap.
+    heap = [_heap_entry(lengths, slot) for slot in _contiguous_slots(lengths, order, low)]
+    heapq.heapify(heap)
+    while len(heap) < num_slots:
+        _, _, slot = heapq.heappop(heap)
+        for half in (slot[: len(slot) // 2], slot[len(slot) // 2 :]):
+            heapq.heappush(heap, _heap_entry(lengths, half))
+    return sorted(((cost, slot) for _, cost, slot in heap), reverse=True)
+
+
+def _heap_entry(lengths, slot):
+    cost = padded_cost([lengths[row] for row in slot])
+    return (-cost if len(slot) > 1 else 0, cost, slot)
 
 
 def cut_equal_cost(
@@ -175,38 +200,19 @@ def cut_equal_cost(
     Example:
 
     ```python
-    >>> cut_equal_cost([(0, 100), (0, 20), (0, 25), (0, 25), (0, 30)], num_slots=2)
+    >>> cut_equal_cost([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_slots=2)
     [[4, 2, 3, 1], [0]]
     ```
     """
     if len(lengths) < num_slots:
         raise ValueError(f"{len(lengths)} rows cannot fill {num_slots} micro-batches.")
     rounded = [widths([row], multiple_of) for row in lengths]
-
-    def cut(sort_key):
-        order = sorted(range(len(rounded)), key=sort_key, reverse=True)
-        low, high = 1, padded_cost(rounded)
-        while low < high:
-            cap = (low + high) // 2
-            if len(_greedy(rounded, order, cap)) <= num_slots:
-                high = cap
-            else:
-                low = cap + 1
-        slots = _greedy(rounded, order, low)
-        while len(slots) < num_slots:
-            widest = max(range(len(slots)), key=lambda j: (len(slots[j]) > 1, cost(slots[j])))
-            slot = slots[widest]
-            slots[widest : widest + 1] = [slot[: len(slot) // 2], slot[len(slot) // 2 :]]
-        return slots
-
-    def cost(slot):
-        return padded_cost([rounded[row] for row in slot])
-
     # Long prompts and long completions need not be the same rows: try both orders, keep the cheaper.
-    by_completion = cut(lambda row: (rounded[row][1], rounded[row][0]))
-    by_total = cut(lambda row: (sum(rounded[row]), rounded[row][1]))
-    slots = min((by_completion, by_total), key=lambda slots: (sum(map(cost, slots)), max(map(cost, slots))))
-    return sorted(slots, key=cost, reverse=True)
+    by_completion = sorted(range(len(rounded)), key=lambda row: (-rounded[row][1], -rounded[row][0]))
+    by_total = sorted(range(len(rounded)), key=lambda row: (-sum(rounded[row]), -rounded[row][1]))
+    cuts = [_cut_in_order(rounded, order, num_slots) for order in (by_completion, by_total)]
+    cheapest = min(cuts, key=lambda slots: sum(cost for cost, _ in slots))
+    return [slot for _, slot in cheapest]
 
 
 def deal(slots: Sequence[list[int]], num_ranks: int) -> list[list[list[int]]]:
@@ -268,9 +274,11 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     """
     Put the rows of several batches under one another, padded to the widest. Scalars about all rows are left out.
 
+    Where only some of the batches know `old_per_token_logps`, the others' are NaN: sampled by the current policy.
+
     Args:
         parts (`Sequence[dict]`):
-            Batches with the same keys, all of them cut by row.
+            Batches, all of them cut by row.
         pad_token_id (`int`):
             Token that pads `prompt_ids` and `completion_ids`.
 
@@ -280,18 +288,26 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     Raises:
         ValueError: If the batches have different keys.
     """
-    keys = [{key for key, value in part.items() if value is not None} for part in parts]
-    if any(names != keys[0] for names in keys):
-        different = sorted(set.union(*keys) - set.intersection(*keys))
-        raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(different)}.")
+    parts = [{key: value for key, value in part.items() if value is not None} for part in parts]
+    if any("old_per_token_logps" in part for part in parts):
+        parts = [{"old_per_token_logps": _unknown_logps(part), **part} for part in parts]
+    different = set.union(*map(set, parts)) - set.intersection(*map(set, parts))
+    if different:
+        raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(sorted(different))}.")
     prompt_width = max(part["prompt_ids"].size(1) for part in parts)
     completion_width = max(part["completion_ids"].size(1) for part in parts)
-    parts = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key in keys[0] and _has_rows(key)}
+    resized = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
+
+    def joined(key):
+        # One column everywhere is one value per row, even where all completions of a part have one token.
+        one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
+        return torch.cat([part[key] for part in (parts if one_column else resized)])
+
+    return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
 
 
-def _has_rows(key):
-    return ROLLOUT_KEYS[key][0] != "step"
+def _unknown_logps(part):
+    return torch.full(part["completion_ids"].shape, torch.nan, device=part["completion_ids"].device)
 
 
 def take_rows(batch: dict, rows: torch.Tensor) -> dict:

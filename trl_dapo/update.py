@@ -70,7 +70,9 @@ class _Tally:
         """Totals over all ranks, as Python floats."""
         extremes = {**self.lowest, **self.highest}
         local = [*self.sums.values(), *extremes.values()]
-        local = torch.stack([torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local])
+        local = torch.stack(
+            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
+        )
         ranks = accelerator.gather(local.unsqueeze(0))
         num_sums, num_lowest = len(self.sums), len(self.lowest)
         totals = torch.cat(
@@ -90,19 +92,41 @@ class _SkipEmptyStep(TrainerCallback):
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if self.trainer._window_num_tokens == 0:
-            # Optimizers skip a parameter without a gradient; a zero gradient would still decay and coast.
-            kwargs["model"].zero_grad(set_to_none=True)
+        if self.trainer._window_num_tokens != 0:
+            return
+        if args.max_grad_norm <= 0:
+            # The float16 scaler wants to have seen gradients; clipping would have shown them to it.
+            self.trainer.accelerator.unscale_gradients()
+        # Optimizers skip a parameter without a gradient; a zero gradient would still decay and coast.
+        kwargs["model"].zero_grad(set_to_none=True)
 
 
 class UpdatePhase(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
-    micro-batches of equal padded cost.
+    micro-batches of equal padded cost. With a `loss_type` other than `"dapo"` it is [`~trl.GRPOTrainer`].
 
-    With `loss_type="dapo"`, each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random
-    assignment, from the same draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual
-    number of micro-batches. Any other `loss_type` is left to [`~trl.GRPOTrainer`].
+    Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
+    draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual number of micro-batches,
+    on the same number of ranks. The training loop, DDP, FSDP and DeepSpeed see nothing unusual.
+
+    - Rows move between ranks inside an optimizer step where the ranks are data-parallel and their rollouts hold the
+      same keys; elsewhere each rank cuts its own.
+    - Rows with images, and `top_entropy_quantile < 1` (a quantile over the micro-batch is no sum over tokens), keep
+      TRL's micro-batches, trimmed.
+    - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
+      stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
+    - An optimizer step without a loss token leaves weights and optimizer state as they are. DeepSpeed steps inside its
+      backward pass, out of reach: there such a step has gradient zero, and momentum and weight decay still act.
+
+    Metrics have one value per optimizer step. `entropy`, `kl`, `clip_ratio/*`, `policy_loss`, `aux_loss` and
+    `entropy_coef` mean what they mean in TRL. New are `clip_ratio/dual_mean` (share of tokens at the dual clip),
+    `num_loss_tokens` (of the optimizer step, all ranks), `padding_share` (of the tokens that go through the model) and
+    `frac_empty_steps` (share of optimizer steps without a loss token).
+
+    Args:
+        *args, **kwargs:
+            As [`~trl.GRPOTrainer`], with a [`DAPOConfig`] as `args`.
     """
 
     def __init__(self, *args, **kwargs):
@@ -131,6 +155,7 @@ class UpdatePhase(GRPOTrainer):
 
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
+        self._tally = _Tally()
         parts = []
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
@@ -195,7 +220,10 @@ class UpdatePhase(GRPOTrainer):
         self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
         lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
         can_cut = all(rank[0][0] for rank in facts)
-        can_exchange = can_cut and len(facts) > 1 and len({rank[0][1] for rank in facts}) == 1
+        # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
+        is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
+        same_schema = len({rank[0][1] for rank in facts}) == 1
+        can_exchange = can_cut and len(facts) > 1 and is_data_parallel and same_schema and dist.is_initialized()
         return rows, lengths, can_cut, can_exchange
 
     def _exchange(self, rows, lengths, plans):
@@ -211,7 +239,9 @@ class UpdatePhase(GRPOTrainer):
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
-        order = torch.tensor([row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device)
+        order = torch.tensor(
+            [row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device
+        )
         sent = pack_rows(take_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
@@ -282,9 +312,7 @@ class UpdatePhase(GRPOTrainer):
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
                 bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
-            self._tally.add(
-                active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
-            )
+            self._tally.add(active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum())
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
@@ -407,13 +435,18 @@ class UpdatePhase(GRPOTrainer):
 
     def update_state_dict(self) -> dict:
         """
-        What the update phase needs to go on from a checkpoint as if it had not stopped. Each rank has its own.
+        What the update phase needs to go on from a checkpoint as if it had not stopped.
 
         Returns:
-            `dict` of tensors, integers, floats and lists, loadable with `torch.load(..., weights_only=True)`.
+            `dict` of tensors, integers and lists, loadable with `torch.load(..., weights_only=True)`. Each rank has
+            its own.
         """
-        is_unfinished = self._step % self._generate_every != 0
-        return {"step": self._step, "rollout": self._buffered_inputs if is_unfinished else None}
+        phase = self._step % self._generate_every
+        return {
+            "step": self._step if phase else 0,
+            "generate_every": self._generate_every,
+            "rollout": self._buffered_inputs if phase else None,
+        }
 
     def load_update_state_dict(self, state: dict) -> None:
         """
@@ -422,13 +455,21 @@ class UpdatePhase(GRPOTrainer):
         Args:
             state (`dict`):
                 What it returned, on this rank.
+
+        Raises:
+            ValueError: If the checkpoint lies inside a rollout and `steps_per_generation` or `num_iterations` changed.
         """
+        if state["rollout"] is not None and state["generate_every"] != self._generate_every:
+            raise ValueError(
+                "The checkpoint lies inside a rollout of `steps_per_generation * num_iterations` = "
+                f"{state['generate_every']} micro-batches, but this run has {self._generate_every}. Resume with the "
+                "settings it was saved with."
+            )
         self._step = state["step"]
-        rollout = state["rollout"]
-        if rollout is not None:
-            device = self.accelerator.device
-            rollout = [
-                {key: value.to(device) if torch.is_tensor(value) else value for key, value in part.items()}
-                for part in rollout
-            ]
-        self._buffered_inputs = rollout
+        self._buffered_inputs = state["rollout"] and [
+            {
+                key: value.to(self.accelerator.device) if torch.is_tensor(value) else value
+                for key, value in part.items()
+            }
+            for part in state["rollout"]
+        ]

@@ -221,6 +221,11 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
     return content or ""
 
 
+def loggable(text: str) -> str:
+    """`text` with what UTF-8 cannot hold replaced: a lone surrogate would stop the trainer's completions table."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 class DapoMathReward:
     r"""
     [`dapo_math_reward`] with other settings; picklable, for any TRL trainer's `reward_funcs`.
@@ -267,7 +272,8 @@ class DapoMathReward:
         ]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
-            log_extra("dapo_math_answer", ["[skipped]" if score is None else score.answer for score in scores])
+            answers = ("[skipped]" if score is None else score.answer for score in scores)
+            log_extra("dapo_math_answer", [loggable(answer) for answer in answers])
         return [None if score is None else score.score for score in scores]
 
 

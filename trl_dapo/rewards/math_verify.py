@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .dapo_math import completion_text
+from .dapo_math import completion_text, loggable
 
 
 _STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
@@ -234,7 +234,7 @@ class MathVerifyReward:
         verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].verdict for pair in pairs]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
-            log_extra("math_verify_answer", [verdict.answer for verdict in verdicts])
+            log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
         if log_metric is not None and verdicts:
             log_metric("math_verify/killed", sum(verdict.answer == _KILLED for verdict in verdicts) / len(verdicts))
         return [verdict.reward for verdict in verdicts]

@@ -13,11 +13,11 @@ import torch
 REASONS = ("all_correct", "all_wrong", "constant", "outside_band", "unscored", "masked")
 
 
-def deciding_reward(rewards_BF, weights_F, decides_F):
+def deciding_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, decides_F: torch.Tensor) -> torch.Tensor:
     """
     The reward that decides whether a group trains: the weighted sum over the deciding reward functions only.
 
-    Length penalties and format bonuses that do not decide are left out, so that an all-wrong group cannot pass on them.
+    Length penalties and format bonuses that do not decide are left out, so an all-wrong group cannot pass on them.
     A function that gave no reward (NaN) adds nothing; a completion that no deciding function scored stays NaN.
 
     Args:
@@ -85,12 +85,12 @@ class Criterion:
             raise ValueError(f"`tolerance` must be zero or more and finite, got {self.tolerance}.")
 
 
-def judge(rewards_NG, masked_NG, criterion):
+def judge(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
     """
     One verdict per group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
 
-    The spread is `max - min`, never a standard deviation: the mean of equal floats need not equal them, so the standard
-    deviation of a constant group can be above zero. A group is accepted or dropped whole.
+    The spread is `max - min`, never a standard deviation: the mean of equal floats need not equal them, so that of a
+    constant group can be above zero. A group is accepted or dropped whole.
 
     Args:
         rewards_NG (`torch.Tensor` of shape `(N, G)`):

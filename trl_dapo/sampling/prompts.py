@@ -5,9 +5,11 @@
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 
 
 class PromptStream:
@@ -35,7 +37,9 @@ class PromptStream:
     ```
     """
 
-    def __init__(self, dataset, *, seed, shuffle=True, buffer_size=1000):
+    def __init__(
+        self, dataset: Dataset | IterableDataset, *, seed: int, shuffle: bool = True, buffer_size: int = 1000
+    ):
         self.seed = seed
         self.shuffle = shuffle
         self.num_skipped = 0
@@ -50,7 +54,7 @@ class PromptStream:
         self._rows = None
 
     @property
-    def passes(self):
+    def passes(self) -> float:
         """
         Passes made over the dataset (`float`), with the share of the present one. Until the first pass over an
         iterable dataset has ended its length is unknown, and that share is left out.
@@ -58,7 +62,7 @@ class PromptStream:
         share = self._position / self._source.length if self._source.length else 0.0
         return self._num_passes + share
 
-    def take(self, n, skip=None):
+    def take(self, n: int, skip: Callable[[str], bool] | None = None) -> list[tuple[str, dict[str, Any]]]:
         """
         The next `n` prompts, going on into the next pass where one ends.
 
@@ -75,18 +79,19 @@ class PromptStream:
         taken = []
         num_refused = 0
         while len(taken) < n:
-            prompt_id, load_example = self._next_row()
+            prompt_id, row = self._next_row()
             if skip is not None and num_refused != self._source.length:
                 if skip(prompt_id):
                     self.num_skipped += 1
                     num_refused += 1
                     continue
                 num_refused = 0
-            taken.append((prompt_id, load_example()))
-        return taken
+            taken.append((prompt_id, row))
+        examples = self._source.load([row for _, row in taken])
+        return [(prompt_id, example) for (prompt_id, _), example in zip(taken, examples, strict=True)]
 
     def _next_row(self):
-        """The id of the next prompt and a function that loads its example."""
+        """The id of the next prompt, and what its source loads it by."""
         if self._rows is None:
             self._rows = self._source.rows(self._num_passes, self._position)
         row = next(self._rows, None)
@@ -99,7 +104,7 @@ class PromptStream:
         self._position += 1
         return row
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the very next prompt, JSON-able (`dict`)."""
         return {
             "seed": self.seed,
@@ -109,7 +114,7 @@ class PromptStream:
             "num_skipped": self.num_skipped,
         }
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]):
         """
         Continues from what [`~PromptStream.state_dict`] returned. An iterable dataset is read anew up to its position
         in the present pass: its own state does not hold the shuffle buffer.
@@ -140,14 +145,18 @@ class _MapStyleSource:
         self._shuffle = shuffle
 
     def rows(self, num_passes, start):
-        """The rows of one pass from position `start` on: id and loader."""
+        """The rows of one pass from position `start` on: id and what `load` needs."""
         order = range(self.length)
         if self._shuffle:
             generator = torch.Generator().manual_seed(_digest(f"{self._seed}/{num_passes}"))
             order = torch.randperm(self.length, generator=generator).tolist()
         for index in itertools.islice(order, start, None):
             prompt_id = index if self._ids is None else self._ids[index]["id"]
-            yield str(prompt_id), lambda index=index: self._dataset[index]
+            yield str(prompt_id), index
+
+    def load(self, indices):
+        """The examples at these indices."""
+        return self._dataset.__getitems__(indices) if indices else []
 
 
 class _IterableSource:
@@ -158,11 +167,15 @@ class _IterableSource:
         self._dataset = dataset.shuffle(seed=seed, buffer_size=buffer_size) if shuffle else dataset
 
     def rows(self, num_passes, start):
-        """The rows of one pass from position `start` on: id and loader."""
+        """The rows of one pass from position `start` on: id and what `load` needs."""
         self._dataset.set_epoch(num_passes)
         for example in itertools.islice(self._dataset, start, None):
             prompt_id = example["id"] if "id" in example else f"{_digest(_as_text(example)):016x}"
-            yield str(prompt_id), lambda example=example: example
+            yield str(prompt_id), example
+
+    def load(self, examples):
+        """The examples, which were read with their ids."""
+        return examples
 
 
 def _as_text(example):

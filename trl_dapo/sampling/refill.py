@@ -9,36 +9,73 @@ from collections import Counter
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
 MIN_RATE = 1 / 32
 
+# Standard deviations added to what a first round needs on average: it fills the batch in about four of five rollouts.
+# The k-th round gets k times as many against its own noise: the last groups are few, cheap to ask for, dear to lack.
+MARGIN = 0.9
+
 
 class AcceptanceRate:
     """
     Running estimate of the share of groups that are accepted, shared by all rollouts of a run.
 
-    A Beta posterior with a uniform prior whose evidence fades by `decay` with every round, because the policy moves.
+    The rate and its trend are fitted by least squares to the rounds so far and read off at the next round, so that a
+    rate that rises or falls as the policy learns is not met one step late. Evidence fades with every round; a round
+    that contradicts the estimate by more than three standard deviations fades all that came before it at once.
 
     Args:
-        decay (`float`, *optional*, defaults to `0.9`):
-            Factor on the evidence of all earlier rounds when a new one is judged.
+        decay (`float`, *optional*, defaults to `0.95`):
+            Factor on the evidence of all earlier rounds with every new one.
+        drift (`float`, *optional*, defaults to `0.01`):
+            Prior standard deviation of the change of the rate per round.
+
+    Example:
+
+    ```python
+    >>> acceptance = AcceptanceRate()
+    >>> acceptance.rate
+    0.5
+    >>> acceptance.update(num_accepted=30, num_judged=98)
+    >>> round(acceptance.rate, 2)
+    0.31
+    ```
     """
 
-    def __init__(self, decay=0.9):
+    def __init__(self, decay: float = 0.95, drift: float = 0.01):
         if not 0.0 < decay <= 1.0:
             raise ValueError(f"`decay` must be above 0 and at most 1, got {decay}.")
+        if not drift > 0.0:
+            raise ValueError(f"`drift` must be above 0, got {drift}.")
         self.decay = decay
-        self.num_accepted = 0.0
+        self.drift = drift
+        # Faded sums over the groups judged, each at its age in rounds, which is negative: -1 is the latest round.
         self.num_judged = 0.0
+        self.num_accepted = 0.0
+        self._sum_age = 0.0
+        self._sum_age_squared = 0.0
+        self._sum_age_accepted = 0.0
 
     @property
-    def rate(self):
-        """Posterior mean (`float`, strictly between 0 and 1); 0.5 before any evidence."""
-        return (self.num_accepted + 1) / (self.num_judged + 2)
+    def rate(self) -> float:
+        """Expected acceptance rate of the next round, strictly between 0 and 1; 0.5 before any evidence."""
+        return self._fit()[0]
 
     @property
-    def variance(self):
-        """Posterior variance of the rate (`float`)."""
-        return self.rate * (1 - self.rate) / (self.num_judged + 3)
+    def variance(self) -> float:
+        """Variance of [`~AcceptanceRate.rate`]: what is not known of it, not the noise of the round to come."""
+        return self._fit()[1]
 
-    def update(self, num_accepted, num_judged):
+    def _fit(self):
+        """Value at age 0 of the fitted line, and its variance."""
+        # Two groups, one of them accepted, stand for the uniform prior.
+        num_judged, num_accepted = self.num_judged + 2, self.num_accepted + 1
+        mean = num_accepted / num_judged
+        sum_age_squared = self._sum_age_squared + mean * (1 - mean) / self.drift**2
+        determinant = num_judged * sum_age_squared - self._sum_age**2
+        rate = (num_accepted * sum_age_squared - self._sum_age_accepted * self._sum_age) / determinant
+        rate = min(max(rate, 0.5 / num_judged), 1 - 0.5 / num_judged)
+        return rate, rate * (1 - rate) * sum_age_squared / determinant
+
+    def update(self, num_accepted: int, num_judged: int):
         """
         Learns from one round.
 
@@ -48,17 +85,30 @@ class AcceptanceRate:
         """
         if not 0 <= num_accepted <= num_judged:
             raise ValueError(f"Cannot accept {num_accepted} of {num_judged} groups.")
-        self.num_accepted = self.decay * self.num_accepted + num_accepted
-        self.num_judged = self.decay * self.num_judged + num_judged
+        rate, variance = self._fit()
+        surprise = (num_accepted - num_judged * rate) ** 2
+        expected = num_judged * rate * (1 - rate) + num_judged**2 * variance
+        fade = self.decay * (min(1.0, 9 * expected / surprise) if surprise > 0 else 1.0)
+        # All earlier rounds grow one round older.
+        self._sum_age_squared += self.num_judged - 2 * self._sum_age
+        self._sum_age -= self.num_judged
+        self._sum_age_accepted -= self.num_accepted
+        self._sum_age_squared = fade * self._sum_age_squared + num_judged
+        self._sum_age = fade * self._sum_age - num_judged
+        self._sum_age_accepted = fade * self._sum_age_accepted - num_accepted
+        self.num_judged = fade * self.num_judged + num_judged
+        self.num_accepted = fade * self.num_accepted + num_accepted
 
-    def state_dict(self):
-        """What a resumed run needs, JSON-able (`dict`)."""
-        return {"num_accepted": self.num_accepted, "num_judged": self.num_judged}
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs, JSON-able."""
+        return {name: getattr(self, name) for name in self._STATE}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, float]):
         """Continues from what [`~AcceptanceRate.state_dict`] returned."""
-        self.num_accepted = state["num_accepted"]
-        self.num_judged = state["num_judged"]
+        for name in self._STATE:
+            setattr(self, name, state[name])
+
+    _STATE = ("num_judged", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
 
 
 class Refill:
@@ -97,13 +147,13 @@ class Refill:
     def __init__(
         self,
         *,
-        target,
-        acceptance,
-        max_rounds=10,
-        max_round_size=None,
-        multiple_of=1,
-        batch_multiplier=None,
-        num_carried=0,
+        target: int,
+        acceptance: AcceptanceRate,
+        max_rounds: int = 10,
+        max_round_size: int | None = None,
+        multiple_of: int = 1,
+        batch_multiplier: float | None = None,
+        num_carried: int = 0,
     ):
         if target < 1:
             raise ValueError(f"`target` must be at least 1 group, got {target}.")
@@ -132,47 +182,47 @@ class Refill:
         self._accepted = []
 
     @property
-    def taken(self):
+    def taken(self) -> list[int]:
         """Indices of the generated groups that train (`list[int]`): the first accepted ones in prompt order."""
         return self._accepted[: self._num_wanted]
 
     @property
-    def surplus(self):
+    def surplus(self) -> list[int]:
         """Indices of the accepted groups that do not train in this rollout batch (`list[int]`)."""
         return self._accepted[self._num_wanted :]
 
     @property
-    def shortfall(self):
+    def shortfall(self) -> int:
         """Groups still missing (`int`)."""
         return max(self._num_wanted - len(self._accepted), 0)
 
     @property
-    def full(self):
+    def full(self) -> bool:
         """Whether `target` groups train."""
         return self.shortfall == 0
 
     @property
-    def exhausted(self):
+    def exhausted(self) -> bool:
         """Whether the rounds ran out before the batch was full."""
         return not self.full and 0 < self.max_rounds <= self.num_rounds
 
     @property
-    def done(self):
+    def done(self) -> bool:
         """Whether there is nothing left to generate: full or exhausted."""
         return self.full or self.exhausted
 
     @property
-    def _num_wanted(self):
+    def _num_wanted(self) -> int:
         """Groups that this rollout must generate itself."""
         return max(self.target - self.num_carried, 0)
 
-    def next_round_size(self):
+    def next_round_size(self) -> int:
         """
         Prompts the next round asks for.
 
-        The smallest n that covers the deficit d one standard deviation below its expectation, which fills the batch
-        about five times in six: `n r - sqrt(n r (1 - r) + n^2 v) >= d`, with r the acceptance rate and v its variance
-        (binomial noise of the round, uncertainty of the rate).
+        The smallest n that covers the deficit d with a margin, where r is the acceptance rate, v its variance, z is
+        `MARGIN` and k the number of the round: `n r - z sqrt(k^2 n r (1 - r) + n^2 v) >= d`. The two terms under the
+        root are the binomial noise of the round and the uncertainty of the rate.
 
         Returns:
             `int`: a multiple of `multiple_of`, at least one of them.
@@ -191,22 +241,23 @@ class Refill:
     def _size_by_rate(self):
         """The deficit over the acceptance rate, plus the margin."""
         deficit, rate, variance = self.shortfall, self.acceptance.rate, self.acceptance.variance
-        # An estimate that rests on few accepted groups may enlarge the round only so much: none at all, not at all.
+        # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
+        # a run that accepts nothing must not generate ever more.
         most = deficit * min(1 / MIN_RATE, 1 + self.acceptance.num_accepted)
-        # The larger root of n^2 (r^2 - v) - n (2 d r + r (1 - r)) + d^2 = 0.
-        square = rate**2 - variance
-        if square <= 0:
+        # The larger root of a n^2 - 2 b n + d^2 = 0.
+        a = rate**2 - MARGIN**2 * variance
+        b = deficit * rate + (MARGIN * (self.num_rounds + 1)) ** 2 * rate * (1 - rate) / 2
+        if a <= 0:
             return math.ceil(most)
-        half = deficit * rate + rate * (1 - rate) / 2
-        return math.ceil(min(most, (half + math.sqrt(half**2 - square * deficit**2)) / square))
+        return math.ceil(min(most, (b + math.sqrt(b**2 - a * deficit**2)) / a))
 
-    def offer(self, verdicts):
+    def offer(self, verdicts: list[str | None]):
         """
         Takes in one complete round.
 
         Args:
             verdicts (`list[str | None]`):
-                One verdict per generated group in prompt order: `None` accepts it, a string is the reason it is dropped.
+                One verdict per generated group in prompt order: `None` accepts it, else the reason why not.
         """
         if self.done:
             raise RuntimeError(f"The rollout batch takes no further round: {self.num_rounds} made, {self.shortfall=}.")

@@ -1,0 +1,114 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the distributed tests run in each process: `torchrun jobs.py JOB ARGS`."""
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from helpers import ScriptedTrainer, prompts, tiny_config
+from transformers import TrainerCallback
+
+from trl_dapo import DAPOTrainer
+
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+
+
+def number(text):
+    return int(text.split()[1].rstrip(":"))
+
+
+def right(completions, **kwargs):
+    return [1.0 if completion.startswith("right") else 0.0 for completion in completions]
+
+
+def script(text, i):
+    """Prompts 0, 3, 6, ... are never solved; of the others one completion in four is right. Lengths vary."""
+    if number(text) % 3 and i % 4 == number(text) % 4:
+        return "right"
+    return "wrong"[: 1 + (7 * number(text) + i) % 5]
+
+
+def weights(trainer):
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def same_groups(model, folder, overrides):
+    """Trains on scripted completions; writes which rows trained in each rollout, the logs and the weights."""
+    overrides = json.loads(overrides)
+    args = tiny_config(
+        Path(folder) / "run",
+        per_device_train_batch_size=4 // WORLD_SIZE,
+        shuffle_dataset=False,
+        max_steps=overrides.pop("max_steps", 3),
+        **overrides,
+    )
+    trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script)
+    rollouts, generate = [], trainer._generate_and_score_completions
+
+    def spy(inputs):
+        rollout = generate(inputs)
+        live = rollout["completion_mask"].sum(1) > 0
+        columns = [rollout[name][live].tolist() for name in ("prompt_ids", "completion_ids", "advantages")]
+        decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
+        rollouts.append([(decode(p), decode(c), round(a, 5)) for p, c, a in zip(*columns, strict=True)])
+        return rollout
+
+    trainer._generate_and_score_completions = spy
+    trainer.train()
+    report = {
+        "rollouts": rollouts,
+        "logs": trainer.state.log_history,
+        "weights": weights(trainer).tolist(),
+    }
+    (Path(folder) / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+
+
+def reward_fails_on_one_rank(model, folder):
+    def fails(completions, **kwargs):
+        if RANK == 1:
+            raise KeyError("no such column")
+        return right(completions)
+
+    trainer = ScriptedTrainer(model, fails, tiny_config(folder), train_dataset=prompts(40), script=script)
+    try:
+        trainer.train()
+    except (KeyError, RuntimeError) as error:
+        (Path(folder) / f"error-{RANK}").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def sampled_run(model, folder, overrides, kill_at, resume_from):
+    """A run with real sampling; with `kill_at`, every process is killed at the end of that optimizer step."""
+    overrides, kill_at = json.loads(overrides), int(kill_at)
+
+    def vowels(completions, **kwargs):
+        return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
+
+    class Kill(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            if state.global_step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    args = tiny_config(
+        Path(folder) / "run",
+        **{"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1, "max_steps": 6,
+           **overrides},
+    )
+    trainer = DAPOTrainer(model, vowels, args, train_dataset=prompts(40), callbacks=[Kill()] if kill_at else None)
+    trainer.train(resume_from_checkpoint=resume_from or None)
+    timed = ("step_time", "dynamic_sampling/seconds")
+    logs = [{k: v for k, v in log.items() if k not in timed} for log in trainer.state.log_history if "loss" in log]
+    report = {"weights": weights(trainer).tolist(), "logs": logs}
+    (Path(folder) / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,196 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pickle
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from trl_dapo.rewards import DapoMathReward, dapo_math_reward, normalize_answer, score_dapo_math
+
+
+DATA = os.environ.get("TRL_DAPO_DATA")
+needs_data = pytest.mark.skipif(DATA is None, reason="TRL_DAPO_DATA does not name the folder with the real data")
+
+
+def raw_golds(file):
+    return [row["reward_model"]["ground_truth"] for row in pq.read_table(Path(DATA) / file).to_pylist()]
+
+
+def off_by_one(gold):
+    return str(int(gold) + 1)
+
+
+# Verdicts and extracted answers of DAPO's reference scorer.
+REFERENCE = [
+    ("Answer: 34", "34", True, "34"),
+    ("Answer: 35", "34", False, "35"),
+    ("answer : 34", "34", True, "34"),
+    ("ANSWER:34", "34", True, "34"),
+    ("Answer: 33\nAnswer: 34", "34", True, "34"),
+    ("Answer: 34\nAnswer: 33", "34", False, "33"),
+    ("Answer:\n34", "34", True, "34"),
+    ("Answer: 34\nThat is all.", "34", True, "34"),
+    ("Answer: the Answer: 34", "34", False, "theAnswer:34"),
+    ("34", "34", False, "[INVALID]"),
+    ("", "34", False, "[INVALID]"),
+    ("Answer:", "34", False, "[INVALID]"),
+    ("\\boxed{34}", "34", False, "[INVALID]"),
+    ("Answer: \\boxed{34}", "34", True, "34"),
+    ("Answer: $\\boxed{34}$", "34", True, "34"),
+    ("Answer: $34$.", "34", True, "34"),
+    ("Answer: 34.", "34", False, "34."),
+    ("Answer: $34", "34", True, "34"),
+    ("Answer: x = 34", "34", True, "34"),
+    ("Answer: 34 = x", "34", False, "x"),
+    ("Answer: 1,234", "1234", True, "1234"),
+    ("Answer: 1{,}234", "1,234", True, "1234"),
+    ("Answer: 34 dollars", "34", True, "34"),
+    ("Answer: $34^\\circ$", "34", True, "34"),
+    ("Answer: 034", "34", False, "034"),
+    ("Answer: \\frac12", "\\frac{1}{2}", True, "\\frac{1}{2}"),
+    ("Answer: 1/2", "\\frac{1}{2}", False, "1/2"),
+    ("Answer: \\sqrt2", "\\sqrt{2}", True, "\\sqrt{2}"),
+    ("Answer: \\text{a cat}", "cat", True, "cat"),
+    ("Answer: **34**", "34", False, "**34**"),
+    ("Answer: 34<|im_end|>", "34", False, "34<|im_end|>"),
+    ("Answer: \u0663\u0664", "\u0663\u0664", True, "\u0663\u0664"),
+    ("An\u017fwer: 34", "34", True, "34"),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "correct", "answer"), REFERENCE)
+def test_the_verdict_is_that_of_the_reference_scorer(text, gold, correct, answer):
+    assert score_dapo_math(text, gold) == (1.0 if correct else -1.0, correct, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "normal_form"),
+    [
+        ("so $a$ and $b$ are", "a"),  # only what is between the first two dollars of a line
+        ("$1$, $2$\n$3$ or $4$", "1\n3"),
+        ("\\text{x\\text{y}}", "x\\text{y}"),  # ends at the first closing brace; what is unwrapped is not read again
+        ("\\boxed{\\boxed{1}}", "\\boxed{1}"),  # ends at the last closing brace
+        ("\\boxed{1", "\\boxed{1"),
+        ("\\textbf{1}\\overline{2}", "12"),
+        ("\\text{1\n}", "\\text{1\n}"),  # nothing is unwrapped over a line end
+        ("\\mbox{m}^2 7", "7"),
+        ("1,2", "12"),
+        ("(1,2)", "(1,2)"),
+    ],
+)
+def test_normal_forms_are_those_of_the_reference_scorer(answer, normal_form):
+    assert normalize_answer(answer) == normal_form
+
+
+def test_only_the_last_300_characters_are_read():
+    line = "Answer: 34"
+    assert score_dapo_math(line + "\n" + "x" * (300 - len(line) - 1), "34").correct
+    assert not score_dapo_math(line + "\n" + "x" * 300, "34").correct
+    assert score_dapo_math("nswer: 34" + "x" * 291, "34").answer == "[INVALID]"
+
+
+@pytest.mark.parametrize(
+    ("text", "never", "fallback", "strict"),
+    [
+        ("\\boxed{34}", False, True, True),
+        ("\\boxed{34} " + "x" * 90, False, False, False),  # the box begins 101 characters before the end
+        ("\\boxed{34}" + "x" * 90, False, True, True),
+        ("\\boxed{33} then \\boxed{34}", False, True, True),
+        ("\\boxed{34} then \\boxed{33}", False, False, False),
+        ("\\boxed{34", False, False, False),
+        ("\\boxed{ 34}", False, False, False),  # exact, without normalisation
+        ("\\boxed{33}\nAnswer: 34", True, True, False),  # the fallback is for a missing line only
+        ("\\boxed{34}\nAnswer: 33", False, False, True),
+    ],
+)
+def test_what_a_box_is_worth_is_an_option(text, never, fallback, strict):
+    verdicts = [score_dapo_math(text, "34", boxed=boxed).correct for boxed in ("never", "fallback", "strict")]
+    assert verdicts == [never, fallback, strict]
+
+
+def test_a_box_may_hold_balanced_braces():
+    assert score_dapo_math("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", boxed="strict").correct
+
+
+HOSTILE = {
+    "a megabyte": "x" * 1_000_000,
+    "a megabyte of answer lines": "Answer: 1\n" * 100_000,
+    "nested braces": "Answer: \\boxed{" + "{" * 100_000 + "}" * 100_000 + "}",
+    "nested text": "\\text{" * 100_000,
+    "dollars": "$" * 100_000,
+    "power tower": "Answer: 9^{9^{9^{9}}}",
+    "NUL": "Answer: 3\x004",
+    "lone surrogate": "\ud800Answer: \udfff",
+    "right to left": "\u202eAnswer: 43\u202c",
+    "zalgo": "Answer: 3" + "\u0301" * 10_000 + "4",
+    "regex bomb": "Answer" + " " * 100_000,
+    "code": "Answer: __import__('os').abort()",
+}
+
+
+@pytest.mark.parametrize("boxed", ["never", "fallback", "strict"])
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_gets_a_verdict_as_completion_and_as_gold_answer(text, boxed):
+    assert score_dapo_math(text, "34", boxed=boxed).score == -1.0
+    assert score_dapo_math("Answer: 34", text, boxed=boxed).score == -1.0
+
+
+def test_a_gold_answer_may_be_a_number():
+    assert score_dapo_math("Answer: 34", 34).correct
+
+
+def test_the_reward_reads_plain_and_conversational_completions():
+    conversation = [
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "Answer: 33"},
+        {"role": "assistant", "content": "Answer: 34"},
+    ]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "Answer: "}, {"type": "text", "text": "34"}]}]
+    silent = [{"role": "assistant", "content": None}]
+    completions = ["Answer: 34", conversation, parts, silent, []]
+    assert dapo_math_reward(completions, ["34"] * 5) == [1.0, 1.0, 1.0, -1.0, -1.0]
+
+
+def test_a_sample_without_a_gold_answer_is_skipped():
+    assert dapo_math_reward(["Answer: 34", "Answer: None"], ["34", None]) == [1.0, None]
+
+
+def test_the_extracted_answers_are_logged_as_valid_unicode():
+    logged = {}
+    dapo_math_reward(["Answer: 34", "", "Answer: \udfff"], ["34", "34", None], log_extra=logged.__setitem__)
+    assert logged == {"dapo_math_answer": ["34", "[INVALID]", "[skipped]"]}
+    dapo_math_reward(["Answer: \udfff"], ["34"], log_extra=logged.__setitem__)
+    assert logged == {"dapo_math_answer": ["?"]}
+
+
+def test_the_configured_reward_keeps_its_settings_when_pickled():
+    reward = pickle.loads(pickle.dumps(DapoMathReward(boxed="strict", wrong_score=0.0)))
+    assert reward(completions=["\\boxed{34}", "Answer: 34"], solution=["34", "34"], prompts=[]) == [1.0, 0.0]
+    assert reward.__name__ == dapo_math_reward.__name__ == "dapo_math_reward"
+
+
+@pytest.mark.parametrize("settings", [{"boxed": "always"}, {"wrong_score": 1.0}, {"wrong_score": float("nan")}])
+def test_a_meaningless_setting_is_refused_with_its_value(settings):
+    (value,) = settings.values()
+    with pytest.raises(ValueError, match=str(value)):
+        DapoMathReward(**settings)
+
+
+@needs_data
+@pytest.mark.parametrize(("file", "num_golds"), [("dapo_math_17k.parquet", 17_917), ("aime-2024.parquet", 960)])
+def test_every_real_gold_answer_scores_one_and_its_successor_minus_one(file, num_golds):
+    golds = raw_golds(file)
+    assert len(golds) == num_golds
+    text = "Thus the sum is 7, as wanted.\n\nAnswer: {}"
+    assert set(dapo_math_reward([text.format(gold) for gold in golds], golds)) == {1.0}
+    assert set(dapo_math_reward([text.format(off_by_one(gold)) for gold in golds], golds)) == {-1.0}
+
+
+@needs_data
+def test_every_real_gold_answer_scores_one_in_the_boxed_format_of_its_own_prompt():
+    golds = raw_golds("dapo_math_17k.parquet")
+    reward = DapoMathReward(boxed="strict")
+    assert set(reward([f"So it is \\boxed{{{gold}}}." for gold in golds], golds)) == {1.0}
+    assert set(reward([f"So it is \\boxed{{{off_by_one(gold)}}}." for gold in golds], golds)) == {-1.0}

@@ -1,0 +1,306 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from trl.rewards import accuracy_reward
+
+from trl_dapo.rewards import MathVerifyReward, math_verify_reward
+
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers need POSIX signals")
+linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open and /proc")
+
+ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def reward():
+    """A pool with limits that are short enough to be hit in a test."""
+    reward = MathVerifyReward(timeout=0.5, num_workers=2, memory_limit=512 * MIB)
+    yield reward
+    reward.close()
+
+
+def pids(reward):
+    return [worker.process.pid for worker in reward._workers]
+
+
+def has_ended(pid):
+    """Whether a process ends, or has; also if it is nobody's child any more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 60)[0])
+    finally:
+        os.close(descriptor)
+
+
+COMPLETIONS = [
+    (r"It is $\boxed{34}$.", "34"),
+    (r"It is $\boxed{35}$.", "34"),
+    (r"First \boxed{33}, then \boxed{34}.", "34"),
+    (r"\boxed{\frac{2}{4}}", "0.5"),
+    (r"\boxed{\frac{1}{2}}", r"$\frac{2}{4}$"),
+    (r"\boxed{50\%}", "0.5"),
+    (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$"),
+    (r"\boxed{x = 3}", "3"),
+    (r"\boxed{\{1, 2\}}", r"$\{2, 1\}$"),
+    (r"\boxed{(1, 2)}", "$(2, 1)$"),
+    (r"\boxed{1{,}234 \text{ km}}", "1234"),
+    (r"\boxed{0.333}", r"$\frac{1}{3}$"),
+    (r"\boxed{34", "34"),
+    (r"\boxed{}", "34"),
+    ("Answer: 34", "34"),
+    ("Answer: $34$", "34"),
+    ("The final answer is $34$. I hope it is correct.", "34"),
+    ("I do not know.", "34"),
+    ("", "34"),
+    (r"\boxed{34}", "no number in here"),
+    (r"\boxed{34}", ""),
+]
+
+
+def test_verdicts_are_those_of_accuracy_reward(reward):
+    texts, golds = zip(*COMPLETIONS, strict=True)
+    conversations = [[{"role": "assistant", "content": text}] for text in texts]
+    expected = accuracy_reward(conversations, golds)
+    assert {1.0, 0.0, None} == set(expected)
+    assert reward(conversations, golds) == expected
+    assert reward(texts, golds) == expected
+
+
+def test_the_module_level_function_scores_with_the_defaults():
+    assert math_verify_reward(completions=["\\boxed{2}", "\\boxed{3}"], solution=["2", "2"]) == [1.0, 0.0]
+    assert math_verify_reward.__name__ == MathVerifyReward.__name__ == "math_verify_reward"
+
+
+def test_rewards_come_in_the_order_of_the_completions(reward):
+    golds = [str(i) for i in range(300)]
+    texts = [f"\\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
+    assert reward(texts, golds) == [float(i % 3 > 0) for i in range(300)]
+
+
+def test_no_completions_have_no_rewards(reward):
+    assert reward([], []) == []
+
+
+HOSTILE = {
+    "a megabyte": ("x" * 1_000_000, 0.0),
+    "a megabyte of dollars": ("answer" + "$" * 1_000_000, 0.0),
+    "a megabyte of boxes": ("\\boxed{" * 150_000, 0.0),
+    "nested braces": ("\\boxed{" + "{" * 100_000 + "34" + "}" * 100_000 + "}", 0.0),
+    "power tower": (ENDLESS, 0.0),
+    "integral": (r"\boxed{\int_0^\infty \frac{\sin(x^{x})}{x^{x^x}} dx}", 0.0),
+    "limit": (r"\boxed{\lim_{x\to\infty} \frac{x^{x^x}}{\sin(x)^{x!}}}", 0.0),
+    "factorial": (r"\boxed{100000000!}", 0.0),
+    "binomial": (r"\boxed{\binom{10^9}{5\cdot 10^8}}", 0.0),
+    "sum": (r"\boxed{\sum_{k=1}^{10^{12}} \frac{1}{k^k!}}", 0.0),
+    "digits": ("\\boxed{" + "9" * 500_000 + "}", 0.0),
+    "NUL": ("\\boxed{3\x004}", 0.0),
+    "lone surrogate": ("\ud800\\boxed{34\udfff}", 0.0),
+    "right to left": ("\u202e\\boxed{34}\u202c", 1.0),
+    "zalgo": ("\\boxed{3" + "\u0301" * 10_000 + "4}", 0.0),
+    "regex bomb": ("final answer " * 50_000 + "is", 0.0),
+    "code": (r"\boxed{__import__('os').abort()}", 0.0),
+}
+
+
+def test_hostile_completions_get_verdicts_and_leave_the_others_theirs(reward):
+    texts, expected = ["\\boxed{34}"], [1.0]
+    for text, verdict in HOSTILE.values():
+        texts += [text, "\\boxed{34}", "\\boxed{35}"]
+        expected += [verdict, 1.0, 0.0]
+    assert reward(texts, ["34"] * len(texts)) == expected
+
+
+def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(reward):
+    killed = {}
+    golds = ["9^{9^{9^{9}}}!"] * 4 + ["34"]
+    golds[:4] = ["$" + "\\sqrt{" * 2_000 + "2" + "}" * 2_000 + "$"] * 4
+    texts = [f"\\boxed{{{i}}}" for i in range(31, 35)] + ["\\boxed{34}"]
+    assert reward(texts, golds, log_metric=killed.__setitem__) == [None] * 4 + [1.0]
+    assert killed == {"math_verify/killed": 1 / 5}  # the other three are not tried
+    assert reward(texts, golds, log_metric=killed.__setitem__) == [None] * 4 + [1.0]
+    assert killed == {"math_verify/killed": 0.0}
+
+
+def test_a_completion_that_eats_the_memory_is_wrong_and_the_next_one_is_not():
+    reward = MathVerifyReward(timeout=30.0, num_workers=1, memory_limit=256 * MIB)
+    texts = ["\\boxed{34}", "answer: " + "$a$ and " * 400_000, "\\boxed{34}"]
+    assert reward(texts, ["34"] * 3) == [1.0, 0.0, 1.0]
+    reward.close()
+
+
+def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
+    reward(["\\boxed{1}", "\\boxed{2}", "\\boxed{3}"], ["1"] * 3)
+    for pid in pids(reward):
+        os.kill(pid, signal.SIGKILL)
+    assert reward(["\\boxed{1}", "\\boxed{2}", "\\boxed{3}"], ["1"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_limits_hold_off_the_main_thread(reward):
+    rewards = []
+    thread = threading.Thread(target=lambda: rewards.extend(reward([ENDLESS, "\\boxed{34}"], ["34", "34"])))
+    thread.start()
+    thread.join()
+    assert rewards == [0.0, 1.0]
+
+
+def test_threads_may_share_one_reward(reward):
+    rewards = {}
+
+    def score(i):
+        rewards[i] = reward([f"\\boxed{{{i}}}", "\\boxed{-1}"], [str(i)] * 2)
+
+    threads = [threading.Thread(target=score, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rewards == {i: [1.0, 0.0] for i in range(4)}
+
+
+def test_what_was_read_and_what_was_killed_is_logged(reward):
+    logged = {}
+    reward(
+        ["$\\boxed{34}$", "nothing", ENDLESS, "\\boxed{34}", "\\boxed{34\udfff}"],
+        ["34", "34", "34", None, "34"],
+        log_extra=logged.__setitem__,
+        log_metric=logged.__setitem__,
+    )
+    assert logged == {
+        "math_verify_answer": ["34", "[unparseable]", "[killed]", "[skipped]", "34?"],
+        "math_verify/killed": 1 / 5,
+    }
+
+
+def test_a_sample_without_a_gold_answer_is_skipped(reward):
+    assert reward(["\\boxed{34}", "\\boxed{34}"], [None, 34]) == [None, 1.0]
+
+
+def test_workers_start_with_the_first_completions_and_no_more_than_are_needed():
+    reward = MathVerifyReward(num_workers=3)
+    assert pids(reward) == []
+    reward(["\\boxed{34}"], ["34"])
+    assert len(pids(reward)) == 1
+    reward.close()
+    assert pids(reward) == []
+    assert reward(["\\boxed{34}"], ["34"]) == [1.0]
+    reward.close()
+
+
+@linux_only
+def test_workers_do_not_load_torch(reward):
+    reward(["\\boxed{34}"], ["34"])
+    assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids(reward))
+
+
+def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(reward):
+    copy = pickle.loads(pickle.dumps(reward))
+    assert (copy.timeout, copy.num_workers, copy.memory_limit) == (0.5, 2, 512 * MIB)
+    assert pids(copy) == []
+
+
+def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(reward):
+    reward(["\\boxed{34}"], ["34"])
+    before = pids(reward)
+    child = os.fork()
+    if child == 0:
+        # A failed assertion must not run the rest of the test session twice.
+        is_right = pids(reward) == [] and reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]
+        reward.close()
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]
+    assert set(before) <= set(pids(reward))
+
+
+@linux_only
+def test_an_exception_in_the_trainer_leaves_no_worker_behind():
+    reward = MathVerifyReward(timeout=600.0, num_workers=2)
+    reward(["\\boxed{1}", "\\boxed{2}"], ["1", "2"])
+    started = pids(reward)
+    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            reward([ENDLESS], ["1"])
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert all(has_ended(pid) for pid in started)
+    assert reward(["\\boxed{1}"], ["1"]) == [1.0]
+    reward.close()
+
+
+TRAINER = """
+    import sys, threading
+    from trl_dapo.rewards import MathVerifyReward
+
+    reward = MathVerifyReward(timeout=600.0, num_workers=2)
+    reward(["\\\\boxed{1}", "\\\\boxed{2}"], ["1", "2"])
+    if sys.argv[1] == "busy":
+        threading.Thread(target=reward, args=([r"\\boxed{9^{9^{9^{9}}}}"] , ["1"]), daemon=True).start()
+        while not any(worker.batch and worker.gold_read for worker in reward._workers):
+            pass
+    print(*(worker.process.pid for worker in reward._workers), flush=True)
+    if sys.argv[2] == "raise":
+        raise RuntimeError("the trainer failed")
+    sys.stdin.read()
+"""
+
+
+@linux_only
+@pytest.mark.parametrize("work", ["idle", "busy"])
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "SIGINT", "raise", "exit"])
+def test_no_worker_outlives_the_trainer(work, end):
+    command = [sys.executable, "-c", textwrap.dedent(TRAINER), work, end]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as trainer:
+        started = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(started) == 2
+        if end.startswith("SIG"):
+            trainer.send_signal(getattr(signal, end))
+        trainer.stdin.close()
+        trainer.wait()
+    assert all(has_ended(pid) for pid in started)
+
+
+def test_a_worker_that_cannot_start_is_an_error_with_the_reason(monkeypatch, capfd, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no such luck')")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = MathVerifyReward(num_workers=1)
+    with pytest.raises(RuntimeError, match="ended with status 1 before it was ready"):
+        reward(["\\boxed{1}"], ["1"])
+    assert pids(reward) == []
+    assert "no such luck" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings", [{"timeout": 0}, {"timeout": float("inf")}, {"num_workers": 0}, {"memory_limit": 1_000_000}]
+)
+def test_limits_that_cannot_be_met_are_refused_with_their_value(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*got {value}"):
+        MathVerifyReward(**settings)
+
+
+def test_the_processes_that_train_on_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+    assert MathVerifyReward().num_workers == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert MathVerifyReward().num_workers == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert MathVerifyReward().num_workers == 1

@@ -1,0 +1,43 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+
+from trl_dapo.rewards import scale_reward
+
+
+def test_zero_and_one_become_minus_one_and_one():
+    scaled = scale_reward([0.0, 0.25, 1.0], source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
+    assert scaled == [-1.0, -0.5, 1.0]
+
+
+def test_rewards_outside_the_source_range_are_clamped_first():
+    scaled = scale_reward([-3.0, 7.0, math.inf], source_min=0.0, source_max=2.0, target_min=10.0, target_max=20.0)
+    assert scaled == [10.0, 20.0, 20.0]
+
+
+def test_both_ends_are_met_exactly():
+    scaled = scale_reward([0.1, 0.7], source_min=0.1, source_max=0.7, target_min=-0.3, target_max=0.9)
+    assert scaled == [-0.3, 0.9]
+
+
+def test_a_sample_without_a_reward_stays_without():
+    scaled = scale_reward([None, math.nan, 1], source_min=0.0, source_max=1.0, target_min=0.0, target_max=5.0)
+    assert math.isnan(scaled[0])
+    assert math.isnan(scaled[1])
+    assert scaled[2] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ((1.0, 1.0, 0.0, 1.0), "reward_scaling_source_min.*got 1.0 and 1.0"),
+        ((0.0, 1.0, 2.0, -2.0), "reward_scaling_target_min.*got 2.0 and -2.0"),
+        ((0.0, math.inf, 0.0, 1.0), "reward_scaling_source_min.*got 0.0 and inf"),
+    ],
+)
+def test_an_empty_or_endless_range_is_refused_with_its_numbers(bounds, message):
+    names = ("source_min", "source_max", "target_min", "target_max")
+    with pytest.raises(ValueError, match=message):
+        scale_reward([0.5], **dict(zip(names, bounds, strict=True)))
