@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted rollouts, the gradients they give, and what the two-process tests run in each process."""
 
+import gc
 import os
 import random
 import socket
@@ -17,6 +18,9 @@ from trl import GRPOTrainer
 
 from trl_dapo.update import UpdatePhase
 
+
+# Each training run collects garbage, which takes ten times as long as its steps if it walks through all of torch.
+gc.freeze()
 
 PAD = 0  # of `make_tokenizer`
 
@@ -163,9 +167,9 @@ class ScriptedGRPO(Scripted, GRPOTrainer):
 def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, **settings):
     """Trains on `script`, of which each optimizer step takes an equal share."""
     num_steps = settings.get("max_steps", 1)
+    settings.setdefault("per_device_train_batch_size", len(script) // (num_steps * num_microbatches * num_ranks))
     trainer = cls(
         script,
-        per_device_train_batch_size=len(script) // (num_steps * num_microbatches * num_ranks),
         gradient_accumulation_steps=num_microbatches,
         steps_per_generation=steps_per_generation or num_microbatches,
         **settings,
@@ -218,6 +222,7 @@ CASES = {
     **{f"split {split}": (ROWS, split) for split in SPLITS},
     "a rank without a token": (mask(ROWS, range(8, 16)), (4, 4)),
     "a single token": ([Row([5, 6], [7], 1.5), *mask(ROWS[1:], range(15))], (4, 4)),
+    "long rows on one rank": (sorted(ROWS, key=lambda row: -len(row.prompt) - len(row.completion)), (4, 4)),
     "one long row": ([*make_rows(15, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (4, 4)),
     "old logps on one rank": (old(ROWS, range(8)), (4, 4)),
     "images on one rank": ([replace(row, image=float(i)) for i, row in enumerate(ROWS[:8])] + ROWS[8:], (4, 4)),

@@ -99,12 +99,17 @@ def sampled_run(model, folder, overrides, kill_at, resume_from):
 
     args = tiny_config(
         Path(folder) / "run",
-        **{"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1, "max_steps": 6,
-           **overrides},
+        **{
+            "per_device_train_batch_size": 4 // WORLD_SIZE,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "max_steps": 6,
+            **overrides,
+        },
     )
     trainer = DAPOTrainer(model, vowels, args, train_dataset=prompts(40), callbacks=[Kill()] if kill_at else None)
     trainer.train(resume_from_checkpoint=resume_from or None)
-    timed = ("step_time", "dynamic_sampling/seconds")
+    timed = ("step_time", "dynamic_sampling/refill_seconds")
     logs = [{k: v for k, v in log.items() if k not in timed} for log in trainer.state.log_history if "loss" in log]
     report = {"weights": weights(trainer).tolist(), "logs": logs}
     (Path(folder) / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))

@@ -78,7 +78,7 @@ def test_every_schema_becomes_the_same_four_columns(write, row, suffix):
         "prompt": user(BOXED.format("What is 1+1?")),
         "solution": "2",
         "source": "sums",
-        "id": "bb8eff5fc4e5d1e8",
+        "id": "31adf3e245f99d7b",
     }
 
 
@@ -89,17 +89,10 @@ def test_the_source_of_a_row_is_kept(write, column):
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        PAPER.format("Find $x$."),
-        SLIME.format("Find $x$."),
-        GRESO.format("Find $x$."),
-        BOXED.format("Find $x$."),
-        "Find $x$.",
-    ],
-    ids=["paper", "slime", "GRESO", "boxed", "bare"],
+    "wrapper", [PAPER, SLIME, GRESO, BOXED, "{}"], ids=["paper", "slime", "GRESO", "boxed", "bare"]
 )
-def test_known_wrappers_are_taken_off_before_another_is_put_on(write, prompt):
+def test_known_wrappers_are_taken_off_before_another_is_put_on(write, wrapper):
+    prompt = wrapper.format("Find $x$.")
     path = write([{"prompt": user(prompt), "label": "2"}])
     assert contents(load_math_dataset(path, prompt_style="answer_line")) == [PAPER.format("Find $x$.")]
     assert contents(load_math_dataset(path, prompt_style="boxed")) == [BOXED.format("Find $x$.")]
@@ -127,10 +120,8 @@ def test_duplicates_go_but_for_the_first_and_conflicts_go_altogether(write, capl
     assert dataset["solution"][:] == ["1", "3"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert (
-        "2 problems from 7 rows; removed 2 duplicates and 1 problems with conflicting answers (3 rows)."
-        in record.message
-    )
+    assert "2 problems from 7 rows; removed 2 duplicates" in record.message
+    assert "and 1 problems with conflicting answers (3 rows)." in record.message
     assert dataset.info.description == record.message
 
 
@@ -167,7 +158,7 @@ def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
     [
         (
             {"text": "1+1", "answer": "2"},
-            r"found columns `text`, `answer`; expected `prompt` and `reward_model` \(verl\)",
+            "found columns `text`, `answer`; expected `prompt` and `reward_model`",
         ),
         ({"prompt": "1+1", "reward_model": {"style": "rule"}}, "row 0 .verl.*ground_truth"),
         ({"prompt": "1+1", "reward_model": "2"}, "row 0 .verl.*`reward_model` is '2', expected a struct"),
@@ -187,7 +178,7 @@ def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(writ
 
 
 def test_the_number_of_the_wrong_row_is_named(write):
-    with pytest.raises(ValueError, match="row 1 .*`answer` is ''"):
+    with pytest.raises(ValueError, match=r"row 1 .*`answer` is ''"):
         load_math_dataset(write(sums(("a", "1"), ("b", ""))))
 
 
@@ -243,7 +234,7 @@ def test_a_missing_file_is_named_with_every_place_that_was_searched(tmp_path, mo
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a file of one of the kinds .parquet, .jsonl, .json"):
+    with pytest.raises(ValueError, match="is not a file of one of the kinds"):
         load_math_dataset(tmp_path)
 
 

@@ -83,7 +83,7 @@ def test_verdicts_are_those_of_accuracy_reward(reward):
 
 def test_the_module_level_function_scores_with_the_defaults():
     assert math_verify_reward(completions=["\\boxed{2}", "\\boxed{3}"], solution=["2", "2"]) == [1.0, 0.0]
-    assert math_verify_reward.__name__ == MathVerifyReward.__name__ == "math_verify_reward"
+    assert math_verify_reward.__name__ == MathVerifyReward().__name__ == "math_verify_reward"
 
 
 def test_rewards_come_in_the_order_of_the_completions(reward):
@@ -266,9 +266,8 @@ TRAINER = """
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL", "SIGINT", "raise", "exit"])
 def test_no_worker_outlives_the_trainer(work, end):
     command = [sys.executable, "-c", textwrap.dedent(TRAINER), work, end]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as trainer:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as trainer:
         started = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(started) == 2
         if end.startswith("SIG"):

@@ -159,9 +159,7 @@ def one_prompt_in_40(text, i):
 
 
 def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(tiny_model, tmp_path):
-    trainer = make(
-        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
-    )
+    trainer = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2)
     seen = spy_on_training(trainer)
     trainer.train()
     live = [row for row in seen if row[3] > 0]
@@ -176,9 +174,7 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
 
 
 def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
-    short = make(
-        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
-    )
+    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2)
     short.train()
     exact = make(
         tiny_model,
@@ -190,9 +186,7 @@ def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
     )
     exact._prompt_stream.take(2)  # so that prompt 2 comes next
     exact.train()
-    assert short.state.log_history[0]["grad_norm"] == pytest.approx(
-        exact.state.log_history[0]["grad_norm"], rel=1e-4
-    )
+    assert short.state.log_history[0]["grad_norm"] == pytest.approx(exact.state.log_history[0]["grad_norm"], rel=1e-4)
     torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)
 
 
@@ -242,7 +236,9 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
         dynamic_sampling_max_rounds=3,
         dynamic_sampling_on_exhausted="error",
     )
-    with pytest.raises(RuntimeError, match=r"0 of 12 groups accepted in 3 rounds, 4 needed \(dropped: all_correct 12\)"):
+    with pytest.raises(
+        RuntimeError, match=r"0 of 12 groups accepted in 3 rounds, 4 needed \(dropped: all_correct 12\)"
+    ):
         trainer.train()
 
 
@@ -359,9 +355,7 @@ def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tm
 
 def test_a_length_penalty_may_not_decide(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="'soft_overlong_punishment', a length penalty"):
-        make(
-            tiny_model, tmp_path, overlong_buffer_length=4, dynamic_sampling_rewards=["soft_overlong_punishment"]
-        )
+        make(tiny_model, tmp_path, overlong_buffer_length=4, dynamic_sampling_rewards=["soft_overlong_punishment"])
 
 
 def test_the_users_list_of_reward_functions_is_left_as_it_was(tiny_model, tmp_path):
@@ -422,7 +416,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
         trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(24))
         trainer.train(resume_from_checkpoint=resume)
         logs = [log for log in trainer.state.log_history if "loss" in log]
-        timed = ("step_time", "dynamic_sampling/seconds")
+        timed = ("step_time", "dynamic_sampling/refill_seconds")
         return weights(trainer), [{k: v for k, v in log.items() if k not in timed} for log in logs]
 
     whole, whole_logs = run(tmp_path / "run")

@@ -75,18 +75,638 @@ def test_each_optimizer_step_divides_by_its_own_tokens():
 
 
 def test_the_shorter_last_step_of_an_epoch_divides_by_its_own_tokens():
-    # 64 prompts x 2 completions in rollouts of 2 micro-batches of 8 rows: 16 micro-batches, 3 to an optimizer step.
+    # 64 prompts x 2 completions are 16 micro-batches of 8 rows: with 3 to an optimizer step, the last has one.
     script = make_rows(128)
-    trainer = ScriptedUpdate(
-        script,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=3,
-        steps_per_generation=2,
-        num_train_epochs=1,
-        max_steps=-1,
-    )
-    trainer.train()
-    windows = [trainer.microbatches[start : start + 3] for start in range(0, 24, 3)]
-    assert len(windows[-1]) == 1 or len(trainer.microbatches) % 3 == 0
+    trainer = run(ScriptedUpdate, script, 3, 2, per_device_train_batch_size=8, num_train_epochs=1, max_steps=-1)
+    assert len(trainer.microbatches) == 16
     last = trainer.microbatches[-1]
     assert last["num_items_in_batch"] == last["completion_mask"].sum()
+    # An optimizer step takes one and a half rollouts of 16 rows; the last takes the second half of the eighth.
+    assert {tuple(ids[m.bool()].tolist()) for ids, m in zip(last["completion_ids"], last["completion_mask"], strict=True)} < {
+        tuple(row.completion) for row in script[112:]
+    }
+
+
+def test_rows_carried_from_an_older_policy_keep_its_logps_and_the_others_are_on_policy():
+    rows = old(ROWS, range(0, 16, 3))
+    assert apart(run(ScriptedUpdate, rows, 4).gradients[0], reference_gradient(rows)) < 1e-6
+    assert apart(reference_gradient(rows), reference_gradient(ROWS)) > 1e-2
+
+
+# ---- What TRL's loss honours, ours honours ----
+
+B, P, T = 5, 4, 9
+
+
+def hostile_microbatch(masked=(3,)):
+    """Rows of all kinds in one micro-batch: of one token and of `T`, clipped on either side, masked as a whole."""
+    generator = torch.Generator().manual_seed(0)
+    rows = make_rows(B, longest=T)
+    rows[0] = replace(rows[0], completion=rows[0].completion[:1])
+    rows[1] = replace(rows[1], completion=list(range(3, 3 + T)))
+    inputs = collate(mask(rows, masked))
+    shape = inputs["completion_ids"].shape
+    inputs["old_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
+    inputs["ref_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
+    inputs["sampling_per_token_logps"] = torch.randn(shape, generator=generator) - 4.5
+    inputs["sampling_per_token_logps"][1, 2] = torch.nan  # what vLLM could not score
+    return inputs
+
+
+OPTIONS = {
+    "plain": {},
+    "on-policy": {"drop": ["old_per_token_logps"]},
+    "kl": {"beta": 0.1},
+    "kl, bias-corrected": {"beta": 0.1, "use_bias_correction_kl": True},
+    "sequence level": {"importance_sampling_level": "sequence"},
+    "sequence level, kl, bias-corrected": {
+        "importance_sampling_level": "sequence",
+        "beta": 0.1,
+        "use_bias_correction_kl": True,
+    },
+    "delta": {"delta": 1.5},
+    "off-policy mask": {"off_policy_mask_threshold": 0.01},
+    "off-policy mask, no sampling logps": {"off_policy_mask_threshold": 0.01, "drop": ["sampling_per_token_logps"]},
+    "high entropy": {"top_entropy_quantile": 0.4},
+    "entropy bonus": {"_entropy_bonus_enabled": True, "entropy_coef": 0.05},
+    "entropy bonus, high entropy": {"_entropy_bonus_enabled": True, "entropy_coef": 0.05, "top_entropy_quantile": 0.4},
+    "adaptive entropy, at rest": {
+        "_entropy_bonus_enabled": True,
+        "entropy_coef": 0.05,
+        "use_adaptive_entropy": True,
+        "entropy_target": 5.0,
+    },
+    "adaptive entropy, at work": {
+        "_entropy_bonus_enabled": True,
+        "entropy_coef": 0.05,
+        "use_adaptive_entropy": True,
+        "entropy_target": 5.0,
+        "_last_world_entropy": 4.0,
+    },
+    "adaptive entropy, above target": {
+        "_entropy_bonus_enabled": True,
+        "entropy_coef": 0.05,
+        "use_adaptive_entropy": True,
+        "entropy_target": 0.1,
+        "_last_world_entropy": 4.0,
+    },
+    "vllm, one ratio per token": {"use_vllm": True, "ratio": T},
+    "vllm, one ratio per completion": {"use_vllm": True, "ratio": 1},
+    "vllm, not corrected": {"use_vllm": True, "vllm_importance_sampling_correction": False},
+    "tools": {"tools": True},
+    "advantages per token": {"token_advantages": True},
+    "everything": {
+        "beta": 0.1,
+        "use_bias_correction_kl": True,
+        "delta": 1.5,
+        "off_policy_mask_threshold": 0.01,
+        "top_entropy_quantile": 0.4,
+        "_entropy_bonus_enabled": True,
+        "entropy_coef": 0.05,
+        "use_vllm": True,
+        "ratio": T,
+        "tools": True,
+    },
+}
+
+
+def configured(trainer, inputs, options):
+    """Put a line of `OPTIONS` in force, on the attributes that the trainer itself sets from its config."""
+    generator = torch.Generator().manual_seed(1)
+    for name, value in options.items():
+        if name == "drop":
+            inputs = {key: held for key, held in inputs.items() if key not in value}
+        elif name == "ratio":
+            inputs["importance_sampling_ratio"] = torch.rand(B, value, generator=generator) * 2
+        elif name == "tools":
+            tool_mask = torch.ones(B, T, dtype=torch.long)
+            tool_mask[:, 1:3] = 0
+            inputs["tool_mask"] = tool_mask
+        elif name == "token_advantages":
+            inputs["advantages"] = torch.randn(B, T, generator=generator)
+        else:
+            setattr(trainer if hasattr(trainer, name) else trainer.args, name, value)
+    loss_mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    return {**inputs, "num_items_in_batch": loss_mask.sum()}
+
+
+def loss_gradient_metrics(trainer, compute_loss, inputs):
+    trainer.model.zero_grad()
+    loss = compute_loss(trainer.model, inputs)
+    if loss.requires_grad:
+        loss.backward()
+    metrics, trainer._metrics["train"] = trainer._metrics["train"], type(trainer._metrics["train"])(list)
+    return loss.detach(), gradient(trainer.model), metrics
+
+
+def assert_agrees_with_trl(trainer, inputs):
+    controlled = trainer.entropy_coef, trainer._last_world_entropy
+    expected = loss_gradient_metrics(trainer, lambda *args: GRPOTrainer._compute_loss(trainer, *args), inputs)
+    adapted = trainer.entropy_coef, trainer._last_world_entropy
+    trainer.entropy_coef, trainer._last_world_entropy = controlled
+
+    def ours(model, inputs):
+        loss = UpdatePhase._compute_loss(trainer, model, inputs)
+        trainer._tally.add(real_tokens=1, padded_tokens=1)
+        trainer._publish("train")
+        return loss
+
+    found = loss_gradient_metrics(trainer, ours, inputs)
+    assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-6, abs=1e-9)
+    assert apart(found[1], expected[1]) < 1e-6
+    assert expected[2].keys() <= found[2].keys()
+    for name, values in expected[2].items():
+        assert found[2][name] == pytest.approx(values, rel=1e-5, abs=1e-7), name
+    assert (trainer.entropy_coef, trainer._last_world_entropy) == (adapted[0], pytest.approx(adapted[1]))
+
+
+def training(**settings):
+    """A trainer in the middle of an optimizer step of one micro-batch."""
+    trainer = ScriptedUpdate(gradient_accumulation_steps=1, **settings)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_loss_gradient_and_metrics_are_those_of_trl_on_the_same_rows(name):
+    # At sequence level TRL counts masked completions as unclipped ones; ours counts what is in the loss.
+    microbatch = hostile_microbatch(masked=[] if "sequence level" in name else [3])
+    trainer = training()
+    assert_agrees_with_trl(trainer, configured(trainer, microbatch, OPTIONS[name]))
+
+
+def test_every_option_changes_the_gradient():
+    """Else the grid would compare nothing: an option that never bites agrees with anything."""
+    gradients = {}
+    for name, options in OPTIONS.items():
+        trainer = training()
+        inputs = configured(trainer, hostile_microbatch(), options)
+        gradients[name] = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)[1]
+    same_as_plain = {"plain", "adaptive entropy, at rest", "adaptive entropy, above target", "vllm, not corrected"}
+    for name, found in gradients.items():
+        distance = apart(found, gradients["plain"])
+        assert distance == 0 if name in same_as_plain else distance > 1e-4, name
+
+
+def test_the_dual_clip_is_off_by_default_and_bounds_bad_tokens_when_on():
+    trainer = training()
+    inputs = hostile_microbatch()
+    inputs["old_per_token_logps"] -= 6.0  # the policy has moved far: ratios around e^6
+    without = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
+    trainer.args.clip_ratio_c = 10.0
+    with_ = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
+    assert with_[0] < without[0]
+    assert with_[1].norm() < without[1].norm()
+
+
+def test_evaluation_agrees_with_trl():
+    trainer = ScriptedUpdate(gradient_accumulation_steps=4, steps_per_generation=8)
+    trainer.model.eval()
+    inputs = configured(trainer, hostile_microbatch(), {"entropy_coef": 0.05, "_entropy_bonus_enabled": True})
+    with torch.no_grad():
+        expected = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+        metrics, trainer._metrics["eval"] = dict(trainer._metrics["eval"]), type(trainer._metrics["eval"])(list)
+        found = trainer._compute_loss(trainer.model, inputs)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, values in metrics.items():
+        assert trainer._metrics["eval"][name] == pytest.approx(values, rel=1e-5), name
+
+
+def test_the_load_balancing_loss_of_experts_agrees_with_trl():
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{**tiny_policy().config.to_dict(), "model_type": "qwen3_moe", "architectures": None},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        router_aux_loss_coef=0.1,
+        output_router_logits=True,
+    )
+    trainer = training(model=Qwen3MoeForCausalLM(config))
+    assert trainer.aux_loss_enabled
+    assert_agrees_with_trl(trainer, configured(trainer, hostile_microbatch(), {}))
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo"])
+def test_any_other_loss_is_trls_to_the_bit(loss_type):
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 2, "loss_type": loss_type}
+    found, expected = (run(cls, make_rows(32), **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert all(map(torch.equal, found.gradients, expected.gradients))
+
+
+# Fields of `self` and `self.args` that TRL's loss reads. Those of other losses than dapo are in the second set.
+HONOURED = {
+    "self.accelerator",
+    "self.args.delta",
+    "self.args.entropy_coef_delta",
+    "self.args.entropy_coef_max",
+    "self.args.entropy_coef_min",
+    "self.args.entropy_target",
+    "self.args.use_bias_correction_kl",
+    "self._entropy_bonus_enabled",
+    "self._get_per_token_logps_and_entropies",
+    "self._last_world_entropy",
+    "self._metrics",
+    "self.aux_loss_enabled",
+    "self.beta",
+    "self.current_gradient_accumulation_steps",
+    "self.entropy_coef",
+    "self.epsilon_high",
+    "self.epsilon_low",
+    "self.get_high_entropy_mask",
+    "self.get_off_policy_mask",
+    "self.importance_sampling_level",
+    "self.loss_type",
+    "self.model",
+    "self.off_policy_mask_threshold",
+    "self.router_aux_loss_coef",
+    "self.top_entropy_quantile",
+    "self.use_adaptive_entropy",
+    "self.use_vllm",
+    "self.vllm_importance_sampling_correction",
+}
+OF_OTHER_LOSSES = {
+    "self.args.sapo_temperature_neg",
+    "self.args.sapo_temperature_pos",
+    "self.args.vespo_k_neg",
+    "self.args.vespo_k_pos",
+    "self.args.vespo_lambda_neg",
+    "self.args.vespo_lambda_pos",
+    "self.get_gamma_weights",
+    "self.max_completion_length",
+}
+# Ours counts the optimizer step's own tokens, and keeps the entropy sums with its other metrics.
+REPLACED = {"self.args.steps_per_generation", "self._entropy_window_stats"}
+INPUTS = {
+    "advantages",
+    "completion_ids",
+    "completion_mask",
+    "image_grid_thw",
+    "image_position_ids",
+    "image_sizes",
+    "importance_sampling_ratio",
+    "mm_token_type_ids",
+    "num_images",
+    "num_items_in_batch",
+    "num_tiles",
+    "old_per_token_logps",
+    "pixel_attention_mask",
+    "pixel_values",
+    "prompt_ids",
+    "prompt_mask",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "spatial_shapes",
+    "token_type_ids",
+    "tool_mask",
+}
+
+
+def fields_read(method):
+    """`self.x` and `self.args.x` that a method names, and the keys of `inputs` it reads."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    fields, keys = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "self.args"):
+            fields.add(ast.unparse(node))
+        subscript = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "inputs" and node.slice
+        call = isinstance(node, ast.Call) and ast.unparse(node.func) == "inputs.get" and node.args[0]
+        contains = isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "inputs" and node.left
+        if key := subscript or call or contains:
+            keys.add(ast.literal_eval(key))
+    return fields - {"self.args"}, keys
+
+
+def test_trls_loss_reads_nothing_that_ours_does_not_know():
+    fields, keys = fields_read(GRPOTrainer._compute_loss)
+    assert fields == HONOURED | OF_OTHER_LOSSES | REPLACED
+    assert keys == INPUTS
+
+
+def test_ours_reads_every_field_that_it_claims_to_honour():
+    ours = set()
+    for name in ("_compute_loss", "_entropy_bonus_coef", "_count", "_publish", "_adapt_entropy_coef"):
+        source = inspect.getsource(getattr(UpdatePhase, name)).replace(" args.", " self.args.")
+        ours |= {field for field in HONOURED if field in source}
+    assert ours == HONOURED
+
+
+# ---- The window ----
+
+TIMED = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_iterations": 2}, {"beta": 0.1}, {"mask_truncated_completions": True}],
+    ids=str,
+)
+def test_sampling_included_the_run_is_trls_step_for_step(settings, tmp_path):
+    tiny_policy().save_pretrained(tmp_path)  # the reference model is loaded from disk
+    runs = []
+    for cls in (ScriptedUpdate, ScriptedGRPO):
+        model = tiny_policy()
+        model.config._name_or_path = str(tmp_path)
+        trainer = cls(model=model, max_steps=3, learning_rate=0.1, max_completion_length=16, **settings)
+        trainer.train()
+        runs.append(trainer)
+    found, expected = runs
+    for ours, trls in zip(found.state.log_history, expected.state.log_history, strict=True):
+        # TRL averages metrics over micro-batches, however few tokens one has; all else is the same number.
+        for name in trls.keys() - {*TIMED, "entropy", "kl"} - {key for key in trls if key.startswith("clip_ratio")}:
+            assert ours[name] == pytest.approx(trls[name], rel=1e-4, abs=1e-6), name
+    for step, (ours, trls) in enumerate(zip(found.gradients, expected.gradients, strict=True)):
+        assert apart(ours, trls) < 1e-5, step
+
+
+def completions_of(microbatches):
+    return {
+        tuple(ids[mask_.bool()].tolist())
+        for microbatch in microbatches
+        for ids, mask_ in zip(microbatch["completion_ids"], microbatch["completion_mask"], strict=True)
+    }
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_each_optimizer_step_takes_the_rows_that_trl_would_take(num_iterations):
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
+    steps = range(2 * num_iterations)
+    script = make_rows(32)
+    found, expected = (
+        run(cls, script, per_device_train_batch_size=8, max_steps=len(steps), **settings)
+        for cls in (ScriptedUpdate, ScriptedGRPO)
+    )
+    for step in steps:
+        window = slice(2 * step, 2 * step + 2)
+        assert completions_of(found.microbatches[window]) == completions_of(expected.microbatches[window])
+
+
+def test_a_micro_batch_is_trimmed_to_its_own_longest_row_and_the_longest_row_goes_alone():
+    rows, split = CASES["one long row"]
+    trainer = run(ScriptedUpdate, rows, *split)
+    first = trainer.microbatches[0]
+    assert first["completion_ids"].tolist() == [list(range(3, 93))]
+    assert first["prompt_ids"].tolist() == [[9] * 5]
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_mask"][:, 0].any()
+        assert microbatch["completion_mask"][:, -1].any()
+
+
+def test_padding_share_is_logged():
+    # Two rows to a micro-batch: 1 + 1 and 1 + 4 prompt and completion tokens, so 4 + 10 padded tokens of which 14 real.
+    one, four = Row([5], [6], 1.0), Row([5], [6, 7, 8, 9], -1.0)
+    assert run(ScriptedUpdate, [one, four, one, four], 2).state.log_history[0]["padding_share"] == 0.0
+    # All in one micro-batch: 4 x 5 = 20 padded tokens, 6 of them padding.
+    trainer = run(ScriptedUpdate, [one, four, one, four], 1)
+    assert trainer.state.log_history[0]["padding_share"] == pytest.approx(6 / 20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_micro_batch_holds_more_padded_tokens_than_trls_largest(seed):
+    script = make_rows(64, seed, longest=200)
+    found, expected = (run(cls, script, 4, 8, max_steps=2) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert max(map(padded_tokens, found.microbatches)) <= max(map(padded_tokens, expected.microbatches))
+    assert sum(map(padded_tokens, found.microbatches)) < 0.6 * sum(map(padded_tokens, expected.microbatches))
+
+
+def test_columns_honour_pad_to_multiple_of():
+    trainer = run(ScriptedUpdate, [replace(row, completion=row.completion[:7]) for row in ROWS], 4)
+    assert any(microbatch["completion_ids"].size(1) % 4 for microbatch in trainer.microbatches)
+    rows = make_rows(16, longest=20)
+    # The rollout itself is padded to a multiple by TRL.
+    rows[0] = Row(list(range(3, 15)), list(range(3, 23)), 1.0)
+    trainer = run(ScriptedUpdate, rows, 4, pad_to_multiple_of=4)
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_ids"].size(1) % 4 == microbatch["completion_ids"].size(1) % 4 == 0
+
+
+def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(monkeypatch):
+    counts = []
+    for num_microbatches in (1, 8):
+        trainer = ScriptedUpdate(ROWS, per_device_train_batch_size=16 // num_microbatches,
+                                 gradient_accumulation_steps=num_microbatches)
+        calls = []
+        for name in ("gather", "reduce", "gather_for_metrics"):
+            original = getattr(trainer.accelerator, name)
+            monkeypatch.setattr(
+                trainer.accelerator, name, lambda *a, original=original, **k: calls.append(1) or original(*a, **k)
+            )
+        trainer.train()
+        counts.append(len(calls))
+    assert counts == [2, 2]
+
+
+def test_at_each_micro_batch_both_ranks_have_about_the_same_cost(ranks):
+    case = "long rows on one rank"
+    lengths = [len(row.prompt) + len(row.completion) for row in CASES[case][0]]
+    assert sum(lengths[:8]) > 2 * sum(lengths[8:])  # as they were sampled
+    costs = [rank[case]["costs"] for rank in ranks]
+    for ours, theirs in zip(*costs, strict=True):
+        assert abs(ours - theirs) < max(lengths) / 2
+    assert sum(costs[0]) == pytest.approx(sum(costs[1]), rel=0.1)
+
+
+def test_both_ranks_log_what_one_process_logs(ranks):
+    (alone, *_) = run(ScriptedUpdate, ROWS, 4).state.log_history
+    for name in ("loss", "entropy", "num_loss_tokens", "clip_ratio/high_mean", "grad_norm"):
+        assert ranks[0]["split (4, 4)"]["logs"][name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
+
+
+# ---- Nothing to learn ----
+
+
+def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
+    script = [*ROWS, *mask(ROWS, range(16)), *ROWS]
+    states = []
+
+    class Spy(ScriptedUpdate):
+        def training_step(self, *args):
+            moments = [value.clone() for state in self.optimizer.state.values() for value in state.values()]
+            states.append([*(parameter.detach().clone() for parameter in self.model.parameters()), *moments])
+            return super().training_step(*args)
+
+    adamw = {"optim": "adamw_torch", "learning_rate": 0.1, "lr_scheduler_type": "constant", "weight_decay": 0.1}
+    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, **adamw)
+    first, _, second, _, third, _ = states
+    assert all(map(torch.equal, second, third))
+    assert not all(map(torch.equal, first, second))
+    assert not trainer.gradients[1].any()
+    assert trainer.gradients[2].any()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["frac_empty_steps"] for log in logs] == [0.0, 1.0, 0.0]
+    assert [log["num_loss_tokens"] > 0 for log in logs] == [True, False, True]
+    assert logs[1]["loss"] == 0.0
+
+
+def test_a_micro_batch_without_a_token_gives_loss_zero_and_the_others_the_right_gradient():
+    rows = mask(ROWS, range(12))
+    trainer = run(ScriptedUpdate, rows, 8)
+    assert any(not microbatch["completion_mask"].any() for microbatch in trainer.microbatches)
+    assert apart(trainer.gradients[0], reference_gradient(rows)) < 1e-6
+
+
+def test_metrics_leave_completions_without_a_token_out():
+    rows = mask(ROWS, range(8, 16))
+    found, expected = run(ScriptedUpdate, rows, 4), run(ScriptedUpdate, rows[:8], 4)
+    for name in ("loss", "entropy", "num_loss_tokens", "clip_ratio/low_min", "clip_ratio/high_max"):
+        assert found.state.log_history[0][name] == pytest.approx(expected.state.log_history[0][name], rel=1e-5), name
+
+
+def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
+    """Ratios by hand: the old log-probabilities are the policy's own, shifted."""
+    policy = ScriptedUpdate(per_device_train_batch_size=4, gradient_accumulation_steps=1)
+    rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
+    rollout = collate(rows)
+    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    with torch.no_grad():
+        logps = policy._get_per_token_logps_and_entropies(policy.model, ids, attention, 6)[0]
+    shift = {0: [2.0, 2.0, 2.0, 1.0, 1.0, 1.0], 1: [0.5, 1.0], 2: [20.0], 3: [1.0]}  # the ratios wanted
+    rows = [
+        replace(row, old=(logps[i, : len(row.completion)] - torch.tensor(shift[i]).log()).tolist())
+        for i, row in enumerate(rows)
+    ]
+    log = run(ScriptedUpdate, rows, 2, clip_ratio_c=10.0).state.log_history[0]
+    # 10 tokens: three good ones above 1.28, one bad one below 0.8, one bad one above 10.
+    assert log["clip_ratio/high_mean"] == pytest.approx(0.3)
+    assert log["clip_ratio/low_mean"] == pytest.approx(0.1)
+    assert log["clip_ratio/region_mean"] == pytest.approx(0.4)
+    assert log["clip_ratio/dual_mean"] == pytest.approx(0.1)
+    assert log["clip_ratio/high_max"] == pytest.approx(3 / 6)  # of the first completion
+    assert log["clip_ratio/low_min"] == 0.0
+
+
+# ---- What cannot be cut anew ----
+
+
+def test_images_stay_with_their_rows():
+    rows = [replace(row, image=float(i)) for i, row in enumerate(ROWS)]
+    trainer = run(ScriptedUpdate, rows, 4)
+    expected = [(row.prompt + row.completion, [row.image] * 2) for row in rows]
+    assert sorted(trainer.images) == sorted(expected)
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    assert [len(microbatch["prompt_ids"]) for microbatch in trainer.microbatches] == [4] * 4
+    assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+
+
+def test_images_on_one_rank_leave_every_rank_its_rows(ranks):
+    for rank in ranks:
+        assert len(rank["images on one rank"]["costs"]) == 4
+
+
+def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
+    settings = {"num_microbatches": 4, "top_entropy_quantile": 0.3}
+    found, expected = (run(cls, ROWS, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert apart(found.gradients[0], expected.gradients[0]) < 1e-5
+    for ours, trls in zip(found.microbatches, expected.microbatches, strict=True):
+        assert completions_of([ours]) == completions_of([trls])
+        assert padded_tokens(ours) <= padded_tokens(trls)
+
+
+def test_an_unknown_rollout_key_is_refused_by_name():
+    class Audio(ScriptedUpdate):
+        def _generate_and_score_completions(self, inputs):
+            return {**super()._generate_and_score_completions(inputs), "audio_values": torch.zeros(len(inputs))}
+
+    with pytest.raises(ValueError, match="audio_values"):
+        run(Audio, ROWS, 4)
+
+
+# ---- Log-probabilities without gradient ----
+
+
+def no_grad_logps(trainer, compute, rollout, **options):
+    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    seen = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with torch.no_grad():
+        logps, entropies, _ = compute(
+            trainer, trainer.model, ids, attention, rollout["completion_ids"].size(1), batch_size=4, **options
+        )
+    hook.remove()
+    return logps, entropies, seen
+
+
+def test_old_logps_are_trls_for_fewer_padded_tokens_and_as_many_passes():
+    trainer, rollout = ScriptedUpdate(), collate(mask(make_rows(30, longest=200), [3, 4]))
+    options = {"compute_entropy": True}
+    found, expected = (
+        no_grad_logps(trainer, cls._get_per_token_logps_and_entropies, rollout, **options)
+        for cls in (UpdatePhase, GRPOTrainer)
+    )
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    assert len(found[2]) == len(expected[2]) == 8
+    assert sum(found[2]) < 0.5 * sum(expected[2])
+    assert max(found[2]) <= max(expected[2])
+
+
+def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows(tmp_path):
+    tiny_policy().save_pretrained(tmp_path)
+    model = tiny_policy()
+    model.config._name_or_path = str(tmp_path)
+    trainer = ScriptedUpdate(
+        model=model, beta=0.1, gradient_accumulation_steps=3, steps_per_generation=2, max_completion_length=16
+    )
+    trainer.train()
+    # The reference is the policy itself before its first step, and old log-probabilities are its own.
+    log = trainer.state.log_history[0]
+    assert log["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert log["clip_ratio/region_mean"] == 0.0
+
+
+# ---- Checkpoints and evaluation ----
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, tmp_path):
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
+    settings |= {"max_steps": 4, "per_device_train_batch_size": 8}
+    script = make_rows(64)
+    whole = run(ScriptedUpdate, script, **settings)
+
+    class Saves(ScriptedUpdate):
+        def training_step(self, *args):
+            if len(self.gradients) == 1 and not (tmp_path / "state.pt").exists():
+                torch.save(self.update_state_dict(), tmp_path / "state.pt")
+            return super().training_step(*args)
+
+    run(Saves, script, **settings)
+    steps_left = 2 * num_iterations - 1  # of the rollout
+    resumed = ScriptedUpdate(
+        [], gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=num_iterations, max_steps=steps_left
+    )
+    resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    resumed.train()
+    assert len(resumed.gradients) == steps_left
+    assert all(map(torch.equal, resumed.gradients, whole.gradients[1:]))
+
+
+def test_a_checkpoint_between_rollouts_holds_no_rows():
+    trainer = run(ScriptedUpdate, ROWS, 4)
+    assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "rollout": None}
+
+
+def test_a_rollout_of_another_shape_is_not_resumed():
+    state = {"step": 2, "generate_every": 4, "rollout": [collate(ROWS)] * 4}
+    with pytest.raises(ValueError, match="= 4 micro-batches, but this run has 8"):
+        ScriptedUpdate(gradient_accumulation_steps=8).load_update_state_dict(state)
+
+
+def test_evaluation_is_trls():
+    found, expected = (
+        cls(per_device_eval_batch_size=4, max_completion_length=16).evaluate() for cls in (ScriptedUpdate, ScriptedGRPO)
+    )
+    shared = {name for name in expected if not name.endswith(("time", "per_second"))}
+    assert {"eval_loss", "eval_entropy", "eval_reward"} <= shared
+    for name in shared:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+
+
+def test_the_trainer_has_this_update_phase():
+    assert DAPOTrainer._compute_loss is UpdatePhase._compute_loss
+    assert DAPOTrainer._prepare_inputs is UpdatePhase._prepare_inputs

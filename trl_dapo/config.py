@@ -8,6 +8,8 @@ from trl import GRPOConfig
 
 
 ON_EXHAUSTED = ("top_up", "error")
+MODES = ("filter", "replace", "mask")
+SURPLUS = ("discard", "carry")
 
 
 @dataclass
@@ -16,8 +18,8 @@ class DAPOConfig(GRPOConfig):
     Configuration class for the [`DAPOTrainer`].
 
     Every field of [`~trl.GRPOConfig`] keeps its meaning. Four get the defaults of the
-    [DAPO paper](https://huggingface.co/papers/2503.14476): `epsilon=0.2`, `epsilon_high=0.28` (Clip-Higher), `beta=0.0`
-    (no KL term) and `loss_type="dapo"` (token mean).
+    [DAPO paper](https://huggingface.co/papers/2503.14476): `epsilon=0.2`, `epsilon_high=0.28` (Clip-Higher),
+    `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean).
 
     Parameters:
         > Clip-Higher and the token mean
@@ -53,6 +55,25 @@ class DAPOConfig(GRPOConfig):
             spread of rewards.
         dynamic_sampling_accuracy_threshold (`float`, *optional*, defaults to `0.0`):
             A completion is right if its deciding reward exceeds this.
+
+        dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
+            `"filter"` samples further prompts in place of dropped groups. `"replace"` does so only until
+            `min_replace_ratio` of the batch is accepted, then trains on copies of accepted groups in place of dropped
+            ones (Polaris). `"mask"` samples no further: dropped groups stay in the batch and weigh nothing.
+        dynamic_sampling_max_round_size (`int`, *optional*):
+            Prompts one round may sample. Defaults to no limit where an engine schedules completions (vLLM,
+            continuous batching), and to the generation batch where transformers runs a round as one batch.
+        batch_multiplier (`float`, *optional*):
+            Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). Defaults to rounds
+            sized by the missing groups over the running acceptance rate.
+        min_replace_ratio (`float`, *optional*, defaults to `0.3`):
+            With `dynamic_sampling_mode="replace"`: share of the batch to be accepted before copies fill the rest.
+        dynamic_sampling_surplus (`str`, *optional*, defaults to `"discard"`):
+            What to do with accepted groups beyond the batch. `"carry"` trains on them in the next rollout, one rollout
+            off-policy, with the log-probabilities of the policy that sampled them.
+        dynamic_sampling_memory (`bool`, *optional*, defaults to `False`):
+            Whether to remember each prompt's pass rate and to skip prompts that are likely to be dropped, for a
+            while. Kept with the checkpoint as `dapo_memory.parquet`.
 
         > Overlong completions
 
@@ -100,7 +121,9 @@ class DAPOConfig(GRPOConfig):
     )
     use_dynamic_sampling: bool = field(
         default=True,
-        metadata={"help": "Sample prompts until the rollout batch is full of groups with right and wrong completions."},
+        metadata={
+            "help": "Sample prompts until the rollout batch is full of groups with right and wrong completions."
+        },
     )
     dynamic_sampling_max_rounds: int = field(
         default=10, metadata={"help": "Generation rounds for one rollout batch. 0 or less: no limit."}
@@ -108,8 +131,8 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling_on_exhausted: str = field(
         default="top_up",
         metadata={
-            "help": "When the rounds are used up: `top_up` trains on the accepted groups and fills the batch with rows "
-            "that weigh nothing; `error` stops with the counts by reason.",
+            "help": "When the rounds are used up: `top_up` trains on the accepted groups and fills the batch with "
+            "rows that weigh nothing; `error` stops with the counts by reason.",
             "choices": list(ON_EXHAUSTED),
         },
     )
@@ -125,6 +148,40 @@ class DAPOConfig(GRPOConfig):
     )
     dynamic_sampling_accuracy_threshold: float = field(
         default=0.0, metadata={"help": "A completion is right if its deciding reward exceeds this."}
+    )
+    dynamic_sampling_mode: str = field(
+        default="filter",
+        metadata={
+            "help": "`filter`: sample further prompts in place of dropped groups. `replace`: train on copies of "
+            "accepted groups in their place. `mask`: keep them in the batch, weighing nothing.",
+            "choices": list(MODES),
+        },
+    )
+    dynamic_sampling_max_round_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts one round may sample. Default: no limit with vLLM or continuous batching, else the "
+            "generation batch."
+        },
+    )
+    batch_multiplier: float | None = field(
+        default=None,
+        metadata={"help": "Size of every round in rollout batches. Default: sized by the acceptance rate."},
+    )
+    min_replace_ratio: float = field(
+        default=0.3,
+        metadata={"help": "With `replace`: share of the batch to be accepted before copies fill the rest."},
+    )
+    dynamic_sampling_surplus: str = field(
+        default="discard",
+        metadata={
+            "help": "Accepted groups beyond the batch: `discard`, or `carry` into the next rollout.",
+            "choices": list(SURPLUS),
+        },
+    )
+    dynamic_sampling_memory: bool = field(
+        default=False,
+        metadata={"help": "Remember each prompt's pass rate and pass over prompts likely to be dropped, for a while."},
     )
     overlong_buffer_length: int | None = field(
         default=None,
@@ -148,6 +205,7 @@ class DAPOConfig(GRPOConfig):
         self._check_dynamic_sampling()
         self._check_overlong()
         super().__post_init__()
+        self._check_round_size()
 
     def _check_clip(self):
         if self.clip_ratio_c is None:
@@ -161,11 +219,15 @@ class DAPOConfig(GRPOConfig):
             )
 
     def _check_dynamic_sampling(self):
-        if self.dynamic_sampling_on_exhausted not in ON_EXHAUSTED:
-            raise ValueError(
-                f"`dynamic_sampling_on_exhausted` must be one of {', '.join(map(repr, ON_EXHAUSTED))}, got "
-                f"{self.dynamic_sampling_on_exhausted!r}."
-            )
+        for name, choices in (
+            ("dynamic_sampling_on_exhausted", ON_EXHAUSTED),
+            ("dynamic_sampling_mode", MODES),
+            ("dynamic_sampling_surplus", SURPLUS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
+                )
         low, high = self.dynamic_sampling_min_accuracy, self.dynamic_sampling_max_accuracy
         if not 0 <= low < high <= 1:
             raise ValueError(
@@ -186,6 +248,64 @@ class DAPOConfig(GRPOConfig):
                 "`dynamic_sampling_rewards` is empty: no reward function would decide. Name at least one, or leave it "
                 "`None` for all but the length penalty."
             )
+
+        if self.use_dynamic_sampling:
+            self._check_refill()
+
+    def _check_refill(self):
+        mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus
+        if mode == "mask":
+            for name, default in (
+                ("dynamic_sampling_on_exhausted", "top_up"),
+                ("dynamic_sampling_surplus", "discard"),
+                ("dynamic_sampling_max_round_size", None),
+                ("batch_multiplier", None),
+            ):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"`{name}={getattr(self, name)!r}` has no effect with `dynamic_sampling_mode='mask'`, which "
+                        f"samples every prompt once. Leave it at {default!r} or use `dynamic_sampling_mode='filter'`."
+                    )
+        if self.min_replace_ratio != 0.3 and mode != "replace":
+            raise ValueError(
+                f"`min_replace_ratio={self.min_replace_ratio}` has no effect with `dynamic_sampling_mode={mode!r}`. "
+                "Set `dynamic_sampling_mode='replace'`."
+            )
+        if not 0 < self.min_replace_ratio <= 1:
+            raise ValueError(f"`min_replace_ratio` must be above 0 and at most 1, got {self.min_replace_ratio}.")
+        if surplus == "carry" and mode == "replace":
+            raise ValueError(
+                "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before "
+                "there is a surplus. Use `dynamic_sampling_mode='filter'`."
+            )
+        if surplus == "carry" and self.loss_type != "dapo":
+            raise ValueError(
+                f"`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
+                "losses cannot mix rows of two policies. Set `dynamic_sampling_surplus='discard'`."
+            )
+        if self.batch_multiplier is not None and self.batch_multiplier <= 0:
+            raise ValueError(f"`batch_multiplier` must be above 0, got {self.batch_multiplier}.")
+        if self.dynamic_sampling_max_round_size is not None and self.dynamic_sampling_max_round_size < 1:
+            raise ValueError(
+                f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
+            )
+
+    def _check_round_size(self):
+        """Where transformers runs a round as one batch, a larger round would not fit: `super()` knows the batch."""
+        if self.use_vllm or self.use_transformers_continuous_batching or not self.use_dynamic_sampling:
+            return
+        largest = self.generation_batch_size // self.num_generations
+        asked = {
+            "dynamic_sampling_max_round_size": self.dynamic_sampling_max_round_size or 0,
+            "batch_multiplier": (self.batch_multiplier or 0) * largest,
+        }
+        for name, size in asked.items():
+            if size > largest:
+                raise ValueError(
+                    f"`{name}={getattr(self, name)}` asks for rounds of {size:g} prompts, but without vLLM or "
+                    f"continuous batching a round runs as one batch and holds at most the generation batch, {largest} "
+                    f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
+                )
 
     def _check_overlong(self):
         buffer = self.overlong_buffer_length

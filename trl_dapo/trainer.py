@@ -10,9 +10,9 @@
         for each optimizer step:
             Clip-Higher, token mean                         UpdatePhase
 
-TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. It is wrapped, not copied: each
-round runs it in recording mode, which keeps what `_generate` and `_calculate_rewards` returned and pays for no forward
-pass; then it runs once more, on the rows that train, with the recorded values handed back to it.
+TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. It is wrapped, not copied:
+each round runs it in recording mode, which keeps what `_generate` and `_calculate_rewards` returned and pays for no
+forward pass; then it runs once more, on the rows that train, with the recorded values handed back to it.
 """
 
 import json
@@ -24,17 +24,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import GRPOConfig
-from trl.trainer.utils import get_config_model_id
+from trl.trainer.utils import get_config_model_id, pad
 
 from .config import DAPOConfig
 from .rewards import SoftOverlongPunishment
-from .sampling.groups import Criterion, deciding_reward, judge
+from .sampling.groups import REASONS, Criterion, deciding_reward, judge
+from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.refill import AcceptanceRate, Refill
 from .sampling.rollouts import as_ids, as_logprobs, deal_rows, local_slice, take_rows
@@ -46,7 +49,7 @@ logger = logging.get_logger(__name__)
 # Reward functions that measure length, TRL's and ours: they never decide whether a group is accepted.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
-STATE_NAME = "dapo_state.json"
+STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 
 
 @dataclass
@@ -60,6 +63,27 @@ class Round:
     truncated_B: torch.Tensor
     extra_logs: dict[str, list]
     metrics: dict[str, list[float]]
+
+    def state_dict(self) -> dict:
+        """What a checkpoint keeps of a carried round: tensors for arrays, so that `weights_only=True` loads it."""
+        rows = {
+            name: [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in column]
+            for name, column in self.rows.items()
+        }
+        return {"num_prompts": len(self.prompts), "rows": rows, **{name: getattr(self, name) for name in _BY_ROW}}
+
+    @classmethod
+    def from_state_dict(cls, state: dict) -> "Round":
+        rows = {
+            name: [value.numpy() if torch.is_tensor(value) else value for value in column]
+            for name, column in state["rows"].items()
+        }
+        by_row = {name: state[name] for name in _BY_ROW}
+        return cls(prompts=_unnamed(state["num_prompts"]), rows=rows, extra_logs={}, metrics={}, **by_row)
+
+
+# What a round knows of all ranks' rows.
+_BY_ROW = ("rewards_BF", "lengths_B", "truncated_B")
 
 
 class _NoReset:
@@ -79,8 +103,8 @@ class DAPOTrainer(UpdatePhase):
 
     - prompts are sampled until the rollout batch is full of groups that are neither all right nor all wrong (dynamic
       sampling; evaluation is left alone);
-    - every token of an optimizer step weighs the same, whatever the number of processes and micro-batches (token mean),
-      and the clip is wider upwards than downwards (Clip-Higher);
+    - every token of an optimizer step weighs the same, whatever the number of processes and micro-batches (token
+      mean), and the clip is wider upwards than downwards (Clip-Higher);
     - with `overlong_buffer_length` set, a reward function named `soft_overlong_punishment` joins `reward_funcs`.
 
     Args:
@@ -121,7 +145,7 @@ class DAPOTrainer(UpdatePhase):
         "citation": textwrap.dedent("""\
             @article{yu2025dapo,
                 title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
-                author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and Xiaochen Zuo and Yu Yue and others},
+                author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and others},
                 year         = 2025,
                 eprint       = {arXiv:2503.14476},
             }"""),
@@ -148,7 +172,14 @@ class DAPOTrainer(UpdatePhase):
         self._criterion, self._decides = self._deciding_rewards()
         self._acceptance = AcceptanceRate()
         self._prompt_stream = self._open_prompt_stream() if args.use_dynamic_sampling else None
+        self._memory = PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None
+        self._carried: Round | None = None  # the surplus of the last rollout
         self._num_short_rollouts = 0
+        if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
+            raise ValueError(
+                "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
+                "them. Set `dynamic_sampling_surplus='discard'`."
+            )
 
     # ---- Reward functions ----
 
@@ -199,7 +230,7 @@ class DAPOTrainer(UpdatePhase):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self._replayed is not None:
             return self._replayed["rewards"]
-        rewards, error = None, None
+        error = None
         try:
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
@@ -231,30 +262,62 @@ class DAPOTrainer(UpdatePhase):
     def _generate_and_score_completions(self, inputs):
         if not (self.model.training and self.args.use_dynamic_sampling):
             return super()._generate_and_score_completions(inputs)
-        started = time.perf_counter()
         refill = self._new_refill(len(inputs) * self.accelerator.num_processes // self.num_generations)
-        rounds = []
+        carried, rounds = self._carried, []
+        num_skipped, seconds = self._prompt_stream.num_skipped, []
         with self._progress_bar(refill) as show_progress:
-            while not refill.done:
-                rounds.append(self._sample_round(self._prompt_stream.take(refill.next_round_size())))
+            while not self._is_enough(refill):
+                started = time.perf_counter()
+                rounds.append(self._sample_round(self._next_prompts(refill.next_round_size())))
                 refill.offer(self._verdicts(rounds[-1]))
+                seconds.append(time.perf_counter() - started)
                 show_progress()
         self._on_shortfall(refill)
-        rollouts = self._train_on(rounds, refill)
-        self._log_sampling(rounds, refill, rollouts, seconds=time.perf_counter() - started)
+        rollouts = self._train_on(([carried] if carried else []) + rounds, refill)
+        self._log_sampling(
+            rounds,
+            refill,
+            tokens_trained=int(rollouts["num_items_in_batch"]),
+            skipped_by_memory=self._prompt_stream.num_skipped - num_skipped,
+            refill_seconds=sum(seconds[1:]),
+        )
         return rollouts
 
     def _new_refill(self, target: int) -> Refill:
-        # A round splits into equal numbers of rows for all ranks.
-        multiple_of = self.accelerator.num_processes // math.gcd(self.num_generations, self.accelerator.num_processes)
+        args = self.args
+        if args.dynamic_sampling_mode == "mask":
+            return Refill(target=target, acceptance=self._acceptance, max_rounds=1, batch_multiplier=1.0)
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         schedules = self.use_vllm or self.use_transformers_continuous_batching
         return Refill(
             target=target,
             acceptance=self._acceptance,
-            max_rounds=self.args.dynamic_sampling_max_rounds,
-            max_round_size=None if schedules else target,
-            multiple_of=multiple_of,
+            max_rounds=args.dynamic_sampling_max_rounds,
+            max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
+            multiple_of=self._smallest_split,
+            batch_multiplier=args.batch_multiplier,
+            num_carried=len(self._carried.prompts) if self._carried else 0,
+        )
+
+    @property
+    def _smallest_split(self) -> int:
+        """The least number of groups whose rows all ranks can share equally."""
+        world_size = self.accelerator.num_processes
+        return world_size // math.gcd(self.num_generations, world_size)
+
+    def _is_enough(self, refill: Refill) -> bool:
+        return refill.done or self._can_replace(refill)
+
+    def _can_replace(self, refill: Refill) -> bool:
+        """Whether enough groups are accepted for copies of them to stand in for the dropped ones."""
+        enough = self.args.min_replace_ratio * refill.target
+        return self.args.dynamic_sampling_mode == "replace" and len(refill.taken) >= enough
+
+    def _next_prompts(self, num_prompts: int) -> list[tuple[str, dict]]:
+        if self._memory is None:
+            return self._prompt_stream.take(num_prompts)
+        return self._prompt_stream.take(
+            num_prompts, lambda prompt: self._memory.should_skip(prompt, self.state.global_step, self.num_generations)
         )
 
     def _sample_round(self, prompts: list[tuple[str, dict]]) -> Round:
@@ -287,46 +350,95 @@ class DAPOTrainer(UpdatePhase):
         """For each group of a round: `None` if it is accepted, else the reason why not."""
         G = self.num_generations
         rewards = deciding_reward(round_.rewards_BF, self.reward_weights, self._decides).view(-1, G)
-        masked = round_.truncated_B.view(-1, G) if self.mask_truncated_completions else torch.zeros_like(rewards).bool()
+        masked = (
+            round_.truncated_B.view(-1, G) if self.mask_truncated_completions else torch.zeros_like(rewards).bool()
+        )
+        if self._memory is not None:
+            scored = ~rewards.isnan() & ~masked
+            correct = scored & (rewards > self._criterion.accuracy_threshold)
+            counts = zip(round_.prompts, correct.sum(1).tolist(), scored.sum(1).tolist(), strict=True)
+            for (prompt_id, _), num_correct, num_scored in counts:
+                self._memory.update(prompt_id, num_correct, num_scored, self.state.global_step)
         return judge(rewards, masked, self._criterion)
 
     def _train_on(self, rounds: list[Round], refill: Refill) -> dict:
-        """The rollout batch: the groups taken, in prompt order, then rows that weigh nothing where it is short."""
-        G = self.num_generations
-        groups = [(round_, start) for round_ in rounds for start in range(0, len(round_.prompts) * G, G)]
-        taken = set(refill.taken)
-        idle = [i for i in range(len(groups)) if i not in taken] or refill.taken
-        filler = [idle[i % len(idle)] for i in range(refill.shortfall)]
+        """The rollout batch: carried groups, then those taken in prompt order, then what fills it if it is short."""
+        first = refill.num_carried
+        live = [*range(first), *(first + i for i in refill.taken)]
+        num_groups = sum(len(round_.prompts) for round_ in rounds)
+        if self._can_replace(refill):
+            live = [live[i % len(live)] for i in range(refill.target)]
+        idle = sorted({*range(num_groups)} - {*live}) or live
+        filler = [idle[i % len(idle)] for i in range(refill.target - len(live))]
 
-        rows, positions, num_trained = defaultdict(list), [], len(refill.taken) * G
-        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
-        for place, index in enumerate([*refill.taken, *filler]):
+        rows, rewards, extra_logs = self._deal(rounds, live, filler)
+        num_live = max(0, len(live) * self.num_generations - self.accelerator.process_index * len(rows["prompt"]))
+        rollouts = self._replay(rows, rewards, extra_logs, min(num_live, len(rows["prompt"])))
+        if first:
+            _restore_old_logps(rollouts, rows["old_logps"])
+        if self.args.dynamic_sampling_surplus == "carry":
+            self._carried = self._carry(rounds, [first + i for i in refill.surplus][: refill.target])
+        return rollouts
+
+    def _deal(self, rounds: list[Round], live: list[int], filler: list[int]) -> tuple[dict, torch.Tensor, dict]:
+        """This rank's rows of the groups `live`, then `filler` cut short; all ranks' rewards; this rank's logs."""
+        G, rank, world_size = self.num_generations, self.accelerator.process_index, self.accelerator.num_processes
+        groups = [(round_, start) for round_ in rounds for start in range(0, len(round_.prompts) * G, G)]
+        rows, positions = {name: [] for name in rounds[0].rows}, []
+        for place, index in enumerate([*live, *filler]):
             round_, start = groups[index]
             mine = local_slice(len(round_.rewards_BF), rank, world_size)
             here = [row for row in range(start, start + G) if mine.start <= row < mine.stop]
             part = take_rows(round_.rows, [row - mine.start for row in here])
-            if place * G >= num_trained:
+            if place >= len(live):
                 _cut_to_one_token(part)
             for name, column in part.items():
                 rows[name].extend(column)
             positions.extend(place * G + row - start for row in here)
-        rows = dict(rows) or {name: [] for name in rounds[0].rows}
-        total = (len(refill.taken) + len(filler)) * G
-        rows = deal_rows(rows, positions, total, self.accelerator.device)
-
-        rewards = torch.cat([groups[i][0].rewards_BF[groups[i][1] : groups[i][1] + G] for i in refill.taken + filler])
-        rewards[num_trained:] = torch.nan  # TRL leaves what cannot be scored out of every mean
-        mine = local_slice(total, rank, world_size)
-        return self._replay(
-            rows,
+        total = (len(live) + len(filler)) * G
+        rewards = torch.cat([groups[i][0].rewards_BF[groups[i][1] : groups[i][1] + G] for i in [*live, *filler]])
+        rewards[len(live) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        return (
+            deal_rows(rows, positions, total, self.accelerator.device),
             rewards.to(self.accelerator.device),
-            extra_logs=self._extra_logs(groups, [*refill.taken, *filler], mine),
-            num_live=max(0, min(num_trained, mine.stop) - mine.start),
+            self._extra_logs(groups, [*live, *filler], local_slice(total, rank, world_size)),
         )
+
+    def _carry(self, rounds: list[Round], surplus: list[int]) -> Round | None:
+        """The surplus, with the log-probabilities of the policy that sampled it, for the next rollout."""
+        surplus = surplus[: len(surplus) // self._smallest_split * self._smallest_split]
+        if not surplus:
+            return None
+        G = self.num_generations
+        rows, _, _ = self._deal(rounds, surplus, [])
+        rows["old_logps"] = rows["logprobs"] if rows["logprobs"][0] is not None else self._logps_of(rows)
+        picked = torch.tensor([row for i in surplus for row in range(i * G, (i + 1) * G)])
+        joined = {name: torch.cat([getattr(round_, name) for round_ in rounds])[picked] for name in _BY_ROW}
+        return Round(prompts=_unnamed(len(surplus)), rows=rows, extra_logs={}, metrics={}, **joined)
+
+    def _logps_of(self, rows: dict[str, list]) -> list:
+        """Log-probabilities of the rows' completions under the present policy."""
+        device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
+        ids = [torch.tensor(row) for row in rows["completion_ids"]]
+        prompt_ids = pad([torch.tensor(row) for row in rows["prompt_ids"]], pad_token_id, padding_side="left")
+        prompt_mask = pad([torch.ones(len(row)) for row in rows["prompt_ids"]], 0, padding_side="left")
+        completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
+        with torch.no_grad():
+            logps, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
+                torch.cat([prompt_mask, mask], dim=1).long().to(device),
+                completion_ids.size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
     def _extra_logs(self, groups, indices: list[int], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""
-        G, columns = self.num_generations, dict.fromkeys(column for round_, _ in groups for column in round_.extra_logs)
+        G, columns = (
+            self.num_generations,
+            dict.fromkeys(column for round_, _ in groups for column in round_.extra_logs),
+        )
         return {
             column: [
                 value
@@ -360,6 +472,7 @@ class DAPOTrainer(UpdatePhase):
                     "logprobs": [as_logprobs(row) for row in logprobs] if logprobs is not None else blank,
                     "images": images or _images_in(prompts),
                     "tool_images": tool_images or blank,
+                    "old_logps": blank,
                 },
             )
         return generated
@@ -371,7 +484,9 @@ class DAPOTrainer(UpdatePhase):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
 
-    def _replay(self, rows: dict[str, list], rewards: torch.Tensor, extra_logs: dict[str, list], num_live: int) -> dict:
+    def _replay(
+        self, rows: dict[str, list], rewards: torch.Tensor, extra_logs: dict[str, list], num_live: int
+    ) -> dict:
         """TRL's rollout batch of `rows`, as if they had just been sampled together; only `num_live` of them train."""
         images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
         tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
@@ -440,40 +555,44 @@ class DAPOTrainer(UpdatePhase):
     @contextmanager
     def _progress_bar(self, refill: Refill):
         disable = self.args.disable_tqdm or not self.accelerator.is_main_process
-        with tqdm(total=refill.target, desc="Sampling", unit="group", leave=False, disable=disable) as bar:
+        bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
+        with tqdm(total=refill.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
 
             def show():
-                bar.n = min(len(refill.taken), refill.target)
-                bar.set_postfix_str(f"round {refill.num_rounds}, acceptance {self._acceptance.rate:.0%}")
+                bar.n = refill.target - refill.shortfall
+                bar.set_postfix_str(f"round {refill.num_rounds}, acceptance {_acceptance(refill):.0%}")
 
             yield show
 
     def _on_shortfall(self, refill: Refill):
         """Stops or warns when the rounds were used up before the batch was full."""
-        if refill.full:
+        by_design = self._can_replace(refill) or (self.args.dynamic_sampling_mode == "mask" and refill.taken)
+        if refill.full or by_design:
             self._num_short_rollouts = 0
             return
         self._num_short_rollouts += 1
-        found = refill.num_generated - sum(refill.dropped.values())
-        reasons = ", ".join(f"{reason} {count}" for reason, count in refill.dropped.most_common())
+        found = refill.num_generated - refill.dropped.total()
+        reasons = ", ".join(f"{reason} {count}" for reason, count in refill.dropped.most_common()) or "none"
         what = (
             f"{found} of {refill.num_generated} groups accepted in {refill.num_rounds} rounds, {refill.target} needed "
             f"(dropped: {reasons})."
         )
-        advice = _ADVICE[refill.dropped.most_common(1)[0][0]]
+        advice = "".join(_ADVICE[reason] + " " for reason, _ in refill.dropped.most_common(1))
+        limit = f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds})"
         if self.args.dynamic_sampling_on_exhausted == "error":
             raise RuntimeError(
-                f"Dynamic sampling could not fill the rollout batch: {what} {advice} Or raise "
-                f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds}), or set "
+                f"Dynamic sampling could not fill the rollout batch: {what} {advice}Or raise {limit}, or set "
                 "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
             )
-        # Once when it begins and once when it has become a pattern: a line a step would bury the log.
+        # Once when it begins and once when it has become a pattern: a line a rollout would bury the log.
         if self._num_short_rollouts in (1, 5):
             outcome = f"trains on the {found} found" if found else "does not move the weights"
-            often = "" if self._num_short_rollouts == 1 else f" {self._num_short_rollouts} rollouts in a row fell short."
-            logger.warning(f"Dynamic sampling fell short: {what} This rollout {outcome}.{often} {advice}")
+            logger.warning(
+                f"Dynamic sampling fell short ({self._num_short_rollouts} rollouts in a row): {what} This rollout "
+                f"{outcome}. {advice}Or raise {limit}."
+            )
 
-    def _log_sampling(self, rounds: list[Round], refill: Refill, rollouts: dict, seconds: float):
+    def _log_sampling(self, rounds: list[Round], refill: Refill, **sampling: float):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
         metrics = self._metrics["train"]
         for name, value in _merge_rounds(rounds).items():
@@ -483,21 +602,21 @@ class DAPOTrainer(UpdatePhase):
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
-        G, taken = self.num_generations, len(refill.taken)
+        num_trained = refill.target - (0 if self._can_replace(refill) else refill.shortfall)
         sampling = {
             "rounds": refill.num_rounds,
-            "acceptance_rate": 1 - sum(refill.dropped.values()) / refill.num_generated,
             "groups_generated": refill.num_generated,
-            "groups_trained": taken,
-            "completions_generated": refill.num_generated * G,
-            "completions_trained": taken * G,
+            "groups_trained": num_trained,
+            "completions_generated": refill.num_generated * self.num_generations,
+            "completions_trained": num_trained * self.num_generations,
             "tokens_generated": sum(int(round_.lengths_B.sum()) for round_ in rounds),
-            "tokens_trained": int(rollouts["num_items_in_batch"]),
             "surplus": len(refill.surplus),
+            "carried": refill.num_carried,
             "shortfall": refill.shortfall,
             "passes": self._prompt_stream.passes,
-            "seconds": seconds,
-            **{f"dropped/{reason}": refill.dropped[reason] for reason in _ADVICE},
+            **{f"dropped/{reason}": refill.dropped[reason] for reason in REASONS},
+            **({"acceptance_rate": _acceptance(refill)} if rounds else {}),
+            **sampling,
         }
         for name, value in sampling.items():
             metrics[f"dynamic_sampling/{name}"].append(float(value))
@@ -508,6 +627,14 @@ class DAPOTrainer(UpdatePhase):
         dataset = self.train_dataset
         if self.args.remove_unused_columns:
             dataset = self._remove_unused_columns(dataset, description="training")
+        num_groups = self.args.generation_batch_size // self.num_generations
+        if isinstance(dataset, Dataset) and len(dataset) < num_groups:
+            raise ValueError(
+                f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_groups} "
+                f"(`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
+                f"{self.num_generations}). Add prompts, or lower `per_device_train_batch_size` or "
+                "`steps_per_generation`."
+            )
         return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset)
 
     def _save_checkpoint(self, model, trial):
@@ -520,14 +647,22 @@ class DAPOTrainer(UpdatePhase):
 
     def _save_dapo_state(self, folder: Path):
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
-        local = {"update": self.update_state_dict(), "metrics": dict(self._metrics["train"]), "world_size": world_size}
+        local = {
+            "update": self.update_state_dict(),
+            "metrics": dict(self._metrics["train"]),
+            "carried": self._carried and self._carried.state_dict(),
+            "world_size": world_size,
+        }
         torch.save(local, folder / _rank_state_name(rank))
         if self.args.should_save:
             shared = {
                 "acceptance": self._acceptance.state_dict(),
                 "num_short_rollouts": self._num_short_rollouts,
-                "prompts": self._prompt_stream.state_dict() if self._prompt_stream else None,
+                "prompts": self._prompt_stream and self._prompt_stream.state_dict(),
+                "memory": self._memory and self._memory.state_dict(),
             }
+            if self._memory is not None:
+                self._memory.save(folder / MEMORY_NAME)
             (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -547,8 +682,11 @@ class DAPOTrainer(UpdatePhase):
         self._num_short_rollouts = shared["num_short_rollouts"]
         if self._prompt_stream and shared["prompts"]:
             self._prompt_stream.load_state_dict(shared["prompts"])
+        if self._memory is not None and shared["memory"]:
+            self._memory.load_state_dict(shared["memory"])
+            self._memory.load(folder / MEMORY_NAME)
         path = folder / _rank_state_name(self.accelerator.process_index)
-        local = torch.load(path, map_location=self.accelerator.device, weights_only=True) if path.exists() else {}
+        local = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
         if local.get("world_size") != self.accelerator.num_processes:
             logger.warning(
                 f"{folder} was written with another number of processes: an unfinished rollout in it is sampled anew."
@@ -556,6 +694,7 @@ class DAPOTrainer(UpdatePhase):
             return
         self.load_update_state_dict(local["update"])
         self._metrics["train"].update(local["metrics"])
+        self._carried = local["carried"] and Round.from_state_dict(local["carried"])
 
 
 # What to change, by the reason that dropped most groups.
@@ -563,12 +702,21 @@ _ADVICE = {
     "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
     "`max_completion_length`, or check that the reward function recognises right answers.",
     "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
-    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells completions "
-    "apart.",
+    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
+    "completions apart.",
     "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
     "unscored": "The deciding reward functions return `None` for most completions: check their inputs.",
     "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
 }
+
+
+def _unnamed(num_prompts: int) -> list[tuple[str, dict]]:
+    """Prompts of carried groups: they were sampled and scored, only their number still matters."""
+    return [("", {})] * num_prompts
+
+
+def _acceptance(refill: Refill) -> float:
+    return 1 - refill.dropped.total() / refill.num_generated
 
 
 def _rank_state_name(rank: int) -> str:
@@ -580,9 +728,21 @@ def _cut_to_one_token(rows: dict[str, list]):
     for i, tool_images in enumerate(rows["tool_images"]):
         if tool_images:  # the images' placeholder tokens lie in the completion
             continue
-        for name in ("completion_ids", "tool_mask", "logprobs"):
+        for name in ("completion_ids", "tool_mask", "logprobs", "old_logps"):
             if rows[name][i] is not None:
                 rows[name][i] = rows[name][i][:1]
+
+
+def _restore_old_logps(rollouts: dict, old_logps: list):
+    """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
+    old = rollouts.setdefault(
+        "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)
+    )
+    for i, row in enumerate(old_logps):
+        if row is not None:
+            old[i, : len(row)] = torch.from_numpy(row)
+            if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
+                rollouts["importance_sampling_ratio"][i] = 1.0
 
 
 def _images_in(prompts: list) -> list[list | None]:
@@ -597,9 +757,7 @@ def _images_in(prompts: list) -> list[list | None]:
 
 def _empty_logs(logs: dict) -> dict:
     """The structure of TRL's `_logs`, empty and without a bound."""
-    return {
-        name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()
-    }
+    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
 
 
 def _merge_rounds(rounds: list[Round]) -> dict[str, float]:

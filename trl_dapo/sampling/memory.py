@@ -11,22 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def expected_acceptance(num_correct, num_wrong, num_generations):
+def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """
-    Probability that `num_generations` completions are neither all correct nor all wrong, when the pass rate follows
-    Beta(`num_correct`, `num_wrong`): one minus the two ends of the beta-binomial distribution.
+    Probability that `num_generations` completions are neither all correct nor all wrong when the pass rate follows
+    Beta(`correct`, `wrong`): one minus the two ends of the beta-binomial distribution.
 
     Args:
-        num_correct (`float`): First parameter of the Beta distribution, above zero.
-        num_wrong (`float`): Second parameter of the Beta distribution, above zero.
+        correct (`float`): First parameter of the Beta distribution, above zero.
+        wrong (`float`): Second parameter of the Beta distribution, above zero.
         num_generations (`int`): Completions of the group.
 
     Returns:
         `float` between 0 and 1.
     """
-    lost = math.lgamma(num_correct + num_wrong + num_generations) - math.lgamma(num_correct + num_wrong)
-    all_correct = math.exp(math.lgamma(num_correct + num_generations) - math.lgamma(num_correct) - lost)
-    all_wrong = math.exp(math.lgamma(num_wrong + num_generations) - math.lgamma(num_wrong) - lost)
+    all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
+    all_wrong = math.exp(_log_likelihood(0, num_generations, correct, wrong))
     return max(1.0 - all_correct - all_wrong, 0.0)
 
 
@@ -45,40 +44,62 @@ class _Record:
 
 class PromptMemory:
     """
-    Pass-rate history of every prompt.
+    Pass-rate history of every prompt, and what it predicts.
 
-    A prompt's pass rate has a Beta posterior: the prior is the population of all prompts at their first look, the
-    evidence is what was seen of this prompt, fading with a half-life because the policy changes. The posterior gives
-    the probability that a new group of the prompt would be accepted. A prompt less promising than one never seen is
-    skipped for some passes, at most `longest_wait`, so that each comes back for a look.
+    A prompt's pass rate has a Beta posterior. The prior is the population of prompts, fitted to every prompt's first
+    group. The evidence is what was generated for this prompt, and it fades with a half-life because the policy changes;
+    the half-life is the one of `HALF_LIVES` that has predicted the latest groups best. The posterior gives the
+    probability that a new group of the prompt would be accepted. A prompt less promising than one never seen is
+    skipped for some passes, the less promising the more, but each comes back for a look within `longest_wait` passes.
+
+    Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped groups
+    in a row, so a prompt with one success in sixteen and a hopeless one look alike, and its waits have no bound.
+
+    Nothing in it depends on the rank.
 
     Args:
         seed (`int`, *optional*, defaults to `0`):
             Seed of the skipping.
-        half_life (`float`, *optional*, defaults to `100.0`):
-            Optimizer steps in which the evidence on a prompt loses half its weight.
-        longest_wait (`int`, *optional*, defaults to `16`):
-            Passes after which even the least promising prompt is looked at again.
+        longest_wait (`int`, *optional*, defaults to `32`):
+            Passes within which even the least promising prompt is looked at again.
+
+    Example:
+
+    ```python
+    >>> memory = PromptMemory()
+    >>> memory.update("hopeless", num_correct=0, num_scored=16, step=0)
+    >>> memory.update("useful", num_correct=5, num_scored=16, step=0)
+    >>> round(memory.expected_acceptance("hopeless", step=1, num_generations=16), 2)
+    0.37
+    >>> memory.should_skip("useful", step=1, num_generations=16)
+    False
+    ```
     """
 
-    def __init__(self, seed=0, half_life=100.0, longest_wait=16):
+    HALF_LIVES = (25.0, 100.0, 400.0, 1600.0, 6400.0)
+
+    def __init__(self, seed: int = 0, longest_wait: int = 32):
+        if longest_wait < 1:
+            raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
-        self.half_life = half_life
         self.longest_wait = longest_wait
-        self._records = {}
+        self._records: dict[str, _Record] = {}
         self._num_draws = 0
-        # Sums over first looks of p and p^2, unbiased; two looks' worth of a uniform population to start with.
+        # Over first looks, sums of unbiased estimates of p and p^2; a uniform population counts as two looks.
         self._num_first = 2.0
-        self._sum_rate = 2.0 / 2
-        self._sum_square = 2.0 / 3
+        self._sum_rate = 2 / 2
+        self._sum_square = 2 / 3
+        self._scores = [0.0] * len(self.HALF_LIVES)
 
     def __len__(self):
         return len(self._records)
 
-    def __getitem__(self, prompt_id):
-        return self._records[prompt_id]
+    @property
+    def half_life(self) -> float:
+        """Optimizer steps in which evidence loses half its weight: what has predicted the latest groups best."""
+        return self.HALF_LIVES[self._scores.index(max(self._scores))]
 
-    def expected_acceptance(self, prompt_id, step, num_generations):
+    def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:
         """
         Probability that a new group of this prompt would be accepted.
 
@@ -90,18 +111,14 @@ class PromptMemory:
         Returns:
             `float` between 0 and 1.
         """
-        prior_correct, prior_wrong = self._prior()
-        record = self._records.get(prompt_id)
-        if record is None:
-            return expected_acceptance(prior_correct, prior_wrong, num_generations)
-        fade = 0.5 ** (max(step - record.last_step, 0) / self.half_life)
         return expected_acceptance(
-            prior_correct + fade * record.evidence_correct, prior_wrong + fade * record.evidence_wrong, num_generations
+            *self._posterior(self._records.get(prompt_id), step, self.half_life), num_generations
         )
 
-    def should_skip(self, prompt_id, step, num_generations):
+    def should_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
         """
-        Whether to pass over this prompt now. The same on every rank that asks the same questions in the same order.
+        Whether to pass over this prompt now. Processes that ask the same questions in the same order get the same
+        answers.
 
         Args:
             prompt_id (`str`): The prompt.
@@ -109,22 +126,23 @@ class PromptMemory:
             num_generations (`int`): Completions of the group.
 
         Returns:
-            `bool`.
+            `bool`: `False` for a prompt never seen.
         """
         record = self._records.get(prompt_id)
         if record is None:
             return False
-        prior = expected_acceptance(*self._prior(), num_generations)
-        keep = self.expected_acceptance(prompt_id, step, num_generations) / prior
-        keep = max(keep, 1 / self.longest_wait)
-        # The hazard of a wait that is uniform over the next 1 / keep passes.
-        hazard = keep / max(1 - keep * record.num_skipped, keep)
-        if self._draw(prompt_id) < hazard:
+        unseen = expected_acceptance(*self._prior(), num_generations)
+        # A prompt half as promising as an unseen one is looked at a quarter as often.
+        looks_per_pass = min(self.expected_acceptance(prompt_id, step, num_generations) / unseen, 1.0) ** 2
+        looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
+        # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
+        num_left = 2 / looks_per_pass - 1 - record.num_skipped
+        if self._draw(prompt_id) * num_left < 1:
             return False
         record.num_skipped += 1
         return True
 
-    def update(self, prompt_id, num_correct, num_scored, step):
+    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int):
         """
         Learns from one generated group.
 
@@ -136,21 +154,34 @@ class PromptMemory:
         """
         if not 0 <= num_correct <= num_scored:
             raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
+        num_wrong = num_scored - num_correct
         record = self._records.get(prompt_id)
-        if record is None:
-            record = self._records[prompt_id] = _Record(last_step=step)
-            if num_scored >= 2:
-                self._num_first += 1
-                self._sum_rate += num_correct / num_scored
-                self._sum_square += num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
-        fade = 0.5 ** (max(step - record.last_step, 0) / self.half_life)
+        if record is not None:
+            for index, half_life in enumerate(self.HALF_LIVES):
+                posterior = self._posterior(record, step, half_life)
+                self._scores[index] *= 0.999  # the last thousand groups count
+                self._scores[index] += _log_likelihood(num_correct, num_wrong, *posterior)
+        elif num_scored >= 2:
+            self._num_first += 1
+            self._sum_rate += num_correct / num_scored
+            self._sum_square += num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
+        record = self._records.setdefault(prompt_id, _Record(last_step=step))
+        fade = _fade(step - record.last_step, self.half_life)
         record.evidence_correct = fade * record.evidence_correct + num_correct
-        record.evidence_wrong = fade * record.evidence_wrong + num_scored - num_correct
+        record.evidence_wrong = fade * record.evidence_wrong + num_wrong
         record.num_seen += 1
         record.num_correct += num_correct
         record.num_scored += num_scored
         record.last_step = step
         record.num_skipped = 0
+
+    def _posterior(self, record, step, half_life):
+        """The Beta distribution of a prompt's pass rate."""
+        correct, wrong = self._prior()
+        if record is None:
+            return correct, wrong
+        fade = _fade(step - record.last_step, half_life)
+        return correct + fade * record.evidence_correct, wrong + fade * record.evidence_wrong
 
     def _prior(self):
         """The Beta distribution of pass rates in the population, by its first two moments."""
@@ -192,6 +223,7 @@ class PromptMemory:
             "num_first": self._num_first,
             "sum_rate": self._sum_rate,
             "sum_square": self._sum_square,
+            "scores": list(self._scores),
         }
 
     def load_state_dict(self, state):
@@ -201,3 +233,18 @@ class PromptMemory:
         self._num_first = state["num_first"]
         self._sum_rate = state["sum_rate"]
         self._sum_square = state["sum_square"]
+        self._scores = list(state["scores"])
+
+
+def _fade(num_steps, half_life):
+    """What evidence still weighs after so many steps."""
+    return 0.5 ** (max(num_steps, 0) / half_life)
+
+
+def _log_likelihood(num_correct, num_wrong, correct, wrong):
+    """Log-probability of one sequence of outcomes under a Beta(correct, wrong) pass rate."""
+    return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
+
+
+def _log_beta(a, b):
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

@@ -11,7 +11,7 @@ MIN_RATE = 1 / 32
 
 # Standard deviations added to what a first round needs on average: it fills the batch in about four of five rollouts.
 # The k-th round gets k times as many against its own noise: the last groups are few, cheap to ask for, dear to lack.
-MARGIN = 0.9
+MARGIN = 0.87
 
 
 class AcceptanceRate:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a rollout, on their way from the rank that sampled them to the rank that trains on them.
 
-A row is one completion with everything that belongs to it. Rows are kept as columns, `{name: list}`, with token ids and
-log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of int32, but gigabytes of Python integers.
+A row is one completion with everything that belongs to it. Rows are kept as columns, `{name: list}`, with token ids
+and log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of int32, but gigabytes of Python
+integers.
 """
 
 import pickle
@@ -20,7 +21,7 @@ def as_ids(ids: Sequence[int]) -> np.ndarray:
 
 
 def as_logprobs(logprobs: Sequence[float | None]) -> np.ndarray:
-    """Log-probabilities as a float32 array; `None`, which vLLM's client returns for what it could not score, as NaN."""
+    """Log-probabilities as a float32 array; `None`, vLLM's word for a token it could not score, as NaN."""
     return np.asarray([np.nan if logprob is None else logprob for logprob in logprobs], dtype=np.float32)
 
 
@@ -68,23 +69,17 @@ def deal_rows(rows: dict[str, list], positions: Sequence[int], total: int, devic
     for i, position in enumerate(positions):
         outgoing[position // per_rank].append(i)
     if world_size == 1:
-        kept = [(positions[i], i) for i in outgoing[0]]
-        return take_rows(rows, [i for _, i in sorted(kept)])
+        return take_rows(rows, sorted(range(total), key=positions.__getitem__))
 
+    shares = [([positions[i] for i in indices], take_rows(rows, indices)) for indices in outgoing]
     payloads = [
-        b"" if destination == rank or not indices else pickle.dumps(([positions[i] for i in indices], take_rows(rows, indices)), protocol=5)
-        for destination, indices in enumerate(outgoing)
+        pickle.dumps(share, protocol=5) if share[0] and destination != rank else b""
+        for destination, share in enumerate(shares)
     ]
-    own = ([positions[i] for i in outgoing[rank]], take_rows(rows, outgoing[rank]))
-    parts = [own, *(pickle.loads(payload) for payload in _all_to_all(payloads, device) if payload)]
-    columns = list(own[1]) or list(parts[-1][1])
+    parts = [shares[rank], *(pickle.loads(payload) for payload in _all_to_all(payloads, device) if payload)]
     places = [place for part_places, _ in parts for place in part_places]
     order = sorted(range(len(places)), key=places.__getitem__)
-    return {name: _pick([value for _, part in parts for value in part.get(name, [])], order) for name in columns}
-
-
-def _pick(values: list, order: list[int]) -> list:
-    return [values[i] for i in order]
+    return take_rows({name: [value for _, part in parts for value in part[name]] for name in rows}, order)
 
 
 def _all_to_all(payloads: list[bytes], device: torch.device) -> list[bytes]:

@@ -1,0 +1,427 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a dynamic-sampling policy costs: generated groups per trained group, rounds, shortfalls.
+
+Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
+scale that groups of 16 are accepted at a given rate, and which in the drifting traces rise as the policy learns (by one
+unit of log-odds on average over a run). Ours drives the package's own `PromptStream`, `judge`, `Refill`,
+`AcceptanceRate` and `PromptMemory`; the others are modelled after what their code does, without their machinery. No
+model runs: it is arithmetic on one core.
+
+    python benchmarks/sampling_policies.py           # about a minute
+    python benchmarks/sampling_policies.py --full    # longer runs, less noise
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+
+from trl_dapo.sampling.groups import Criterion, judge
+from trl_dapo.sampling.memory import PromptMemory
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.refill import AcceptanceRate, Refill
+
+
+class Trace:
+    """The pass rate of every prompt at every step. `drift` is the mean rise per step, in log-odds."""
+
+    def __init__(self, *, acceptance, drift, num_prompts, num_generations, seed, mean_logit=-0.5):
+        self.num_prompts = num_prompts
+        self.num_generations = num_generations
+        self.seed = seed
+        rng = np.random.default_rng(seed)
+        normal_N = rng.standard_normal(num_prompts)
+        # The wider the pass rates are spread on the log-odds scale, the more prompts are hopeless or solved.
+        low, high = 0.0, 1000.0
+        while high - low > 1e-6:
+            width = (low + high) / 2
+            self._logit_N = mean_logit + width * normal_N
+            self._speed_N = np.zeros(num_prompts)
+            low, high = (width, high) if 1 / self.least(0) > acceptance else (low, width)
+        # Most prompts hardly move while some are learnt quickly.
+        self._speed_N = drift * rng.exponential(1.0, num_prompts)
+
+    def rates(self, step):
+        """Pass rate of every prompt at a step."""
+        return 0.5 + 0.5 * np.tanh((self._logit_N + step * self._speed_N) / 2)
+
+    def least(self, step):
+        """Groups that must be generated per trained group at a step: one over the acceptance rate of the dataset."""
+        rate_N = self.rates(step)
+        return 1 / np.mean(1 - rate_N**self.num_generations - (1 - rate_N) ** self.num_generations)
+
+
+class World:
+    """Answers prompts as the policy of a trace would, and counts what was asked."""
+
+    def __init__(self, trace):
+        self.trace = trace
+        self.step = 0
+        self._rng = np.random.default_rng([trace.seed, 1])
+
+    def correct(self, prompts):
+        """Correct completions of each prompt's group."""
+        return self._rng.binomial(self.trace.num_generations, self.trace.rates(self.step)[prompts])
+
+    def accepted(self, prompts):
+        """Whether each prompt's group has spread."""
+        correct = self.correct(prompts)
+        return (correct > 0) & (correct < self.trace.num_generations)
+
+
+class Shuffled:
+    """The peers' prompt order: one permutation after another."""
+
+    def __init__(self, num_prompts, seed):
+        self._rng = np.random.default_rng([seed, 2])
+        self._num_prompts = num_prompts
+        self._left = np.empty(0, dtype=int)
+        self.num_passes = 0
+
+    def take(self, n):
+        while len(self._left) < n:
+            self._left = np.concatenate([self._left, self._rng.permutation(self._num_prompts)])
+            self.num_passes += 1
+        taken, self._left = self._left[:n], self._left[n:]
+        return taken
+
+
+@dataclass
+class Step:
+    """What one optimizer step cost."""
+
+    num_generated: int
+    num_trained: int
+    num_rounds: int
+
+
+class FixedRounds:
+    """verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it."""
+
+    def __init__(self, world, target, multiplier, max_rounds=10, forgets_at_pass_end=False):
+        self._world = world
+        self._target = target
+        self._size = int(multiplier * target)
+        self._max_rounds = max_rounds
+        self._forgets = forgets_at_pass_end
+        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+
+    def __call__(self):
+        num_accepted = num_rounds = 0
+        while num_accepted < self._target and num_rounds < self._max_rounds:
+            num_passes = self._prompts.num_passes
+            prompts = self._prompts.take(self._size)
+            if self._forgets and self._prompts.num_passes > num_passes:
+                num_accepted = 0
+            num_accepted += self._world.accepted(prompts).sum()
+            num_rounds += 1
+        return Step(num_rounds * self._size, min(num_accepted, self._target), num_rounds)
+
+
+class Swift:
+    """ms-swift: four rounds of the batch, the last never looked at, then the first batch unfiltered."""
+
+    def __init__(self, world, target, num_resamples=3):
+        self._world = world
+        self._target = target
+        self._num_resamples = num_resamples
+        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+
+    def __call__(self):
+        first = num_accepted = self._world.accepted(self._prompts.take(self._target)).sum()
+        for resample in range(self._num_resamples):
+            if num_accepted >= self._target:
+                return Step((resample + 1) * self._target, self._target, resample + 1)
+            accepted = self._world.accepted(self._prompts.take(self._target)).sum()
+            num_accepted += accepted if resample + 1 < self._num_resamples else 0
+        return Step((self._num_resamples + 1) * self._target, first, self._num_resamples + 1)
+
+
+class Replace:
+    """SkyRL's replace: copies of the accepted groups fill the batch if enough were, else all over again."""
+
+    def __init__(self, world, target, min_ratio=0.3, max_rounds=30):
+        self._world = world
+        self._target = target
+        self._min_ratio = min_ratio
+        self._max_rounds = max_rounds
+        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+
+    def __call__(self):
+        num_accepted = num_rounds = 0
+        while num_accepted <= self._min_ratio * self._target and num_rounds < self._max_rounds:
+            num_accepted = self._world.accepted(self._prompts.take(self._target)).sum()
+            num_rounds += 1
+        return Step(num_rounds * self._target, num_accepted, num_rounds)
+
+
+class Waves:
+    """slime: groups judged as they finish; a further wave whenever accepted and running ones cannot fill the batch."""
+
+    def __init__(self, world, target):
+        self._world = world
+        self._target = target
+        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+
+    def __call__(self):
+        num_started = num_finished = num_accepted = num_dropped = 0
+        verdicts = []
+        while num_accepted < self._target:
+            if num_started - num_dropped < self._target:
+                verdicts.extend(self._world.accepted(self._prompts.take(self._target)))
+                num_started += self._target
+            num_accepted += verdicts[num_finished]
+            num_dropped += not verdicts[num_finished]
+            num_finished += 1
+        return Step(num_started, self._target, num_started // self._target)
+
+
+class Greso:
+    """GRESO (arXiv 2506.02177): skips by zero-variance groups in a row, sizes rounds by the recent share of them."""
+
+    def __init__(self, world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
+        self._world = world
+        self._target = target
+        self._safety = safety
+        self._delta = delta
+        self._targets = {"easy": target_zero_variance / 3, "hard": target_zero_variance * 2 / 3}
+        self._explore = {"easy": 0.5, "hard": 0.5}
+        self._runs = np.zeros(world.trace.num_prompts, dtype=int)
+        self._kind = np.full(world.trace.num_prompts, "hard")
+        self._zero_share = 0.0
+        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+        self._rng = np.random.default_rng([world.trace.seed, 3])
+        self.looks = np.zeros(world.trace.num_prompts, dtype=int)
+
+    def _take(self, n):
+        taken = []
+        while len(taken) < n:
+            (prompt,) = self._prompts.take(1)
+            if self._rng.random() < self._explore[self._kind[prompt]] ** self._runs[prompt]:
+                taken.append(prompt)
+        return np.array(taken)
+
+    def __call__(self):
+        num_accepted = num_generated = num_rounds = 0
+        counts = {"easy": 0, "hard": 0}
+        while num_accepted < self._target:
+            deficit = self._target - num_accepted
+            size = deficit if num_rounds == 0 else self._safety * deficit / max(1 - self._zero_share, 0.05)
+            prompts = self._take(min(math.ceil(size), self._target))
+            np.add.at(self.looks, prompts, 1)
+            correct = self._world.correct(prompts)
+            zero = (correct == 0) | (correct == self._world.trace.num_generations)
+            self._runs[prompts] = np.where(zero, self._runs[prompts] + 1, 0)
+            self._kind[prompts[zero]] = np.where(correct[zero] == 0, "hard", "easy")
+            counts["hard"] += (correct == 0).sum()
+            counts["easy"] += (correct == self._world.trace.num_generations).sum()
+            num_accepted += (~zero).sum()
+            num_generated += len(prompts)
+            num_rounds += 1
+            self._zero_share = sum(counts.values()) / num_generated
+        for kind, count in counts.items():
+            more = count / num_generated < self._targets[kind]
+            self._explore[kind] = np.clip(self._explore[kind] + (self._delta if more else -self._delta), 0.05, 1.0)
+        return Step(num_generated, self._target, num_rounds)
+
+
+class Ours:
+    """The package's own modules, put together as the trainer does."""
+
+    def __init__(self, world, target, carry=False, memory=False):
+        trace = world.trace
+        self._world = world
+        self._target = target
+        self._carry = carry
+        self._num_carried = 0
+        self._acceptance = AcceptanceRate()
+        self._stream = PromptStream(Dataset.from_dict({"prompt": range(trace.num_prompts)}), seed=trace.seed)
+        self.memory = PromptMemory(seed=trace.seed) if memory else None
+        self.last_look = np.zeros(trace.num_prompts)
+        self.longest_wait = np.zeros(trace.num_prompts)
+
+    @property
+    def passes(self):
+        return self._stream.passes
+
+    def __call__(self):
+        num_generations = self._world.trace.num_generations
+        step = self._world.step
+        skip = None
+        if self.memory is not None:
+            skip = lambda prompt_id: self.memory.should_skip(prompt_id, step, num_generations)  # noqa: E731
+        refill = Refill(target=self._target, acceptance=self._acceptance, num_carried=self._num_carried)
+        while not refill.done:
+            taken = self._stream.take(refill.next_round_size(), skip)
+            prompts = np.array([example["prompt"] for _, example in taken])
+            correct_N = torch.from_numpy(self._world.correct(prompts))
+            rewards_NG = (torch.arange(num_generations) < correct_N[:, None]).double()
+            refill.offer(judge(rewards_NG, None, Criterion()))
+            if self.memory is not None:
+                for (prompt_id, _), num_correct in zip(taken, correct_N.tolist(), strict=True):
+                    self.memory.update(prompt_id, num_correct, num_generations, step)
+            self._note_waits(prompts)
+        num_trained = self._target - refill.shortfall
+        if self._carry:
+            self._num_carried = min(len(refill.surplus), self._target)
+        return Step(refill.num_generated, num_trained, refill.num_rounds)
+
+    def _note_waits(self, prompts):
+        """Keeps the longest time, in passes, that each prompt went without a look."""
+        self.longest_wait[prompts] = np.maximum(self.longest_wait[prompts], self.passes - self.last_look[prompts])
+        self.last_look[prompts] = self.passes
+
+
+POLICIES: dict[str, Callable] = {
+    "verl recipe, 3x": lambda world, target: FixedRounds(world, target, 3),
+    "NeMo RL, 1x": lambda world, target: FixedRounds(world, target, 1, forgets_at_pass_end=True),
+    "NeMo RL, 3x": lambda world, target: FixedRounds(world, target, 3, forgets_at_pass_end=True),
+    "ms-swift": Swift,
+    "SkyRL replace": Replace,
+    "slime waves": Waves,
+    "GRESO": Greso,
+    "ours": Ours,
+    "ours, carry": lambda world, target: Ours(world, target, carry=True),
+    "ours, carry, memory": lambda world, target: Ours(world, target, carry=True, memory=True),
+}
+
+
+@dataclass
+class Run:
+    """What a run of a policy cost."""
+
+    per_trained: float
+    over_least: float
+    rounds_per_step: float
+    shortfall: float
+    policy: Callable
+
+
+def run(policy, trace, target, num_steps):
+    """Plays a policy on a trace."""
+    world = World(trace)
+    play = policy(world, target)
+    steps = []
+    for world.step in range(num_steps):
+        steps.append(play())
+    num_generated = sum(step.num_generated for step in steps)
+    num_trained = sum(step.num_trained for step in steps)
+    least = np.mean([trace.least(step) for step in range(num_steps)])
+    return Run(
+        per_trained=num_generated / num_trained,
+        over_least=num_generated / num_trained / least,
+        rounds_per_step=sum(step.num_rounds for step in steps) / num_steps,
+        shortfall=1 - num_trained / (target * num_steps),
+        policy=play,
+    )
+
+
+def compare(console, args, target, num_steps):
+    """One table per trace, every policy a row; returns ours, by trace."""
+    ours = {}
+    for drifting in (False, True):
+        for acceptance in (0.55, 0.33, 0.1):
+            trace = make_trace(args, acceptance, drifting, num_steps)
+            title = f"{target} prompts, acceptance {acceptance}, {'drifting' if drifting else 'stationary'}"
+            table = Table("policy", title=f"{title}, {num_steps} steps")
+            for column in ("generated / trained", "over the least", "rounds / step", "shortfall"):
+                table.add_column(column, justify="right")
+            for name, policy in POLICIES.items():
+                result = run(policy, trace, target, num_steps)
+                table.add_row(
+                    name,
+                    f"{result.per_trained:.2f}",
+                    f"{result.over_least:.3f}",
+                    f"{result.rounds_per_step:.2f}",
+                    f"{result.shortfall:.1%}",
+                )
+                ours[title, name] = result
+            console.print(table)
+    return {key: result for key, result in ours.items() if key[1].startswith("ours")}
+
+
+def make_trace(args, acceptance, drifting, num_steps, num_prompts=None):
+    """A trace on which the log-odds rise by one over the run, or not at all."""
+    return Trace(
+        acceptance=acceptance,
+        drift=1 / num_steps if drifting else 0.0,
+        num_prompts=num_prompts or args.num_prompts,
+        num_generations=args.num_generations,
+        seed=args.seed,
+    )
+
+
+def compare_memory(console, args, target=512, acceptance=0.33, num_passes=10):
+    """Memory against plain dynamic sampling for as many steps as the latter gets out of `num_passes` passes."""
+    num_steps = round(num_passes * args.num_prompts * acceptance / target)
+    savings = []
+    for drifting in (False, True):
+        trace = make_trace(args, acceptance, drifting, num_steps)
+        results = {name: run(POLICIES[name], trace, target, num_steps) for name in ("ours", "GRESO", LAST)}
+        savings.append(results["ours"].per_trained / results[LAST].per_trained)
+        console.print(
+            f"memory, acceptance {acceptance}, {'drifting' if drifting else 'stationary'}, {num_steps} steps: "
+            + ", ".join(f"{name} {result.per_trained:.2f}" for name, result in results.items())
+            + f" generated per trained; {savings[-1]:.2f} times fewer than without"
+        )
+    return savings
+
+
+def longest_wait(console, args, target=512, acceptance=0.33, num_passes=40, num_prompts=2000):
+    """How long, in passes, the memory leaves a prompt without a look, over more passes than it may."""
+    num_steps = round(num_passes * num_prompts * acceptance / target)
+    trace = make_trace(args, acceptance, False, num_steps, num_prompts)
+    play = run(POLICIES[LAST], trace, target, num_steps).policy
+    wait = np.maximum(play.longest_wait, play.passes - play.last_look).max()
+    console.print(
+        f"memory, {play.passes:.1f} passes over {num_prompts} prompts: no prompt went without a look for more than "
+        f"{wait:.1f} passes"
+    )
+    return wait
+
+
+LAST = list(POLICIES)[-1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--full", action="store_true", help="four times as many steps")
+    parser.add_argument(
+        "--num-prompts", type=int, default=17_000, help="prompts in the dataset (default: %(default)s)"
+    )
+    parser.add_argument("--num-generations", type=int, default=16, help="completions per group (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the traces and of every policy")
+    args = parser.parse_args()
+    console = Console(width=110)
+    length = 4 if args.full else 1
+    large = compare(console, args, target=512, num_steps=60 * length)
+    small = compare(console, args, target=16, num_steps=100 * length)
+    savings = compare_memory(console, args)
+    wait = longest_wait(console, args)
+
+    def worst(results, name, attribute):
+        return max(getattr(result, attribute) for (_, policy), result in results.items() if policy == name)
+
+    table = Table("promise", "measured (worst trace)", "kept", title="Promises")
+    for promise, measured, bound in (
+        ("512 prompts: at most 1.05 over the least", worst(large, "ours", "over_least"), 1.05),
+        ("512 prompts: at most 1.2 rounds per step", worst(large, "ours", "rounds_per_step"), 1.2),
+        ("512 prompts, carry: 1.00 over the least", worst(large, "ours, carry", "over_least"), 1.005),
+        ("16 prompts, carry: at most 1.10 over the least", worst(small, "ours, carry", "over_least"), 1.10),
+        ("memory: at least 2x fewer (shown: share generated)", 1 / min(savings), 0.5),
+        ("memory: a look at every prompt within 32 passes", wait, 33.0),
+    ):
+        table.add_row(promise, f"{measured:.3f}", "yes" if measured <= bound else "NO")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Surplus, memory, the other modes, and what else a rollout can hold: environments, tools, asynchronous rewards."""
+
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from helpers import ScriptedTrainer, prompts, tiny_config
+from test_trainer import make, mixed_unless_multiple_of_3, number, right, spy_on_training, weights
+from trl import GRPOTrainer
+
+from trl_dapo import DAPOTrainer
+
+
+def always_mixed(text, i):
+    return "right" if i % 4 == 0 else "wrong"
+
+
+# ---- Surplus ----
+
+
+def test_the_surplus_of_a_rollout_trains_in_the_next_one(tiny_model, tmp_path):
+    # Two fixed rounds of 4 prompts bring 0 1 2 3 | 4 5 6 7: 1 2 4 5 train, 7 is left over.
+    settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
+    trainer = make(tiny_model, tmp_path, **settings)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen[:16]} == {1, 2, 4, 5}
+    assert {number(text) for text, *_ in seen[16:]} == {7, 8, 10, 11}
+    logs = trainer.state.log_history
+    assert [logs[i]["dynamic_sampling/surplus"] for i in (0, 1)] == [1, 0]
+    assert [logs[i]["dynamic_sampling/carried"] for i in (0, 1)] == [0, 1]
+    assert [logs[i]["dynamic_sampling/groups_trained"] for i in (0, 1)] == [4, 4]
+
+
+def test_the_surplus_is_discarded_unless_it_is_asked_for(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=2, batch_multiplier=1.0)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen[16:]} == {8, 10, 11, 13}
+
+
+def test_carried_rows_bring_the_log_probabilities_of_the_policy_that_sampled_them(tiny_model, tmp_path):
+    settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
+    trainer = make(tiny_model, tmp_path, **settings)
+    policies, rollouts, generate = [], [], trainer._generate_and_score_completions
+
+    def spy(inputs):
+        policies.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+        rollouts.append(generate(inputs))
+        return dict(rollouts[-1])
+
+    trainer._generate_and_score_completions = spy
+    trainer.train()
+    first, second = rollouts
+    assert "old_per_token_logps" not in first  # all of it is the present policy's
+    old = second["old_per_token_logps"]
+    assert old[4:].isnan().all()  # rows 4 to 15 were sampled by the present policy
+
+    trainer.model.load_state_dict(policies[0])
+    with torch.no_grad():
+        logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+            trainer,
+            trainer.model,
+            torch.cat([second["prompt_ids"], second["completion_ids"]], dim=1),
+            torch.cat([second["prompt_mask"], second["completion_mask"]], dim=1),
+            second["completion_ids"].size(1),
+        )
+    assert second["completion_mask"][:4].sum(1).tolist() == [6] * 4
+    torch.testing.assert_close(old[:4, :6], logps[:4, :6], rtol=0, atol=1e-5)
+
+
+def test_a_surplus_that_fills_the_next_batch_asks_for_no_round(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, always_mixed, max_steps=2, dynamic_sampling_surplus="carry")
+    # As with an engine that schedules completions: one round of twice the batch, all of it accepted.
+    trainer.use_transformers_continuous_batching, trainer.args.batch_multiplier = True, 2.0
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert [number(text) for text in trainer.sampled[::4]] == list(range(8))
+    assert {number(text) for text, *_ in seen[:16]} == {0, 1, 2, 3}
+    assert {number(text) for text, *_ in seen[16:]} == {4, 5, 6, 7}
+    assert trainer.state.log_history[1]["dynamic_sampling/rounds"] == 0
+
+
+def test_the_carried_surplus_is_in_the_checkpoint(tiny_model, tmp_path):
+    settings = {
+        "batch_multiplier": 1.0,
+        "dynamic_sampling_surplus": "carry",
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    whole = make(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
+    whole.train()
+    resumed = make(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert resumed.state.log_history[1]["dynamic_sampling/carried"] == 1
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+# ---- Other modes ----
+
+
+def test_mask_mode_samples_every_prompt_once_and_lets_dropped_groups_weigh_nothing(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="mask")
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3]
+    assert {number(text) for text, *_, tokens in seen if tokens} == {1, 2}
+    assert {number(text) for text, *_, tokens in seen if not tokens} == {0, 3}
+    assert trainer.state.log_history[0]["num_loss_tokens"] == 2 * 4 * 6
+
+
+def test_replace_mode_lets_copies_of_accepted_groups_stand_in_for_dropped_ones(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.5)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3]
+    assert sorted(number(text) for text, *_ in seen) == [1] * 8 + [2] * 8
+    assert trainer.state.log_history[0]["dynamic_sampling/groups_trained"] == 4
+
+
+def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.75)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 2, 4} or {number(text) for text, *_ in seen} == {1, 2, 4, 5}
+    assert trainer.state.log_history[0]["dynamic_sampling/rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"dynamic_sampling_mode": "skip"}, "'filter', 'replace', 'mask', got 'skip'"),
+        ({"dynamic_sampling_surplus": "bank"}, "'discard', 'carry', got 'bank'"),
+        ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "carry"}, "has no effect with .*'mask'"),
+        ({"dynamic_sampling_mode": "mask", "batch_multiplier": 1.0}, "`batch_multiplier=1.0` has no effect"),
+        ({"dynamic_sampling_mode": "replace", "dynamic_sampling_surplus": "carry"}, "contradicts"),
+        ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with .*'filter'"),
+        ({"min_replace_ratio": 1.5, "dynamic_sampling_mode": "replace"}, "at most 1, got 1.5"),
+        ({"dynamic_sampling_surplus": "carry", "loss_type": "grpo"}, "needs `loss_type='dapo'`, got 'grpo'"),
+        ({"batch_multiplier": 0.0}, "above 0, got 0.0"),
+        ({"batch_multiplier": 3.0}, "rounds of 12 prompts, but .* the generation batch, 4 prompts"),
+        ({"dynamic_sampling_max_round_size": 0}, "at least 1, got 0"),
+        ({"dynamic_sampling_max_round_size": 5}, "rounds of 5 prompts"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_could_not_be_honoured_is_refused(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(tmp_path, **overrides)
+
+
+# ---- Memory and prompts ----
+
+
+def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_open(tiny_model, tmp_path):
+    def run(memory):
+        trainer = make(
+            tiny_model,
+            tmp_path / str(memory),
+            max_steps=12,
+            num_prompts=12,
+            dynamic_sampling_memory=memory,
+            save_strategy="steps",
+            save_steps=12,
+        )
+        trainer.train()
+        return trainer
+
+    plain, remembering = run(False), run(True)
+    unsolved = [sum(number(text) % 3 == 0 for text in trainer.sampled) for trainer in (plain, remembering)]
+    assert unsolved[1] < unsolved[0]
+    assert sum(log.get("dynamic_sampling/skipped_by_memory", 0) for log in remembering.state.log_history) > 0
+    table = pq.read_table(tmp_path / "True" / "checkpoint-12" / "dapo_memory.parquet").to_pylist()
+    by_prompt = {int(row["prompt_id"]): row for row in table}
+    assert by_prompt[3]["pass_rate"] == 0.0
+    assert by_prompt[4]["pass_rate"] == 1 / 4
+    assert sum(row["num_seen"] for row in table) == len(remembering.sampled) // 4
+
+
+def test_memory_resumes_bit_by_bit(tiny_model, tmp_path):
+    settings = {
+        "num_prompts": 12,
+        "max_steps": 8,
+        "dynamic_sampling_memory": True,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
+    whole = make(tiny_model, tmp_path / "run", **settings)
+    whole.train()
+    resumed = make(tiny_model, tmp_path / "run", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    assert whole.sampled[-len(resumed.sampled) :] == resumed.sampled
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_a_streaming_dataset_trains(tiny_model, tmp_path):
+    stream = IterableDataset.from_generator(lambda: ({"prompt": f"prompt {i}:"} for i in range(24)))
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=2)
+    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=stream, script=mixed_unless_multiple_of_3)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert len(seen) == 32
+    assert [number(text) for text in trainer.sampled[::4]] == list(range(len(trainer.sampled) // 4))
+
+
+def test_a_dataset_smaller_than_a_rollout_batch_is_refused_with_both_numbers(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="holds 3 prompts, but a rollout batch takes 4"):
+        make(tiny_model, tmp_path, num_prompts=3)
+
+
+def test_epochs_keep_trls_number_of_optimizer_steps_and_the_passes_made_are_logged(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=-1, num_train_epochs=2, num_prompts=12)
+    trainer.train()
+    assert trainer.state.global_step == 2 * 12 // 4
+    generated = len(trainer.sampled) // 4
+    assert trainer.state.log_history[5]["dynamic_sampling/passes"] == pytest.approx(generated / 12)
+
+
+# ---- What else a rollout can hold ----
+
+
+def test_conversational_prompts_train(tiny_model, tmp_path):
+    chats = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}:"}] for i in range(24)]})
+
+    def right_answer(completions, **kwargs):
+        return right([completion[0]["content"] for completion in completions])
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+
+    def script(text, i):
+        return "right" if int(text.split("say ")[1].split(":")[0]) % 3 and i % 4 == 0 else "wrong"
+
+    trainer = ScriptedTrainer(tiny_model, right_answer, args, train_dataset=chats, script=script)
+    trainer.train()
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert all(len(prompt) == 1 and prompt[0]["role"] == "user" for prompt in trainer._logs["prompt"])
+
+
+def test_asynchronous_and_several_reward_functions_decide_together(tiny_model, tmp_path):
+    async def right_later(completions, **kwargs):
+        return right(completions)
+
+    def nothing(completions, **kwargs):
+        return [None] * len(completions)
+
+    trainer = make(tiny_model, tmp_path, reward_funcs=[right_later, nothing], max_steps=1)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
+
+
+def test_a_rollout_function_trains_and_its_extra_fields_reach_the_rewards(tiny_model, tmp_path):
+    def rollout(texts, trainer):
+        encode = trainer.processing_class
+        completions = [mixed_unless_multiple_of_3(text, i) for i, text in enumerate(texts)]
+        ids = [encode(completion)["input_ids"] + [encode.eos_token_id] for completion in completions]
+        return {
+            "prompt_ids": [encode(text)["input_ids"] for text in texts],
+            "completion_ids": ids,
+            "logprobs": [[-1.0] * len(row) for row in ids],
+            "verdict": [completion == "right" for completion in completions],
+        }
+
+    def verdict_reward(verdict, **kwargs):
+        return [float(value) for value in verdict]
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+    trainer = DAPOTrainer(tiny_model, verdict_reward, args, train_dataset=prompts(24), rollout_func=rollout)
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
+
+
+def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, monkeypatch):
+    """The environment's observation joins the prompt, and it is asked for once a completion that was sampled."""
+    monkeypatch.setattr("trl.trainer.grpo_trainer.supports_tool_calling", lambda *args: True)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.is_chat_template_prefix_preserving", lambda *args: True)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda processing_class: processing_class)
+    resets = []
+
+    class Counting:
+        def reset(self, **kwargs):
+            resets.append(kwargs["number"])
+            return f" {kwargs['number']}:"
+
+        def look(self) -> str:
+            """Looks around."""
+            return "nothing"
+
+    chats = Dataset.from_dict({"prompt": [[{"role": "user", "content": "prompt"}]] * 24, "number": list(range(24))})
+
+    def right_answer(completions, **kwargs):
+        return right([completion[0]["content"] for completion in completions])
+
+    def script(text, i):
+        return "right" if number(text.replace("<eos>", " ")) % 3 and i % 4 == 0 else "wrong"
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=2)
+    trainer = ScriptedTrainer(
+        tiny_model, right_answer, args, train_dataset=chats, script=script, environment_factory=Counting
+    )
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert len(resets) == len(trainer.sampled)
+    assert all("prompt " in text for text, *_ in seen)  # the observation is in the prompt that trains
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+
+
+def test_the_state_of_the_sampler_in_a_checkpoint_is_readable(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    state = json.loads((tmp_path / "checkpoint-1" / "dapo_state.json").read_text())
+    assert state["prompts"]["position"] == len(trainer.sampled) // 4
