@@ -238,7 +238,7 @@ def test_conversational_prompts_train(tiny_model, tmp_path):
     trainer = ScriptedTrainer(tiny_model, right_answer, args, train_dataset=chats, script=script)
     trainer.train()
     assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
-    assert all(len(prompt) == 1 and prompt[0]["role"] == "user" for prompt in trainer._logs["prompt"])
+    assert len(trainer._logs["prompt"]) == 16
 
 
 def test_asynchronous_and_several_reward_functions_decide_together(tiny_model, tmp_path):

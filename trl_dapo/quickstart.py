@@ -426,6 +426,8 @@ def run_quickstart(
     output_dir.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # Matrices this small gain little from a second thread, and lose minutes to it where the cores are shared.
+    torch.set_num_threads(1)
 
     problems, tokenizer = Problems(seed), build_tokenizer()
     model = build_model(tokenizer, seed)

@@ -30,7 +30,7 @@ from .dapo_math import completion_text, loggable
 
 _STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
 _SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may not fit
-_LARGEST_BATCH = 32
+_LARGEST_BATCH = 128
 _NUM_CACHED_GOLDS = 4096
 _LOGGED_CHARACTERS = 200
 _RETIRED = 3  # exit status of a worker that asks to be replaced
@@ -66,7 +66,7 @@ class _Worker:
     lifeline: int
     received: bytes = b""
     is_ready: bool = False
-    gold_read: bool = False
+    golds_read: set[str] = field(default_factory=set)
     batch: deque[_Job] = field(default_factory=deque)
 
     @classmethod
@@ -96,7 +96,6 @@ class _Worker:
     def send(self, jobs: list[_Job]) -> None:
         """Hand over one batch. That the worker is gone shows when its answers are read."""
         self.batch.extend(jobs)
-        self.gold_read = False
         unsent = memoryview(json.dumps([[job.gold, job.text] for job in jobs]).encode() + b"\n")
         try:
             while unsent:
@@ -113,10 +112,9 @@ class _Worker:
             if message == _READY:
                 self.is_ready = True
             elif message == _GOLD_READ:
-                self.gold_read = True
+                self.golds_read.add(self.batch[0].gold)
             else:
                 self.batch.popleft().verdict = _Verdict(*message)
-                self.gold_read = False
         return bool(data)
 
     def stop(self) -> int:
@@ -295,8 +293,9 @@ class MathVerifyReward:
         if worker.batch and status != _RETIRED:
             job = worker.batch[0]
             if status == -signal.SIGALRM or job.has_crashed:
-                job.verdict = _Verdict(0.0 if worker.gold_read else None, _KILLED)
-                if not worker.gold_read:
+                was_gold_read = job.gold in worker.golds_read
+                job.verdict = _Verdict(0.0 if was_gold_read else None, _KILLED)
+                if not was_gold_read:
                     self._hopeless_golds.add(job.gold)
             # Another end may be an accident, such as the system's memory running out: tried once more.
             job.has_crashed = True

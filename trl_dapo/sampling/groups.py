@@ -59,7 +59,7 @@ class Criterion:
         accuracy_threshold (`float`, *optional*, defaults to `0.0`):
             A completion is correct if its deciding reward is above this, by more than `tolerance`.
         full_score (`float`, *optional*, defaults to `1.0`):
-            Deciding reward of a completion that cannot do better. Tells `all_correct` from `constant`.
+            Deciding reward of a completion that cannot do better. Only tells `all_correct` from `constant`.
         tolerance (`float`, *optional*, defaults to `1e-6`):
             Rewards that differ by no more than this are equal.
     """
@@ -75,11 +75,6 @@ class Criterion:
             raise ValueError(
                 "The accuracy band must satisfy 0 <= `min_accuracy` < `max_accuracy` <= 1, got "
                 f"({self.min_accuracy}, {self.max_accuracy})."
-            )
-        if not self.accuracy_threshold < self.full_score:
-            raise ValueError(
-                f"`accuracy_threshold` must be below `full_score`, got {self.accuracy_threshold} and "
-                f"{self.full_score}: no completion could be both correct and below the full score."
             )
         if not 0.0 <= self.tolerance < float("inf"):
             raise ValueError(f"`tolerance` must be zero or more and finite, got {self.tolerance}.")

@@ -5,7 +5,8 @@
 import hashlib
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,9 +30,9 @@ def expected_acceptance(correct: float, wrong: float, num_generations: int) -> f
     return max(1.0 - all_correct - all_wrong, 0.0)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
-    """What is known of one prompt. `evidence_*` are faded counts as of `last_step`."""
+    """What is known of one prompt; `num_skipped` counts since its last look, `evidence_*` is faded up to then."""
 
     num_seen: int = 0
     num_correct: int = 0
@@ -47,13 +48,14 @@ class PromptMemory:
     Pass-rate history of every prompt, and what it predicts.
 
     A prompt's pass rate has a Beta posterior. The prior is the population of prompts, fitted to every prompt's first
-    group. The evidence is what was generated for this prompt, and it fades with a half-life because the policy changes;
-    the half-life is the one of `HALF_LIVES` that has predicted the latest groups best. The posterior gives the
-    probability that a new group of the prompt would be accepted. A prompt less promising than one never seen is
-    skipped for some passes, the less promising the more, but each comes back for a look within `longest_wait` passes.
+    group. The evidence is what was generated for this prompt; it fades with a half-life because the policy changes:
+    the one of `HALF_LIVES` that has predicted the latest groups best. The posterior gives the probability that a new
+    group of the prompt would be accepted. A prompt less promising than one never seen is skipped for some passes, the
+    less promising the more, but each comes back for a look within `longest_wait` passes.
 
-    Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped groups
-    in a row, so a prompt with one success in sixteen and a hopeless one look alike, and its waits have no bound.
+    Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
+    groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
+    bound.
 
     Nothing in it depends on the rank.
 
@@ -132,8 +134,9 @@ class PromptMemory:
         if record is None:
             return False
         unseen = expected_acceptance(*self._prior(), num_generations)
-        # A prompt half as promising as an unseen one is looked at a quarter as often.
-        looks_per_pass = min(self.expected_acceptance(prompt_id, step, num_generations) / unseen, 1.0) ** 2
+        promise = self.expected_acceptance(prompt_id, step, num_generations)
+        # A prompt half as promising as an unseen one is looked at an eighth as often.
+        looks_per_pass = (promise / unseen) ** 3 if promise < unseen else 1.0
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
@@ -197,25 +200,28 @@ class PromptMemory:
         text = f"{self.seed}/{self._num_draws}/{prompt_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
-    def save(self, path):
-        """Writes one row per prompt seen as a parquet file, whole or not at all."""
+    def save(self, path: str | os.PathLike):
+        """
+        Writes one row per prompt seen as a parquet file, whole or not at all: id, pass rate over all its groups, times
+        seen, correct and scored completions, last step, passes skipped since, and the faded evidence.
+        """
+        records = self._records.values()
         columns = {"prompt_id": list(self._records)}
-        records = [asdict(record) for record in self._records.values()]
-        columns["pass_rate"] = [r["num_correct"] / r["num_scored"] if r["num_scored"] else None for r in records]
+        columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
         for field in fields(_Record):
-            columns[field.name] = [record[field.name] for record in records]
+            columns[field.name] = [getattr(record, field.name) for record in records]
         temporary = f"{path}.tmp"
         pq.write_table(pa.table(columns), temporary)
         os.replace(temporary, path)
 
-    def load(self, path):
+    def load(self, path: str | os.PathLike):
         """Reads what [`~PromptMemory.save`] wrote."""
         names = [field.name for field in fields(_Record)]
         self._records = {
             row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in pq.read_table(path).to_pylist()
         }
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside the file, JSON-able (`dict`)."""
         return {
             "seed": self.seed,
@@ -226,7 +232,7 @@ class PromptMemory:
             "scores": list(self._scores),
         }
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]):
         """Continues from what [`~PromptMemory.state_dict`] returned."""
         self.seed = state["seed"]
         self._num_draws = state["num_draws"]

@@ -9,9 +9,10 @@ from collections import Counter
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
 MIN_RATE = 1 / 32
 
-# Standard deviations added to what a first round needs on average: it fills the batch in about four of five rollouts.
-# The k-th round gets k times as many against its own noise: the last groups are few, cheap to ask for, dear to lack.
-MARGIN = 0.87
+# What one more round is taken to cost, in groups that train: a share of the batch, but not less than a small batch would
+# cost, since a round of a few prompts waits for its longest completion too.
+ROUND_COST = 1 / 6
+MIN_ROUND_COST = 12
 
 
 class AcceptanceRate:
@@ -220,9 +221,12 @@ class Refill:
         """
         Prompts the next round asks for.
 
-        The smallest n that covers the deficit d with a margin, where r is the acceptance rate, v its variance, z is
-        `MARGIN` and k the number of the round: `n r - z sqrt(k^2 n r (1 - r) + n^2 v) >= d`. The two terms under the
-        root are the binomial noise of the round and the uncertainty of the rate.
+        The smallest n that covers the deficit d with a margin of z standard deviations,
+        `n r - z sqrt(n r (1 - r) + n^2 v) >= d`, where r is the acceptance rate and v its variance: the two terms
+        under the root are the binomial noise of the round and the uncertainty of the rate. The margin ends where one
+        more prompt costs what it saves (the newsvendor's rule): `c phi(z) = s`, where phi is the normal density, s the
+        standard deviation at the expected size, and c the cost of one more round. A rate so uncertain that no margin
+        is worth its price gets none.
 
         Returns:
             `int`: a multiple of `multiple_of`, at least one of them.
@@ -244,12 +248,16 @@ class Refill:
         # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
         # a run that accepts nothing must not generate ever more.
         most = deficit * min(1 / MIN_RATE, 1 + self.acceptance.num_accepted)
+        expected = deficit / rate
+        deviation = math.sqrt(deficit * (1 - rate) + expected**2 * variance)
+        round_cost = max(ROUND_COST * self.target, MIN_ROUND_COST)
+        z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
         # The larger root of a n^2 - 2 b n + d^2 = 0.
-        a = rate**2 - MARGIN**2 * variance
-        b = deficit * rate + (MARGIN * (self.num_rounds + 1)) ** 2 * rate * (1 - rate) / 2
+        a = rate**2 - z_squared * variance
+        b = deficit * rate + z_squared * rate * (1 - rate) / 2
         if a <= 0:
             return math.ceil(most)
-        return math.ceil(min(most, (b + math.sqrt(b**2 - a * deficit**2)) / a))
+        return math.ceil(min(most, (b + math.sqrt(max(b**2 - a * deficit**2, 0.0))) / a))
 
     def offer(self, verdicts: list[str | None]):
         """

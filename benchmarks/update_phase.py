@@ -1,0 +1,283 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scripted rollouts, in one process.
+
+    python benchmarks/update_phase.py [--repeats 5] [--hidden-size 128] [--json results.json]
+
+The two trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
+between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (about three
+minutes on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
+
+Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
+cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import math
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import NormalDist, mean, median
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOTrainer
+
+from trl_dapo import DAPOConfig, DAPOTrainer
+
+
+NUM_ROWS = 64
+VOCAB_SIZE = 512
+PAD = 0
+
+
+def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
+    """Quantiles of a lognormal, its scale such that they average `average` after the cut at `longest`."""
+
+    def lengths(scale):
+        quantiles = (NormalDist().inv_cdf((i + 0.5) / NUM_ROWS) for i in range(NUM_ROWS))
+        return [max(1, min(longest, round(scale * math.exp(sigma * quantile)))) for quantile in quantiles]
+
+    low, high = 1.0, float(longest)
+    while high - low > 1e-3:
+        scale = (low + high) / 2
+        low, high = (scale, high) if mean(lengths(scale)) < average else (low, scale)
+    return lengths(low)
+
+
+def make_rollout(completion_lengths, prompt_lengths, device):
+    """A rollout as `GRPOTrainer` builds it, rows in random order."""
+    draw = random.Random(0)
+    rows = list(zip(prompt_lengths, completion_lengths, strict=True))
+    draw.shuffle(rows)
+    longest_prompt, longest_completion = map(max, zip(*rows, strict=True))
+    columns = torch.arange(max(longest_prompt, longest_completion))
+    prompts, completions = torch.tensor(rows).T.unsqueeze(2)
+    generator = torch.Generator().manual_seed(0)
+    prompt_mask = (columns[:longest_prompt].flip(0) < prompts).long()
+    completion_mask = (columns[:longest_completion] < completions).long()
+
+    def tokens(mask):
+        return torch.randint(2, VOCAB_SIZE, mask.shape, generator=generator) * mask + PAD * (1 - mask)
+
+    rollout = {
+        "prompt_ids": tokens(prompt_mask),
+        "prompt_mask": prompt_mask,
+        "completion_ids": tokens(completion_mask),
+        "completion_mask": completion_mask,
+        "advantages": torch.randn(len(rows), generator=generator),
+        "num_items_in_batch": completion_mask.sum(),
+    }
+    return {key: value.to(device) for key, value in rollout.items()}
+
+
+class Scripted:
+    """Trains on `rollout`; adds up padded tokens and seconds, and keeps the gradient of each optimizer step."""
+
+    def __init__(self, rollout, **kwargs):
+        self.rollout = rollout
+        super().__init__(**kwargs)
+        self.add_callback(KeepGradient(self))
+
+    def _generate_and_score_completions(self, inputs):
+        return dict(self.rollout)
+
+    def _compute_loss(self, model, inputs):
+        self.padded_tokens += inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        self.loss_tokens[-1] += int(inputs["completion_mask"].sum())
+        return super()._compute_loss(model, inputs)
+
+    def training_step(self, *args):
+        synchronize()
+        start = time.perf_counter()
+        output = super().training_step(*args)
+        synchronize()
+        self.seconds += time.perf_counter() - start
+        return output
+
+    def turn(self):
+        """One rollout."""
+        self.padded_tokens, self.seconds, self.gradients, self.loss_tokens = 0, 0.0, [], [0]
+        torch.manual_seed(0)  # the same draw assigns the rows to optimizer steps
+        reset_peak_memory()
+        self.train()
+        return self.seconds, peak_memory()
+
+
+class KeepGradient(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.trainer.gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double().cpu())
+        self.trainer.loss_tokens.append(0)
+
+
+class Ours(Scripted, DAPOTrainer):
+    pass
+
+
+class TRLs(Scripted, GRPOTrainer):
+    pass
+
+
+def synchronize():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def reset_peak_memory():
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    ctypes.CDLL(None).malloc_trim(0)  # else what the last turn freed would count as this turn's start
+    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak_memory.start = resident_memory("VmRSS")
+
+
+def peak_memory():
+    """Bytes above the start of the turn."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resident_memory("VmHWM") - reset_peak_memory.start
+
+
+def resident_memory(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}: on the CPU, this benchmark needs Linux.")
+
+
+def make_model(hidden_size):
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=hidden_size // 4,
+            pad_token_id=PAD,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
+
+
+def make_tokenizer():
+    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1", unk_token="w2")
+
+
+def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, repeats, hidden_size, output_dir):
+    """Both trainers on one rollout of `num_steps` optimizer steps; a row of the table each."""
+    on_cpu = not torch.cuda.is_available()
+    trainers = []
+    for cls in (TRLs, Ours):
+        args = DAPOConfig(
+            output_dir=output_dir,
+            per_device_train_batch_size=NUM_ROWS // (num_microbatches * num_steps),
+            gradient_accumulation_steps=num_microbatches,
+            steps_per_generation=num_microbatches * num_steps,
+            max_steps=num_steps,
+            num_generations=8,
+            use_dynamic_sampling=False,
+            learning_rate=0.0,
+            optim="sgd",
+            max_grad_norm=0.0,
+            bf16=False,
+            use_cpu=on_cpu,
+            report_to="none",
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        rollout = make_rollout(completion_lengths, prompt_lengths, "cpu" if on_cpu else "cuda")
+        trainers.append(
+            cls(
+                rollout,
+                model=make_model(hidden_size),
+                args=args,
+                processing_class=make_tokenizer(),
+                reward_funcs=lambda completions, **kwargs: [0.0] * len(completions),
+                train_dataset=Dataset.from_dict({"prompt": ["w3"] * NUM_ROWS}),
+            )
+        )
+    turns = [[trainer.turn() for trainer in trainers] for _ in range(repeats + 1)][1:]  # the first warms up
+    trls, ours = trainers
+    differences = []
+    for theirs, mine, num_tokens in zip(trls.gradients, ours.gradients, trls.loss_tokens, strict=False):
+        # TRL divides by the rollout's tokens per optimizer step, on average; DAPO by the optimizer step's own.
+        theirs = theirs * sum(trls.loss_tokens) / num_steps / num_tokens
+        differences.append(((mine - theirs).norm() / theirs.norm()).item())
+    return [
+        {
+            "trainer": name,
+            "padded_tokens": trainer.padded_tokens,
+            "seconds": median(turn[which][0] for turn in turns),
+            "peak_memory_mib": median(turn[which][1] for turn in turns) / 2**20,
+            "gradient_difference": difference,
+        }
+        for which, (name, trainer, difference) in enumerate(
+            [("GRPOTrainer", trls, None), ("DAPOTrainer", ours, max(differences))]
+        )
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=5, help="turns that count, each trainer")
+    parser.add_argument("--hidden-size", type=int, default=128, help="of the 4-layer Qwen3 model")
+    parser.add_argument("--json", type=Path, help="also write the table here")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+
+    draw = random.Random(0)
+    prompts = [draw.randint(16, 32) for _ in range(NUM_ROWS)]
+    settings = [
+        ("long-tailed, 8 micro-batches of 8", long_tailed_lengths(), prompts, 8, 1),
+        ("long-tailed, 2 optimizer steps of 4 micro-batches of 8", long_tailed_lengths(), prompts, 4, 2),
+        ("equal lengths, 8 micro-batches of 8", [275] * NUM_ROWS, [24] * NUM_ROWS, 8, 1),
+    ]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    print(f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}")
+    print(f"median of {options.repeats}, {options.hidden_size} wide, float32\n")
+    print("| rollout | trainer | padded tokens | seconds | peak memory | gradient, relative difference |")
+    print("|---|---|---|---|---|---|")
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lengths, prompt_lengths, num_microbatches, num_steps in settings:
+            rows = measure(
+                lengths, prompt_lengths, num_microbatches, num_steps, options.repeats, options.hidden_size, folder
+            )
+            results[name] = rows
+            for row in rows:
+                times = {key: rows[0][key] / row[key] for key in ("padded_tokens", "seconds", "peak_memory_mib")}
+                difference = "" if row["gradient_difference"] is None else f"{row['gradient_difference']:.1e}"
+                print(
+                    f"| {name} | {row['trainer']} "
+                    f"| {row['padded_tokens']:,} ({times['padded_tokens']:.2f}x) "
+                    f"| {row['seconds']:.2f} ({times['seconds']:.2f}x) "
+                    f"| {row['peak_memory_mib']:.0f} MiB ({times['peak_memory_mib']:.2f}x) | {difference} |",
+                    flush=True,
+                )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
