@@ -37,6 +37,7 @@ from trl_dapo import DAPOConfig, DAPOTrainer
 NUM_ROWS = 64
 VOCAB_SIZE = 512
 PAD = 0
+RATIOS = ("padded_tokens", "seconds", "cpu_seconds", "peak_memory_mib")
 
 
 def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
@@ -97,19 +98,21 @@ class Scripted:
 
     def training_step(self, *args):
         synchronize()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         output = super().training_step(*args)
         synchronize()
         self.seconds += time.perf_counter() - start
+        self.cpu_seconds += time.process_time() - cpu_start
         return output
 
     def turn(self):
         """One rollout."""
-        self.padded_tokens, self.seconds, self.gradients, self.loss_tokens = 0, 0.0, [], [0]
+        self.padded_tokens, self.gradients, self.loss_tokens = 0, [], [0]
+        self.seconds, self.cpu_seconds = 0.0, 0.0
         torch.manual_seed(0)  # the same draw assigns the rows to optimizer steps
         reset_peak_memory()
         self.train()
-        return self.seconds, peak_memory()
+        return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "peak_memory_mib": peak_memory() / 2**20}
 
 
 class KeepGradient(TrainerCallback):
@@ -226,13 +229,12 @@ def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, rep
         differences.append(((mine - theirs).norm() / theirs.norm()).item())
     return [
         {
-            "trainer": name,
+            "trainer": trainer_name,
             "padded_tokens": trainer.padded_tokens,
-            "seconds": median(turn[which][0] for turn in turns),
-            "peak_memory_mib": median(turn[which][1] for turn in turns) / 2**20,
+            **{name: median(turn[which][name] for turn in turns) for name in turns[0][which]},
             "gradient_difference": difference,
         }
-        for which, (name, trainer, difference) in enumerate(
+        for which, (trainer_name, trainer, difference) in enumerate(
             [("GRPOTrainer", trls, None), ("DAPOTrainer", ours, max(differences))]
         )
     ]
@@ -256,8 +258,10 @@ def main():
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     print(f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}")
     print(f"median of {options.repeats}, {options.hidden_size} wide, float32\n")
-    print("| rollout | trainer | padded tokens | seconds | peak memory | gradient, relative difference |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| rollout | trainer | padded tokens | seconds | CPU seconds | peak memory | gradient, relative difference |"
+    )
+    print("|---|---|---|---|---|---|---|")
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, lengths, prompt_lengths, num_microbatches, num_steps in settings:
@@ -266,12 +270,13 @@ def main():
             )
             results[name] = rows
             for row in rows:
-                times = {key: rows[0][key] / row[key] for key in ("padded_tokens", "seconds", "peak_memory_mib")}
+                times = {key: rows[0][key] / row[key] for key in RATIOS}
                 difference = "" if row["gradient_difference"] is None else f"{row['gradient_difference']:.1e}"
                 print(
                     f"| {name} | {row['trainer']} "
                     f"| {row['padded_tokens']:,} ({times['padded_tokens']:.2f}x) "
                     f"| {row['seconds']:.2f} ({times['seconds']:.2f}x) "
+                    f"| {row['cpu_seconds']:.2f} ({times['cpu_seconds']:.2f}x) "
                     f"| {row['peak_memory_mib']:.0f} MiB ({times['peak_memory_mib']:.2f}x) | {difference} |",
                     flush=True,
                 )

@@ -16,8 +16,9 @@ from transformers import TrainerCallback
 from trl_dapo import DAPOTrainer
 
 
-RANK = int(os.environ["RANK"])
-WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ.get("RANK", "0"))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+TIMED = ("step_time", "dynamic_sampling/refill_seconds")
 
 
 def number(text):
@@ -40,17 +41,24 @@ def weights(trainer):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def same_groups(model, folder, overrides):
-    """Trains on scripted completions; writes which rows trained in each rollout, the logs and the weights."""
-    overrides = json.loads(overrides)
-    args = tiny_config(
-        Path(folder) / "run",
-        per_device_train_batch_size=4 // WORLD_SIZE,
-        shuffle_dataset=False,
-        max_steps=overrides.pop("max_steps", 3),
-        **overrides,
-    )
-    trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script)
+def write_report(folder, report):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+
+
+def same_groups(model, folder, variants):
+    """Trains on scripted completions; reports which rows trained in each rollout, the logs and the weights."""
+    for name, overrides in json.loads(variants).items():
+        settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "shuffle_dataset": False, "max_steps": 3}
+        args = tiny_config(Path(folder) / name / "run", **{**settings, **overrides})
+        trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script)
+        rollouts = record_rollouts(trainer)
+        trainer.train()
+        report = {"rollouts": rollouts, "logs": trainer.state.log_history, "weights": weights(trainer).tolist()}
+        write_report(Path(folder) / name, report)
+
+
+def record_rollouts(trainer):
     rollouts, generate = [], trainer._generate_and_score_completions
 
     def spy(inputs):
@@ -62,13 +70,7 @@ def same_groups(model, folder, overrides):
         return rollout
 
     trainer._generate_and_score_completions = spy
-    trainer.train()
-    report = {
-        "rollouts": rollouts,
-        "logs": trainer.state.log_history,
-        "weights": weights(trainer).tolist(),
-    }
-    (Path(folder) / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+    return rollouts
 
 
 def reward_fails_on_one_rank(model, folder):
@@ -85,34 +87,29 @@ def reward_fails_on_one_rank(model, folder):
         raise
 
 
-def sampled_run(model, folder, overrides, kill_at, resume_from):
-    """A run with real sampling; with `kill_at`, every process is killed at the end of that optimizer step."""
-    overrides, kill_at = json.loads(overrides), int(kill_at)
+def sampled_runs(model, folder, variants):
+    """Runs with real sampling; a variant may name a checkpoint to resume from or an optimizer step to be killed in."""
+    for name, overrides in json.loads(variants).items():
+        sampled_run(model, Path(folder) / name, overrides)
+
+
+def sampled_run(model, folder, overrides):
+    kill_in, resume_from = overrides.pop("kill_in", None), overrides.pop("resume_from", None)
 
     def vowels(completions, **kwargs):
         return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
 
     class Kill(TrainerCallback):
         def on_substep_end(self, args, state, control, **kwargs):
-            if state.global_step == kill_at:
+            if state.global_step == kill_in:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    args = tiny_config(
-        Path(folder) / "run",
-        **{
-            "per_device_train_batch_size": 4 // WORLD_SIZE,
-            "save_strategy": "steps",
-            "save_steps": 1,
-            "max_steps": 6,
-            **overrides,
-        },
-    )
-    trainer = DAPOTrainer(model, vowels, args, train_dataset=prompts(40), callbacks=[Kill()] if kill_at else None)
-    trainer.train(resume_from_checkpoint=resume_from or None)
-    timed = ("step_time", "dynamic_sampling/refill_seconds")
-    logs = [{k: v for k, v in log.items() if k not in timed} for log in trainer.state.log_history if "loss" in log]
-    report = {"weights": weights(trainer).tolist(), "logs": logs}
-    (Path(folder) / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+    settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1}
+    args = tiny_config(folder / "run", **{**settings, "max_steps": 6, **overrides})
+    trainer = DAPOTrainer(model, vowels, args, train_dataset=prompts(40), callbacks=[Kill()])
+    trainer.train(resume_from_checkpoint=resume_from)
+    logs = [{k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log]
+    write_report(folder, {"weights": weights(trainer).tolist(), "logs": logs})
 
 
 if __name__ == "__main__":

@@ -4,39 +4,51 @@
 
 import json
 
+import jobs
 import pytest
 from helpers import launch
+
+
+SAME_GROUPS = {
+    "plain": {},
+    "short": {"dynamic_sampling_max_rounds": 1},  # filler rows lie on the last rank
+    "penalised": {"overlong_buffer_length": 4, "beta": 0.01},
+    "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
+    "replaced": {"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.5},
+    # Rows are drawn into optimizer steps at random, by each process for itself: only the rollouts can be compared.
+    "reused": {"steps_per_generation": 8, "num_iterations": 2, "max_steps": 1},
+}
+RESUMED = {
+    "plain": {},
+    "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True},
+    "killed": {"steps_per_generation": 8, "num_iterations": 2},  # inside a rollout, by SIGKILL
+}
 
 
 def reports(folder, num_processes):
     return [json.loads((folder / f"report-{num_processes}-{rank}.json").read_text()) for rank in range(num_processes)]
 
 
-def run(job, tiny_model, folder, *args, num_processes):
-    folder.mkdir(parents=True, exist_ok=True)
-    result = launch(job, tiny_model, folder, *args, num_processes=num_processes)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return reports(folder, num_processes)
+def run_in_two_processes(job, *args):
+    result = launch(job, *args, num_processes=2)
+    assert result.returncode == 0, result.stderr[-5000:]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {},
-        {"dynamic_sampling_max_rounds": 1},  # short rollouts: filler rows lie on the last rank
-        {"steps_per_generation": 8, "num_iterations": 2},
-        {"overlong_buffer_length": 4, "beta": 0.01},
-    ],
-    ids=str,
-)
-def test_one_and_two_processes_train_on_the_same_groups_and_end_with_the_same_weights(tiny_model, tmp_path, overrides):
-    # One rollout is one optimizer step wherever rows are drawn into steps at random: each process has its own draw.
-    overrides = {"max_steps": 1, **overrides} if "steps_per_generation" in overrides else overrides
-    (one,) = run("same_groups", tiny_model, tmp_path / "one", json.dumps(overrides), num_processes=1)
-    two = run("same_groups", tiny_model, tmp_path / "two", json.dumps(overrides), num_processes=2)
+@pytest.fixture(scope="module")
+def same_groups(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("same-groups")
+    jobs.same_groups(tiny_model, folder, json.dumps(SAME_GROUPS))
+    run_in_two_processes("same_groups", tiny_model, folder, json.dumps(SAME_GROUPS))
+    return folder
+
+
+@pytest.mark.parametrize("variant", SAME_GROUPS)
+def test_one_and_two_processes_train_on_the_same_groups_and_end_with_the_same_weights(same_groups, variant):
+    (one,), two = reports(same_groups / variant, 1), reports(same_groups / variant, 2)
+    assert len(one["rollouts"]) >= 1
     for rollout, *parts in zip(one["rollouts"], *(report["rollouts"] for report in two), strict=True):
         assert rollout == [row for part in parts for row in part]
-    if "steps_per_generation" in overrides:
+    if variant == "reused":
         return
     for single, double in zip(one["logs"], two[0]["logs"], strict=True):
         for name in single:
@@ -55,21 +67,34 @@ def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error
     )
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize(
-    ("overrides", "kill_at"),
-    [({}, 3), ({"steps_per_generation": 8}, 3), ({"num_iterations": 2, "steps_per_generation": 8}, 2)],
-    ids=str,
-)
-def test_a_run_that_was_killed_resumes_bit_by_bit(tiny_model, tmp_path, num_processes, overrides, kill_at):
-    job = ("sampled_run", tiny_model)
-    whole = run(*job, tmp_path / "whole", json.dumps(overrides), 0, "", num_processes=num_processes)
+@pytest.fixture(scope="module")
+def resumed(tiny_model, tmp_path_factory):
+    """Whole runs, one that is killed, and what became of each from its third checkpoint on: in two processes."""
+    folder = tmp_path_factory.mktemp("resumed")
+    run_in_two_processes("sampled_runs", tiny_model, folder / "whole", json.dumps(RESUMED))
+    victim = json.dumps({"killed": {**RESUMED["killed"], "kill_in": 3}})
+    assert launch("sampled_runs", tiny_model, folder / "victim", victim, num_processes=2).returncode != 0
+    again = {
+        name: {
+            **overrides,
+            "resume_from": str(folder / ("victim" if name == "killed" else "whole") / name / "run" / "checkpoint-3"),
+        }
+        for name, overrides in RESUMED.items()
+    }
+    run_in_two_processes("sampled_runs", tiny_model, folder / "resumed", json.dumps(again))
+    return folder
 
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    killed = launch(*job, folder, json.dumps(overrides), kill_at, "", num_processes=num_processes)
-    assert killed.returncode != 0
-    last = folder / "run" / f"checkpoint-{kill_at}"
-    assert (last / "trainer_state.json").exists()
-    resumed = run(*job, folder, json.dumps(overrides), 0, last, num_processes=num_processes)
-    assert resumed == whole
+
+@pytest.mark.parametrize("variant", RESUMED)
+def test_two_processes_resume_bit_by_bit(resumed, variant):
+    assert reports(resumed / "resumed" / variant, 2) == reports(resumed / "whole" / variant, 2)
+
+
+def test_one_process_that_was_killed_resumes_bit_by_bit(tiny_model, tmp_path):
+    overrides = {"steps_per_generation": 8}
+    victim = json.dumps({"victim": {**overrides, "kill_in": 3}})
+    assert launch("sampled_runs", tiny_model, tmp_path, victim, num_processes=1).returncode != 0
+    jobs.sampled_run(tiny_model, tmp_path / "whole", dict(overrides))
+    checkpoint = str(tmp_path / "victim" / "run" / "checkpoint-3")
+    jobs.sampled_run(tiny_model, tmp_path / "resumed", {**overrides, "resume_from": checkpoint})
+    assert reports(tmp_path / "resumed", 1) == reports(tmp_path / "whole", 1)

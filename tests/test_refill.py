@@ -126,9 +126,8 @@ def test_surplus_and_dropped_and_taken_are_all_that_was_generated():
 
 def test_which_accepted_groups_train_does_not_depend_on_their_length():
     """
-    The verdicts hold no length, so what is taken cannot prefer short completions. Lengths are dealt to the groups of
-    simulated rollouts; over 400 of them the mean over taken and over not-taken accepted groups agrees within 3 standard
-    errors, where taking the first to finish would be 50 standard errors off.
+    Lengths are dealt to the groups of 400 simulated rollouts: the means over taken and over not-taken accepted groups
+    agree within 3 standard errors. Taking the first to finish, as slime does, would be further off than that.
     """
     rng = random.Random(0)
     acceptance, taken, left, first_done = AcceptanceRate(), [], [], []
@@ -163,16 +162,16 @@ def test_the_first_round_of_a_run_asks_for_the_batch_itself():
 def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin():
     refill = new(512, acceptance=learned(500, 1000))
     size = refill.next_round_size()
-    # 1024 on average, 512 +- 16 of them accepted. One more round costs 512 / 6 = 85.3 groups, and phi(z) = 16 / 85.3 at
-    # z = 1.23: 1.23 x 16 = 20 groups or 40 prompts, and a little for the uncertainty of the rate.
+    # 1024 on average, 512 +- 16 of them accepted. One more round costs 512 / 6 = 85.3 groups, and phi(z) = 16 / 85.3
+    # at z = 1.23: 1.23 x 16 = 20 groups or 40 prompts, and a little for the uncertainty of the rate.
     assert 1024 + 38 < size < 1024 + 46
 
 
 def test_a_small_deficit_gets_the_larger_margin():
     refill = new(512, acceptance=learned(500, 1000))
     refill.offer([YES] * 504 + [NO] * 504)
-    # 16 on average for the 8 missing, 8 +- 2 of them accepted; phi(z) = 2 / 85.3 at z = 2.38, and the noise grows with
-    # the margin: 13 of 26 are 5 too many, which is 2.0 of their own standard deviations; 14.5 of 29 are 2.4.
+    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 85.3 at z = 2.38.
+    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.38 x 2.69 = 8.1. Of 28: 14 - 2.38 x 2.65 = 7.7.
     assert refill.next_round_size() == 29
 
 

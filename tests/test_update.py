@@ -32,6 +32,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.batching import ROLLOUT_KEYS
 from trl_dapo.update import UpdatePhase
 
 
@@ -155,6 +156,7 @@ OPTIONS = {
     "vllm, not corrected": {"use_vllm": True, "vllm_importance_sampling_correction": False},
     "tools": {"tools": True},
     "advantages per token": {"token_advantages": True},
+    "sequence level, advantages per token": {"importance_sampling_level": "sequence", "token_advantages": True},
     "everything": {
         "beta": 0.1,
         "use_bias_correction_kl": True,
@@ -382,6 +384,25 @@ def test_trls_loss_reads_nothing_that_ours_does_not_know():
     fields, keys = fields_read(GRPOTrainer._compute_loss)
     assert fields == HONOURED | OF_OTHER_LOSSES | REPLACED
     assert keys == INPUTS
+
+
+def keys_written(method):
+    """The keys of the dict `output` that a method builds."""
+    tree, keys = ast.parse(textwrap.dedent(inspect.getsource(method))), set()
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "output"
+            and isinstance(node.value, ast.Dict)
+        ):
+            keys |= {ast.literal_eval(key) for key in node.value.keys}
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "output":
+            keys.add(ast.literal_eval(node.slice))
+    return keys
+
+
+def test_the_layout_of_every_key_of_a_rollout_is_known():
+    assert keys_written(GRPOTrainer._generate_and_score_completions) == set(ROLLOUT_KEYS) == INPUTS
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():

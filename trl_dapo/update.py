@@ -334,10 +334,10 @@ class UpdatePhase(GRPOTrainer):
     def _count(self, mask, entropies, ratio, advantages, clip):
         """Add a micro-batch to the optimizer step's metrics."""
         has_tokens = mask.sum(1, keepdim=True) > 0
+        clipped = clipped_tokens(ratio, advantages, *clip)
         # A sequence-level ratio clips whole completions: count completions then, else tokens.
-        weight = mask if ratio.size(1) != 1 else has_tokens
-        weight = weight.expand(-1, ratio.size(1)).float()
-        low, high, dual = (clipped * weight for clipped in clipped_tokens(ratio, advantages, *clip))
+        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
+        low, high, dual = (where * weight for where in clipped)
         length = weight.sum(1).clamp(min=1.0)
         nothing = ~has_tokens.squeeze(1)
         self._tally.add(

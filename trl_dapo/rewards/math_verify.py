@@ -389,7 +389,7 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
             answer(verdict)
             if _address_space() > memory_limit // 2:
                 # What sympy has cached may leave too little for the next completion, which would be blamed for it.
-                sys.exit(_RETIRED)
+                os._exit(_RETIRED)
 
 
 def _limit_memory(memory_limit: int) -> None:
@@ -404,13 +404,15 @@ def _limit_memory(memory_limit: int) -> None:
         pass  # macOS knows the limit but does not set it
 
 
-def _address_space() -> int:
-    """Address space of this process in bytes; 0 where there is no /proc."""
+def _address_space() -> float:
+    """Address space of this process in bytes; 0 where there is no /proc, infinite where it is used up."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:
         return 0
+    except MemoryError:
+        return math.inf
 
 
 def _end_with(lifeline: int) -> None:

@@ -78,7 +78,7 @@ class PromptMemory:
     ```
     """
 
-    HALF_LIVES = (25.0, 100.0, 400.0, 1600.0, 6400.0)
+    HALF_LIVES = (400.0, 100.0, 1600.0, 25.0, 6400.0)
 
     def __init__(self, seed: int = 0, longest_wait: int = 32):
         if longest_wait < 1:
@@ -98,7 +98,10 @@ class PromptMemory:
 
     @property
     def half_life(self) -> float:
-        """Optimizer steps in which evidence loses half its weight: what has predicted the latest groups best."""
+        """
+        Optimizer steps in which evidence loses half its weight: what has predicted the latest groups best, and the
+        first of `HALF_LIVES` before there was anything to predict.
+        """
         return self.HALF_LIVES[self._scores.index(max(self._scores))]
 
     def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:

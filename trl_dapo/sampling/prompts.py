@@ -71,7 +71,8 @@ class PromptStream:
                 Number of prompts.
             skip (`Callable[[str], bool]`, *optional*):
                 Called with each prompt's id; where it returns `True` the prompt is passed over until the next pass and
-                counted in `num_skipped`. Once it has refused a full pass in a row it is not asked again in this call.
+                counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this
+                call.
 
         Returns:
             `list[tuple[str, dict]]`: each prompt's id and example.
@@ -80,7 +81,7 @@ class PromptStream:
         num_refused = 0
         while len(taken) < n:
             prompt_id, row = self._next_row()
-            if skip is not None and num_refused != self._source.length:
+            if skip is not None and not self._has_whole_pass(num_refused):
                 if skip(prompt_id):
                     self.num_skipped += 1
                     num_refused += 1
@@ -89,6 +90,10 @@ class PromptStream:
             taken.append((prompt_id, row))
         examples = self._source.load([row for _, row in taken])
         return [(prompt_id, example) for (prompt_id, _), example in zip(taken, examples, strict=True)]
+
+    def _has_whole_pass(self, num_rows):
+        """Whether so many rows in a row must hold a pass from its start to its end."""
+        return self._source.length is not None and num_rows >= 2 * self._source.length - 1
 
     def _next_row(self):
         """The id of the next prompt, and what its source loads it by."""
@@ -140,7 +145,7 @@ class _MapStyleSource:
         self.length = len(dataset)
         self._dataset = dataset
         # Ids are read without decoding the other columns: a prompt may be skipped, and images are slow to open.
-        self._ids = dataset.select_columns("id") if "id" in dataset.column_names else None
+        self._ids = dataset.with_format(None).select_columns("id") if "id" in dataset.column_names else None
         self._seed = seed
         self._shuffle = shuffle
 

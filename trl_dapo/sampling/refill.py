@@ -9,8 +9,8 @@ from collections import Counter
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
 MIN_RATE = 1 / 32
 
-# What one more round is taken to cost, in groups that train: a share of the batch, but not less than a small batch would
-# cost, since a round of a few prompts waits for its longest completion too.
+# What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small batch,
+# since a round of a few prompts waits for its longest completion too.
 ROUND_COST = 1 / 6
 MIN_ROUND_COST = 12
 

@@ -1,0 +1,200 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One stream of prompts over passes, refills and restarts."""
+
+import json
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from trl_dapo.sampling.prompts import PromptStream
+
+
+def numbers(n, **columns):
+    return Dataset.from_dict({"prompt": [f"What is {i} + {i}?" for i in range(n)], **columns})
+
+
+def streamed(n, **columns):
+    return numbers(n, **columns).to_iterable_dataset()
+
+
+def ids(taken):
+    return [prompt_id for prompt_id, _ in taken]
+
+
+def texts(taken):
+    return [example["prompt"] for _, example in taken]
+
+
+both_kinds = pytest.mark.parametrize("kind", [numbers, streamed])
+
+
+@both_kinds
+def test_no_prompt_comes_twice_within_a_pass_and_none_is_lost(kind):
+    stream = PromptStream(kind(50), seed=0)
+    taken = []
+    while len(taken) < 150:  # first rounds and refills of uneven size, which straddle the passes
+        taken += texts(stream.take(min(7 + len(taken) % 5, 150 - len(taken))))
+    for start in (0, 50, 100):
+        assert sorted(taken[start : start + 50]) == sorted(numbers(50)["prompt"])
+
+
+@both_kinds
+def test_rounds_that_follow_each_other_bring_different_prompts(kind):
+    """ms-swift's refill brings the same prompts again, as often as TRL's sampler repeats a batch."""
+    stream = PromptStream(kind(40), seed=0)
+    rounds = [set(texts(stream.take(4))) for _ in range(10)]
+    assert len(set.union(*rounds)) == 40
+
+
+@both_kinds
+def test_every_pass_has_its_own_order(kind):
+    stream = PromptStream(kind(50), seed=0)
+    orders = [texts(stream.take(50)) for _ in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@both_kinds
+def test_two_processes_draw_the_same_prompts(kind):
+    one, two = (PromptStream(kind(50), seed=3) for _ in range(2))
+    assert one.take(120) == two.take(40) + two.take(0) + two.take(80)
+
+
+@both_kinds
+def test_the_seed_sets_the_order(kind):
+    assert PromptStream(kind(50), seed=0).take(50) != PromptStream(kind(50), seed=1).take(50)
+
+
+@both_kinds
+def test_unshuffled_passes_keep_the_order(kind):
+    stream = PromptStream(kind(3), seed=0, shuffle=False)
+    assert texts(stream.take(7)) == [f"What is {i} + {i}?" for i in (0, 1, 2, 0, 1, 2, 0)]
+
+
+@both_kinds
+def test_more_prompts_than_the_dataset_holds_come_pass_by_pass(kind):
+    taken = texts(PromptStream(kind(5), seed=0).take(12))
+    assert len(set(taken[:5])) == len(set(taken[5:10])) == 5
+    assert len(set(taken[10:])) == 2
+
+
+@both_kinds
+def test_the_id_column_names_the_prompt(kind):
+    stream = PromptStream(kind(3, id=[10, 11, 12]), seed=0, shuffle=False)
+    assert ids(stream.take(4)) == ["10", "11", "12", "10"]
+
+
+def test_the_row_names_a_prompt_without_an_id():
+    taken = PromptStream(numbers(20), seed=0).take(20)
+    assert all(example["prompt"] == f"What is {prompt_id} + {prompt_id}?" for prompt_id, example in taken)
+
+
+def test_a_streamed_prompt_without_an_id_keeps_its_name():
+    stream = PromptStream(streamed(20), seed=0)
+    names = [dict(zip(texts(taken), ids(taken), strict=True)) for taken in (stream.take(20), stream.take(20))]
+    assert names[0] == names[1]
+    assert len(set(names[0].values())) == 20
+
+
+def test_a_streamed_conversation_is_named_by_its_content():
+    chat = [[{"role": "user", "content": text}] for text in ("a", "b", "a")]
+    stream = PromptStream(Dataset.from_dict({"prompt": chat}).to_iterable_dataset(), seed=0, shuffle=False)
+    first, second, third = ids(stream.take(3))
+    assert first == third != second
+
+
+def test_examples_come_with_all_their_columns():
+    stream = PromptStream(numbers(2, solution=["0", "2"], id=["x", "y"]), seed=0, shuffle=False)
+    assert stream.take(1) == [("x", {"prompt": "What is 0 + 0?", "solution": "0", "id": "x"})]
+
+
+@both_kinds
+@pytest.mark.parametrize("num_taken", [0, 3, 10, 13, 25, 30])
+def test_a_resumed_stream_goes_on_with_the_very_next_prompt(kind, num_taken):
+    straight, resumed = (PromptStream(kind(10), seed=5) for _ in range(2))
+    straight.take(num_taken, skip=lambda prompt_id: prompt_id == "3")
+    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
+    assert resumed.passes == straight.passes
+    assert resumed.num_skipped == straight.num_skipped
+    assert resumed.take(25) == straight.take(25)
+    assert resumed.state_dict() == straight.state_dict()
+
+
+def test_a_resumed_stream_overrides_what_was_drawn_before():
+    straight, resumed = (PromptStream(numbers(10), seed=5) for _ in range(2))
+    state = straight.state_dict()
+    resumed.take(7)
+    resumed.load_state_dict(state)
+    assert resumed.take(10) == straight.take(10)
+
+
+def test_another_dataset_cannot_be_resumed():
+    state = PromptStream(numbers(10), seed=0).state_dict()
+    with pytest.raises(ValueError, match="10 prompts, this dataset has 11"):
+        PromptStream(numbers(11), seed=0).load_state_dict(state)
+
+
+def test_another_seed_cannot_be_resumed():
+    state = PromptStream(numbers(10), seed=0).state_dict()
+    with pytest.raises(ValueError, match="seed 0, this run has 1"):
+        PromptStream(numbers(10), seed=1).load_state_dict(state)
+
+
+def test_passes_count_what_was_drawn():
+    stream = PromptStream(numbers(8), seed=0)
+    assert stream.passes == 0
+    stream.take(2)
+    assert stream.passes == 0.25
+    stream.take(10, skip=lambda prompt_id: int(prompt_id) < 4)
+    assert stream.passes == pytest.approx((2 + 10 + stream.num_skipped) / 8)
+
+
+def test_passes_of_a_streamed_dataset_count_whole_until_its_length_is_known():
+    stream = PromptStream(streamed(8), seed=0)
+    stream.take(2)
+    assert stream.passes == 0
+    stream.take(8)
+    assert stream.passes == 1.25
+
+
+@both_kinds
+def test_skipped_prompts_are_passed_over_and_counted(kind):
+    stream = PromptStream(kind(6, id=list("abcdef")), seed=0, shuffle=False)
+    assert ids(stream.take(5, skip=lambda prompt_id: prompt_id in "bd")) == ["a", "c", "e", "f", "a"]
+    assert stream.num_skipped == 2
+    assert ids(stream.take(2)) == ["b", "c"]  # without a rule nothing is skipped
+
+
+@both_kinds
+def test_a_rule_that_skips_everything_does_not_hang(kind):
+    asked = []
+    stream = PromptStream(kind(5), seed=0)
+    assert len(stream.take(12, skip=lambda prompt_id: asked.append(prompt_id) or True)) == 12
+    assert len(asked) == stream.num_skipped == 9  # of any 9 prompts in a row, 5 make a whole pass
+
+
+@both_kinds
+def test_a_rule_that_skips_all_but_one_brings_that_one_every_pass(kind):
+    stream = PromptStream(kind(5, id=list("abcde")), seed=0)
+    assert ids(stream.take(3, skip=lambda prompt_id: prompt_id != "c")) == ["c", "c", "c"]
+
+
+def test_skipped_prompts_are_not_loaded():
+    loaded = []
+
+    def load(batch):
+        loaded.extend(batch["prompt"])
+        return batch
+
+    stream = PromptStream(
+        numbers(6, id=list("abcdef")).with_transform(load, columns=["prompt"]), seed=0, shuffle=False
+    )
+    stream.take(2, skip=lambda prompt_id: prompt_id in "abd")
+    assert loaded == ["What is 2 + 2?", "What is 4 + 4?"]
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="holds no prompt"):
+        PromptStream(numbers(0), seed=0)
+    with pytest.raises(ValueError, match="holds no prompt"):
+        PromptStream(IterableDataset.from_generator(lambda: iter(())), seed=0).take(1)
