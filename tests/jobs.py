@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def reward_fails_on_one_rank(model, folder):
     except (KeyError, RuntimeError) as error:
         (Path(folder) / f"error-{RANK}").write_text(f"{type(error).__name__}: {error}")
         raise
+
+
+def reward_hangs_on_one_rank(model, folder):
+    def hangs(completions, **kwargs):
+        if RANK == 1:
+            threading.Event().wait()
+        return right(completions)
+
+    args = tiny_config(folder, ddp_timeout=5)
+    ScriptedTrainer(model, hangs, args, train_dataset=prompts(40), script=script).train()
 
 
 def sampled_runs(model, folder, variants):

@@ -67,6 +67,12 @@ def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error
     )
 
 
+def test_a_reward_function_that_hangs_on_one_rank_ends_the_job_at_the_ddp_timeout(tiny_model, tmp_path):
+    result = launch("reward_hangs_on_one_rank", tiny_model, tmp_path, num_processes=2)
+    assert result.returncode != 0
+    assert "5000ms" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def resumed(tiny_model, tmp_path_factory):
     """Whole runs, one that is killed, and what became of each from its third checkpoint on: in two processes."""

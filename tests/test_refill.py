@@ -72,9 +72,9 @@ def test_max_rounds_is_the_number_of_rounds_and_not_one_more():
     assert not refill.done
     refill.offer([NO])
     assert refill.exhausted
-    with pytest.raises(RuntimeError, match="2 made"):
+    with pytest.raises(RuntimeError, match="has had its 2 rounds"):
         refill.next_round_size()
-    with pytest.raises(RuntimeError, match="2 made"):
+    with pytest.raises(RuntimeError, match="has had its 2 rounds"):
         refill.offer([YES])
 
 
@@ -162,16 +162,16 @@ def test_the_first_round_of_a_run_asks_for_the_batch_itself():
 def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin():
     refill = new(512, acceptance=learned(500, 1000))
     size = refill.next_round_size()
-    # 1024 on average, 512 +- 16 of them accepted. One more round costs 512 / 6 = 85.3 groups, and phi(z) = 16 / 85.3
-    # at z = 1.23: 1.23 x 16 = 20 groups or 40 prompts, and a little for the uncertainty of the rate.
+    # 1024 on average, 512 +- 16 of them accepted. One more round costs 0.16 x 512 = 82 groups, and phi(z) = 16 / 82 at
+    # z = 1.20: 1.2 x 16 = 19 groups or 38 prompts, and a little for the uncertainty of the rate.
     assert 1024 + 38 < size < 1024 + 46
 
 
 def test_a_small_deficit_gets_the_larger_margin():
     refill = new(512, acceptance=learned(500, 1000))
     refill.offer([YES] * 504 + [NO] * 504)
-    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 85.3 at z = 2.38.
-    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.38 x 2.69 = 8.1. Of 28: 14 - 2.38 x 2.65 = 7.7.
+    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 82 at z = 2.36.
+    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.36 x 2.69 = 8.1. Of 28: 14 - 2.36 x 2.65 = 7.7.
     assert refill.next_round_size() == 29
 
 
@@ -312,6 +312,16 @@ def test_the_rate_stays_strictly_between_zero_and_one(share):
         acceptance.update(int(share * size), size)
         assert 0 < acceptance.rate < 1
         assert acceptance.variance > 0
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_trend_does_not_lead_beyond_what_a_share_can_be(direction):
+    acceptance = AcceptanceRate()
+    for share in range(0, 100, 2)[::direction]:
+        acceptance.update(share * 100, 10_000)
+    acceptance.update(9_999 if direction > 0 else 1, 10_000)
+    assert 0 < acceptance.rate < 1
+    assert 512 <= new(512, acceptance=acceptance).next_round_size() <= 512 / MIN_RATE
 
 
 def test_impossible_counts_are_refused():

@@ -140,10 +140,23 @@ def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatie
     assert killed == {"math_verify/killed": 0.0}
 
 
-def test_a_completion_that_eats_the_memory_is_wrong_and_the_next_one_is_not():
-    reward = MathVerifyReward(timeout=30.0, num_workers=1, memory_limit=256 * MIB)
-    texts = ["\\boxed{34}", "answer: " + "$a$ and " * 400_000, "\\boxed{34}"]
-    assert reward(texts, ["34"] * 3) == [1.0, 0.0, 1.0]
+def test_a_completion_that_needs_too_much_memory_is_wrong_and_the_next_one_is_not():
+    logged = {}
+    reward = MathVerifyReward(timeout=60.0, num_workers=1, memory_limit=256 * MIB)
+    texts = ["\\boxed{34}", "answer: $$" + " " * 3_000_000 + "34$$", "$\\boxed{34}$"]
+    assert reward(texts, ["34"] * 3, log_extra=logged.__setitem__) == [1.0, 0.0, 1.0]
+    assert logged["math_verify_answer"][1] == "[unparseable]"  # it was not the time that ran out
+    reward.close()
+
+
+def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict():
+    reward = MathVerifyReward(num_workers=1, memory_limit=256 * MIB)
+    reward(["\\boxed{1}"], ["1"])
+    started = pids(reward)
+    # math-verify caches its last matches, and with them these texts of 20 MB each
+    texts = [f"\\boxed{{{i}}}" + "\U0001f600" * 5_000_000 for i in range(4)]
+    assert reward(texts, ["3"] * 4) == [0.0, 0.0, 0.0, 1.0]
+    assert pids(reward) != started
     reward.close()
 
 

@@ -21,10 +21,8 @@ import textwrap
 import time
 from collections import defaultdict, deque
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -40,7 +38,7 @@ from .sampling.groups import REASONS, Criterion, deciding_reward, judge
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.refill import AcceptanceRate, Refill
-from .sampling.rollouts import as_ids, as_logprobs, deal_rows, local_slice, take_rows
+from .sampling.rollouts import Round, deal_groups, local_slice, record_rows, replay_rows, select_groups
 from .update import UpdatePhase
 
 
@@ -50,40 +48,6 @@ logger = logging.get_logger(__name__)
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
 STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
-
-
-@dataclass
-class Round:
-    """One round: its prompts in order, this rank's rows, and what is known of all ranks' rows."""
-
-    prompts: list[tuple[str, dict]]
-    rows: dict[str, list]
-    rewards_BF: torch.Tensor
-    lengths_B: torch.Tensor
-    truncated_B: torch.Tensor
-    extra_logs: dict[str, list]
-    metrics: dict[str, list[float]]
-
-    def state_dict(self) -> dict:
-        """What a checkpoint keeps of a carried round: tensors for arrays, so that `weights_only=True` loads it."""
-        rows = {
-            name: [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in column]
-            for name, column in self.rows.items()
-        }
-        return {"num_prompts": len(self.prompts), "rows": rows, **{name: getattr(self, name) for name in _BY_ROW}}
-
-    @classmethod
-    def from_state_dict(cls, state: dict) -> "Round":
-        rows = {
-            name: [value.numpy() if torch.is_tensor(value) else value for value in column]
-            for name, column in state["rows"].items()
-        }
-        by_row = {name: state[name] for name in _BY_ROW}
-        return cls(prompts=_unnamed(state["num_prompts"]), rows=rows, extra_logs={}, metrics={}, **by_row)
-
-
-# What a round knows of all ranks' rows.
-_BY_ROW = ("rewards_BF", "lengths_B", "truncated_B")
 
 
 class _NoReset:
@@ -332,7 +296,7 @@ class DAPOTrainer(UpdatePhase):
             recorded = self._recorded
         finally:
             self._recorded = None
-        lengths = torch.tensor(recorded["lengths"], device=self.accelerator.device)
+        lengths = torch.tensor(self._completion_lengths, device=self.accelerator.device)
         truncated = torch.tensor(recorded["truncated"], device=self.accelerator.device)
         return Round(
             prompts=prompts,
@@ -371,50 +335,32 @@ class DAPOTrainer(UpdatePhase):
         idle = sorted({*range(num_groups)} - {*live}) or live
         filler = [idle[i % len(idle)] for i in range(refill.target - len(live))]
 
-        rows, rewards, extra_logs = self._deal(rounds, live, filler)
-        num_live = max(0, len(live) * self.num_generations - self.accelerator.process_index * len(rows["prompt"]))
-        rollouts = self._replay(rows, rewards, extra_logs, min(num_live, len(rows["prompt"])))
+        rows = self._deal(rounds, live, filler)
+        num_live = len(live) * self.num_generations
+        rewards = select_groups([round_.rewards_BF for round_ in rounds], [*live, *filler], self.num_generations)
+        rewards[num_live:] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
+        self._pending_extra_logs.update(self._extra_logs(rounds, [*live, *filler], mine))
+        rollouts = self._replay(rows, rewards, num_live=max(0, min(num_live, mine.stop) - mine.start))
         if first:
             _restore_old_logps(rollouts, rows["old_logps"])
         if self.args.dynamic_sampling_surplus == "carry":
             self._carried = self._carry(rounds, [first + i for i in refill.surplus][: refill.target])
         return rollouts
 
-    def _deal(self, rounds: list[Round], live: list[int], filler: list[int]) -> tuple[dict, torch.Tensor, dict]:
-        """This rank's rows of the groups `live`, then `filler` cut short; all ranks' rewards; this rank's logs."""
-        G, rank, world_size = self.num_generations, self.accelerator.process_index, self.accelerator.num_processes
-        groups = [(round_, start) for round_ in rounds for start in range(0, len(round_.prompts) * G, G)]
-        rows, positions = {name: [] for name in rounds[0].rows}, []
-        for place, index in enumerate([*live, *filler]):
-            round_, start = groups[index]
-            mine = local_slice(len(round_.rewards_BF), rank, world_size)
-            here = [row for row in range(start, start + G) if mine.start <= row < mine.stop]
-            part = take_rows(round_.rows, [row - mine.start for row in here])
-            if place >= len(live):
-                _cut_to_one_token(part)
-            for name, column in part.items():
-                rows[name].extend(column)
-            positions.extend(place * G + row - start for row in here)
-        total = (len(live) + len(filler)) * G
-        rewards = torch.cat([groups[i][0].rewards_BF[groups[i][1] : groups[i][1] + G] for i in [*live, *filler]])
-        rewards[len(live) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
-        return (
-            deal_rows(rows, positions, total, self.accelerator.device),
-            rewards.to(self.accelerator.device),
-            self._extra_logs(groups, [*live, *filler], local_slice(total, rank, world_size)),
-        )
+    def _deal(self, rounds: list[Round], live: list[int], filler: list[int]) -> dict[str, list]:
+        """This rank's rows of the groups `live`, then of the groups `filler`, cut short."""
+        return deal_groups(rounds, live, filler, self.num_generations, self.accelerator.device)
 
     def _carry(self, rounds: list[Round], surplus: list[int]) -> Round | None:
         """The surplus, with the log-probabilities of the policy that sampled it, for the next rollout."""
         surplus = surplus[: len(surplus) // self._smallest_split * self._smallest_split]
         if not surplus:
             return None
-        G = self.num_generations
-        rows, _, _ = self._deal(rounds, surplus, [])
+        rows = self._deal(rounds, surplus, [])
         rows["old_logps"] = rows["logprobs"] if rows["logprobs"][0] is not None else self._logps_of(rows)
-        picked = torch.tensor([row for i in surplus for row in range(i * G, (i + 1) * G)])
-        joined = {name: torch.cat([getattr(round_, name) for round_ in rounds])[picked] for name in _BY_ROW}
-        return Round(prompts=_unnamed(len(surplus)), rows=rows, extra_logs={}, metrics={}, **joined)
+        rewards = select_groups([round_.rewards_BF for round_ in rounds], surplus, self.num_generations)
+        return Round.carried(rows, rewards, num_prompts=len(surplus))
 
     def _logps_of(self, rows: dict[str, list]) -> list:
         """Log-probabilities of the rows' completions under the present policy."""
@@ -433,20 +379,15 @@ class DAPOTrainer(UpdatePhase):
             )
         return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
-    def _extra_logs(self, groups, indices: list[int], mine: slice) -> dict[str, list]:
+    def _extra_logs(self, rounds: list[Round], groups: list[int], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""
-        G, columns = (
-            self.num_generations,
-            dict.fromkeys(column for round_, _ in groups for column in round_.extra_logs),
-        )
-        return {
-            column: [
-                value
-                for round_, start in (groups[i] for i in indices)
-                for value in round_.extra_logs.get(column, [None] * len(round_.rewards_BF))[start : start + G]
-            ][mine]
-            for column in columns
-        }
+        G, logs = self.num_generations, {}
+        for column in dict.fromkeys(column for round_ in rounds for column in round_.extra_logs):
+            values = [
+                value for round_ in rounds for value in round_.extra_logs.get(column, [None] * len(round_.rewards_BF))
+            ]
+            logs[column] = [value for i in groups for value in values[i * G : (i + 1) * G]][mine]
+        return logs
 
     # ---- The seam: record, then replay ----
 
@@ -454,27 +395,13 @@ class DAPOTrainer(UpdatePhase):
         if self._replayed is not None:
             return self._replayed["generated"]
         generated = super()._generate(prompts)
-        prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, tool_images = generated
+        _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._recorded is not None:
             ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-            blank = [None] * len(prompts)
-            self._recorded.update(
-                lengths=self._completion_lengths,
-                truncated=[ids[-1] not in ends for ids in completion_ids],
-                rows={
-                    "prompt": list(prompts),
-                    "environment": blank if self.environment_factories is None else list(self._batch_environments),
-                    "prompt_ids": [as_ids(ids) for ids in prompt_ids],
-                    "completion_ids": [as_ids(ids) for ids in completion_ids],
-                    "tool_mask": [as_ids(mask) for mask in tool_mask] if tool_mask else blank,
-                    "completion": list(completions),
-                    "logprobs": [as_logprobs(row) for row in logprobs] if logprobs is not None else blank,
-                    "images": images or _images_in(prompts),
-                    "tool_images": tool_images or blank,
-                    "old_logps": blank,
-                },
-            )
+            environments = None if self.environment_factories is None else self._batch_environments
+            self._recorded["rows"] = record_rows(generated, prompts, environments)
+            self._recorded["truncated"] = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
@@ -484,30 +411,13 @@ class DAPOTrainer(UpdatePhase):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
 
-    def _replay(
-        self, rows: dict[str, list], rewards: torch.Tensor, extra_logs: dict[str, list], num_live: int
-    ) -> dict:
+    def _replay(self, rows: dict[str, list], rewards: torch.Tensor, num_live: int) -> dict:
         """TRL's rollout batch of `rows`, as if they had just been sampled together; only `num_live` of them train."""
-        images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
-        tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
-        self._replayed = {
-            "rewards": rewards,
-            "generated": (
-                [ids.astype("int64") for ids in rows["prompt_ids"]],
-                [ids.astype("int64") for ids in rows["completion_ids"]],
-                tool_mask and [mask.astype("int64") for mask in tool_mask],
-                rows["completion"],
-                logprobs and [row.tolist() for row in logprobs],
-                {},
-                images,
-                tool_images or [],
-            ),
-        }
+        self._replayed = {"rewards": rewards.to(self.accelerator.device), "generated": replay_rows(rows)}
         inputs = [
             {"prompt": prompt, "environment": environment}
             for prompt, environment in zip(rows["prompt"], rows["environment"], strict=True)
         ]
-        self._pending_extra_logs.update(extra_logs)
         try:
             with self._no_environment_resets(len(inputs)), self._scratch_metrics() as metrics:
                 rollouts = super()._generate_and_score_completions(inputs)
@@ -710,27 +620,12 @@ _ADVICE = {
 }
 
 
-def _unnamed(num_prompts: int) -> list[tuple[str, dict]]:
-    """Prompts of carried groups: they were sampled and scored, only their number still matters."""
-    return [("", {})] * num_prompts
-
-
 def _acceptance(refill: Refill) -> float:
     return 1 - refill.dropped.total() / refill.num_generated
 
 
 def _rank_state_name(rank: int) -> str:
     return f"dapo_state_rank{rank}.pt"
-
-
-def _cut_to_one_token(rows: dict[str, list]):
-    """Shortens rows that only fill the batch, so that they cost next to nothing."""
-    for i, tool_images in enumerate(rows["tool_images"]):
-        if tool_images:  # the images' placeholder tokens lie in the completion
-            continue
-        for name in ("completion_ids", "tool_mask", "logprobs", "old_logps"):
-            if rows[name][i] is not None:
-                rows[name][i] = rows[name][i][:1]
 
 
 def _restore_old_logps(rollouts: dict, old_logps: list):
@@ -743,16 +638,6 @@ def _restore_old_logps(rollouts: dict, old_logps: list):
             old[i, : len(row)] = torch.from_numpy(row)
             if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
                 rollouts["importance_sampling_ratio"][i] = 1.0
-
-
-def _images_in(prompts: list) -> list[list | None]:
-    """The images of each prompt, which TRL has moved into the messages."""
-    return [
-        [part["image"] for message in prompt for part in message["content"] if part["type"] == "image"] or None
-        if isinstance(prompt, list) and any(isinstance(message["content"], list) for message in prompt)
-        else None
-        for prompt in prompts
-    ]
 
 
 def _empty_logs(logs: dict) -> dict:

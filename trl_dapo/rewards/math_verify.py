@@ -96,7 +96,8 @@ class _Worker:
     def send(self, jobs: list[_Job]) -> None:
         """Hand over one batch. That the worker is gone shows when its answers are read."""
         self.batch.extend(jobs)
-        unsent = memoryview(json.dumps([[job.gold, job.text] for job in jobs]).encode() + b"\n")
+        line = json.dumps([[job.gold, job.text] for job in jobs], ensure_ascii=False) + "\n"
+        unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
         try:
             while unsent:
                 unsent = unsent[os.write(self.process.stdin.fileno(), unsent) :]

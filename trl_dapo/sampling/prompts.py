@@ -169,11 +169,13 @@ class _IterableSource:
 
     def __init__(self, dataset, seed, shuffle, buffer_size):
         self.length = None
+        self._shuffle = shuffle
         self._dataset = dataset.shuffle(seed=seed, buffer_size=buffer_size) if shuffle else dataset
 
     def rows(self, num_passes, start):
         """The rows of one pass from position `start` on: id and what `load` needs."""
-        self._dataset.set_epoch(num_passes)
+        if self._shuffle:
+            self._dataset.set_epoch(num_passes)
         for example in itertools.islice(self._dataset, start, None):
             prompt_id = example["id"] if "id" in example else f"{_digest(_as_text(example)):016x}"
             yield str(prompt_id), example

@@ -11,7 +11,7 @@ MIN_RATE = 1 / 32
 
 # What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small batch,
 # since a round of a few prompts waits for its longest completion too.
-ROUND_COST = 1 / 6
+ROUND_COST = 0.16
 MIN_ROUND_COST = 12
 
 
@@ -231,8 +231,7 @@ class Refill:
         Returns:
             `int`: a multiple of `multiple_of`, at least one of them.
         """
-        if self.done:
-            raise RuntimeError(f"The rollout batch takes no further round: {self.num_rounds} made, {self.shortfall=}.")
+        self._refuse_if_done()
         if self.batch_multiplier is not None:
             size = int(self.batch_multiplier * self.target)
         else:
@@ -241,6 +240,13 @@ class Refill:
         if self.max_round_size is not None:
             size = min(size, self.max_round_size // self.multiple_of * self.multiple_of)
         return max(size, self.multiple_of)
+
+    def _refuse_if_done(self):
+        if self.done:
+            state = "is full" if self.full else "is not full"
+            raise RuntimeError(
+                f"The rollout batch has had its {self.num_rounds} rounds and {state}: it takes no more."
+            )
 
     def _size_by_rate(self):
         """The deficit over the acceptance rate, plus the margin."""
@@ -267,8 +273,7 @@ class Refill:
             verdicts (`list[str | None]`):
                 One verdict per generated group in prompt order: `None` accepts it, else the reason why not.
         """
-        if self.done:
-            raise RuntimeError(f"The rollout batch takes no further round: {self.num_rounds} made, {self.shortfall=}.")
+        self._refuse_if_done()
         if not verdicts:
             raise ValueError("A round must hold at least one group, got none.")
         accepted = [self.num_generated + i for i, reason in enumerate(verdicts) if reason is None]

@@ -9,20 +9,128 @@ integers.
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 
-def as_ids(ids: Sequence[int]) -> np.ndarray:
-    """Token ids as an int32 array."""
-    return np.asarray(ids, dtype=np.int32)
+@dataclass
+class Round:
+    """
+    One round: its prompts in order, this rank's rows, and what is known of all ranks' rows.
+
+    Args:
+        prompts (`list[tuple[str, dict]]`):
+            Id and example of each prompt.
+        rows (`dict[str, list]`):
+            This rank's equal share of the round's rows, in order.
+        rewards_BF (`torch.Tensor` of shape `(num_rows, num_reward_functions)`):
+            Rewards of all ranks' rows; the completions of a prompt follow each other.
+        lengths_B (`torch.Tensor` of shape `(num_rows,)`):
+            Completion tokens of all ranks' rows that the model made.
+        truncated_B (`torch.Tensor` of shape `(num_rows,)`):
+            Whether a completion was cut off by the length limit.
+        extra_logs (`dict[str, list]`):
+            What reward functions logged of all ranks' rows.
+        metrics (`dict[str, list[float]]`):
+            What TRL measured of the round.
+    """
+
+    prompts: list[tuple[str, dict]]
+    rows: dict[str, list]
+    rewards_BF: torch.Tensor
+    lengths_B: torch.Tensor
+    truncated_B: torch.Tensor
+    extra_logs: dict[str, list]
+    metrics: dict[str, list[float]]
+
+    @classmethod
+    def carried(cls, rows: dict[str, list], rewards_BF: torch.Tensor, num_prompts: int) -> "Round":
+        """Groups of an earlier rollout: sampled, scored and accepted, so only their rows and rewards still matter."""
+        blank_B = torch.zeros(len(rewards_BF))
+        return cls([("", {})] * num_prompts, rows, rewards_BF, blank_B, blank_B.bool(), extra_logs={}, metrics={})
+
+    def state_dict(self) -> dict:
+        """What a checkpoint keeps of a carried round: tensors for arrays, so that `weights_only=True` loads it."""
+        rows = {
+            name: [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in column]
+            for name, column in self.rows.items()
+        }
+        return {"rows": rows, "rewards": self.rewards_BF, "num_prompts": len(self.prompts)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict) -> "Round":
+        """The carried round that [`Round.state_dict`] described."""
+        rows = {
+            name: [value.numpy() if torch.is_tensor(value) else value for value in column]
+            for name, column in state["rows"].items()
+        }
+        return cls.carried(rows, state["rewards"], state["num_prompts"])
 
 
-def as_logprobs(logprobs: Sequence[float | None]) -> np.ndarray:
-    """Log-probabilities as a float32 array; `None`, vLLM's word for a token it could not score, as NaN."""
-    return np.asarray([np.nan if logprob is None else logprob for logprob in logprobs], dtype=np.float32)
+def record_rows(generated: tuple, prompts: list, environments: list[str] | None) -> dict[str, list]:
+    """
+    The rows of what TRL's `_generate` returned.
+
+    Args:
+        generated (`tuple`):
+            Prompt ids, completion ids, tool masks, completions, log-probabilities, extra fields, images and images
+            returned by tools: one entry a row each, or `None`, or empty.
+        prompts (`list`):
+            The prompts it was given, as text or messages.
+        environments (`list[str]`, *optional*):
+            Name of each row's environment.
+
+    Returns:
+        `dict[str, list]`: One column an item, `None` where a row has none.
+    """
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, tool_images = generated
+    blank = [None] * len(prompts)
+    return {
+        "prompt": list(prompts),
+        "environment": list(environments or blank),
+        "prompt_ids": [_as_ids(ids) for ids in prompt_ids],
+        "completion_ids": [_as_ids(ids) for ids in completion_ids],
+        "tool_mask": [_as_ids(mask) for mask in tool_mask] if tool_mask else blank,
+        "completion": list(completions),
+        # vLLM's client says None for a token it could not score; here it becomes NaN.
+        "logprobs": [np.asarray(row, dtype=np.float32) for row in logprobs] if logprobs is not None else blank,
+        "images": images or _images_in(prompts),
+        "tool_images": tool_images or blank,
+        "old_logps": blank,
+    }
+
+
+def replay_rows(rows: dict[str, list]) -> tuple:
+    """What TRL's `_generate` would return if it had just made these rows."""
+    images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
+    tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
+    return (
+        [ids.astype(np.int64) for ids in rows["prompt_ids"]],
+        [ids.astype(np.int64) for ids in rows["completion_ids"]],
+        tool_mask and [mask.astype(np.int64) for mask in tool_mask],
+        rows["completion"],
+        logprobs and [row.tolist() for row in logprobs],
+        {},
+        images,
+        tool_images or [],
+    )
+
+
+def _as_ids(ids: Sequence[int]) -> np.ndarray:
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def _images_in(prompts: list) -> list[list | None]:
+    """The images of each prompt, which TRL has moved into the messages."""
+    return [
+        [part["image"] for message in prompt for part in message["content"] if part["type"] == "image"] or None
+        if isinstance(prompt, list) and any(isinstance(message["content"], list) for message in prompt)
+        else None
+        for prompt in prompts
+    ]
 
 
 def take_rows(rows: dict[str, list], indices: Sequence[int]) -> dict[str, list]:
@@ -40,6 +148,65 @@ def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
     if rest:
         raise ValueError(f"{num_rows} rows cannot be split into equal parts for {world_size} processes.")
     return slice(rank * per_rank, (rank + 1) * per_rank)
+
+
+def select_groups(values: Sequence[torch.Tensor], groups: Sequence[int], num_generations: int) -> torch.Tensor:
+    """The entries of `groups`, in that order, of values given round by round, one entry a row."""
+    rows = torch.tensor([row for i in groups for row in range(i * num_generations, (i + 1) * num_generations)])
+    return torch.cat(list(values))[rows]
+
+
+def deal_groups(
+    rounds: Sequence[Round], live: Sequence[int], filler: Sequence[int], num_generations: int, device: torch.device
+) -> dict[str, list]:
+    """
+    Hands every rank its equal share of a batch of groups. Collective: every rank must call it.
+
+    Args:
+        rounds (`Sequence[Round]`):
+            Where the groups are; they are numbered through all rounds.
+        live (`Sequence[int]`):
+            Groups that train, in the order of the batch.
+        filler (`Sequence[int]`):
+            Groups behind them that only fill the batch. Their completions are cut to one token.
+        num_generations (`int`):
+            Completions a group.
+        device (`torch.device`):
+            Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
+
+    Returns:
+        `dict[str, list]`: This rank's rows.
+    """
+    rank, world_size = _rank_and_world_size()
+    homes = [(round_, start) for round_ in rounds for start in range(0, len(round_.rewards_BF), num_generations)]
+    rows, places = {name: [] for name in rounds[0].rows}, []
+    for place, index in enumerate([*live, *filler]):
+        round_, start = homes[index]
+        mine = local_slice(len(round_.rewards_BF), rank, world_size)
+        here = [row for row in range(start, start + num_generations) if mine.start <= row < mine.stop]
+        part = take_rows(round_.rows, [row - mine.start for row in here])
+        if place >= len(live):
+            _cut_to_one_token(part)
+        for name, column in part.items():
+            rows[name].extend(column)
+        places.extend(place * num_generations + row - start for row in here)
+    return deal_rows(rows, places, (len(live) + len(filler)) * num_generations, device)
+
+
+def _cut_to_one_token(rows: dict[str, list]):
+    """Shortens rows that only fill the batch, so that they cost next to nothing."""
+    for i, tool_images in enumerate(rows["tool_images"]):
+        if tool_images:  # the images' placeholder tokens lie in the completion
+            continue
+        for name in ("completion_ids", "tool_mask", "logprobs", "old_logps"):
+            if rows[name][i] is not None:
+                rows[name][i] = rows[name][i][:1]
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
 
 
 def deal_rows(rows: dict[str, list], positions: Sequence[int], total: int, device: torch.device) -> dict[str, list]:
@@ -62,8 +229,7 @@ def deal_rows(rows: dict[str, list], positions: Sequence[int], total: int, devic
     Returns:
         `dict[str, list]`: This rank's `total / world_size` rows, in the order of their places.
     """
-    distributed = dist.is_available() and dist.is_initialized()
-    world_size, rank = (dist.get_world_size(), dist.get_rank()) if distributed else (1, 0)
+    rank, world_size = _rank_and_world_size()
     per_rank = total // world_size
     outgoing = [[] for _ in range(world_size)]
     for i, position in enumerate(positions):
