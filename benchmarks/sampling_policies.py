@@ -104,7 +104,10 @@ class Step:
 
 
 class FixedRounds:
-    """verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it."""
+    """
+    verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it. Both end the run where the
+    rounds are used up (NeMo RL one round later than its setting says); here the step is counted with what it has.
+    """
 
     def __init__(self, world, target, multiplier, max_rounds=10, forgets_at_pass_end=False):
         self._world = world
@@ -278,17 +281,21 @@ class Ours:
         return Step(refill.num_generated, num_trained, refill.num_rounds)
 
 
+MEMORY = "ours, carry, memory"
+CARRY = "ours, carry"
+ROUNDS = "rounds_per_step"
+
 POLICIES: dict[str, Callable] = {
     "verl recipe, 3x": lambda world, target: FixedRounds(world, target, 3),
-    "NeMo RL, 1x": lambda world, target: FixedRounds(world, target, 1, forgets_at_pass_end=True),
-    "NeMo RL, 3x": lambda world, target: FixedRounds(world, target, 3, forgets_at_pass_end=True),
+    "NeMo RL, 1x": lambda world, target: FixedRounds(world, target, 1, max_rounds=11, forgets_at_pass_end=True),
+    "NeMo RL, 3x": lambda world, target: FixedRounds(world, target, 3, max_rounds=11, forgets_at_pass_end=True),
     "ms-swift": Swift,
     "SkyRL replace": Replace,
     "slime waves": Waves,
     "GRESO": Greso,
     "ours": Ours,
-    "ours, carry": lambda world, target: Ours(world, target, carry=True),
-    "ours, carry, memory": lambda world, target: Ours(world, target, carry=True, memory=True),
+    CARRY: lambda world, target: Ours(world, target, carry=True),
+    MEMORY: lambda world, target: Ours(world, target, carry=True, memory=True),
 }
 
 
@@ -363,8 +370,8 @@ def compare_memory(console, args, target=512, acceptance=0.33, num_passes=10):
     savings = []
     for drifting in (False, True):
         trace = make_trace(args, acceptance, drifting, num_steps)
-        results = {name: run(POLICIES[name], trace, target, num_steps) for name in ("ours", "GRESO", LAST)}
-        savings.append(results["ours"].per_trained / results[LAST].per_trained)
+        results = {name: run(POLICIES[name], trace, target, num_steps) for name in ("ours", "GRESO", MEMORY)}
+        savings.append(results["ours"].per_trained / results[MEMORY].per_trained)
         console.print(
             f"memory, acceptance {acceptance}, {'drifting' if drifting else 'stationary'}, {num_steps} steps: "
             + ", ".join(f"{name} {result.per_trained:.2f}" for name, result in results.items())
@@ -377,15 +384,12 @@ def most_skips(console, args, target=512, acceptance=0.33, num_passes=40, num_pr
     """How many passes in a row the memory leaves a prompt without a look, over more passes than it may."""
     num_steps = round(num_passes * num_prompts * acceptance / target)
     trace = make_trace(args, acceptance, False, num_steps, num_prompts)
-    play = run(POLICIES[LAST], trace, target, num_steps).policy
+    play = run(POLICIES[MEMORY], trace, target, num_steps).policy
     console.print(
         f"memory, {play.passes:.1f} passes over {num_prompts} prompts: no prompt was skipped more than "
         f"{play.most_skips} times in a row"
     )
     return play.most_skips
-
-
-LAST = list(POLICIES)[-1]
 
 
 def main():
@@ -404,19 +408,22 @@ def main():
     savings = compare_memory(console, args)
     skips = most_skips(console, args)
 
-    def worst(results, name, attribute):
-        return max(getattr(result, attribute) for (_, policy), result in results.items() if policy == name)
+    def each(results, name, attribute):
+        return [getattr(result, attribute) for (_, policy), result in results.items() if policy == name]
 
-    table = Table("promise", "measured (worst trace)", "kept", title="Promises")
+    # The rounds of a single trace are a noisy count: 100 steps have a standard error of 0.04.
+    table = Table("promise", "measured", "kept", title="Promises")
     for promise, measured, bound in (
-        ("512 prompts: at most 1.05 over the least", worst(large, "ours", "over_least"), 1.05),
-        ("512 prompts: at most 1.2 rounds per step", worst(large, "ours", "rounds_per_step"), 1.2),
-        ("512 prompts, carry: 1.00 over the least", worst(large, "ours, carry", "over_least"), 1.005),
-        ("16 prompts, carry: at most 1.10 over the least", worst(small, "ours, carry", "over_least"), 1.10),
-        ("memory: at least 2x fewer (shown: share generated)", 1 / min(savings), 0.5),
-        ("memory: every prompt skipped fewer than 32 times in a row", skips, 31),
+        ("512 prompts: over the least, worst trace, at most 1.05", max(each(large, "ours", "over_least")), 1.05),
+        ("512 prompts: rounds per step, mean of the traces, at most 1.2", np.mean(each(large, "ours", ROUNDS)), 1.2),
+        ("512 prompts: rounds per step, worst trace", max(each(large, "ours", ROUNDS)), None),
+        ("512 prompts, carry: over the least, worst trace, 1.00", max(each(large, CARRY, "over_least")), 1.005),
+        ("16 prompts, carry: over the least, worst trace, at most 1.10", max(each(small, CARRY, "over_least")), 1.1),
+        ("memory: share generated of what is without, worst trace, at most 0.50", 1 / min(savings), 0.5),
+        ("memory: times a prompt is skipped in a row, at most 31", skips, 31),
     ):
-        table.add_row(promise, f"{measured:.3f}", "yes" if measured <= bound else "NO")
+        kept = "" if bound is None else "yes" if measured <= bound else "NO"
+        table.add_row(promise, f"{measured:.3f}", kept)
     console.print(table)
 
 

@@ -3,6 +3,7 @@
 """What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
 
 import os
+import signal
 import string
 import subprocess
 import sys
@@ -106,6 +107,17 @@ def launch(job: str, *args, num_processes: int, timeout: int = 120) -> subproces
     jobs = Path(__file__).parent / "jobs.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(jobs), job, *map(str, args)], env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    with subprocess.Popen(
+        [*command, str(jobs), job, *map(str, args)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the workers too, not only the launcher
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import threading
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from helpers import ScriptedTrainer, prompts, tiny_config
 from transformers import TrainerCallback
 
@@ -94,8 +96,9 @@ def reward_hangs_on_one_rank(model, folder):
             threading.Event().wait()
         return right(completions)
 
-    args = tiny_config(folder, ddp_timeout=5)
-    ScriptedTrainer(model, hangs, args, train_dataset=prompts(40), script=script).train()
+    # On the CPU transformers does not hand its `ddp_timeout` on to the process group.
+    PartialState(cpu=True, timeout=timedelta(seconds=5))
+    ScriptedTrainer(model, hangs, tiny_config(folder), train_dataset=prompts(40), script=script).train()
 
 
 def sampled_runs(model, folder, variants):

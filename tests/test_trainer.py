@@ -434,3 +434,48 @@ def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_mod
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert number(resumed.sampled[0]) == 0
     assert any("the prompts start a fresh pass" in record.message for record in caplog.records)
+
+
+# ---- Reward scaling and evaluation ----
+
+
+def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tmp_path):
+    def graded(completions, **kwargs):
+        return [3.0 if completion == "right" else 0.25 for completion in completions]
+
+    bounds = {"source_min": 0.0, "source_max": 1.0, "target_min": -1.0, "target_max": 1.0}
+    scaling = {f"reward_scaling_{name}": value for name, value in bounds.items()}
+    trainer = make(tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, **scaling)
+    trainer.train()
+    # Of four completions one is clamped to 1, three become 2 * 0.25 - 1.
+    assert trainer.state.log_history[0]["filtered_reward"] == pytest.approx((1 - 3 * 0.5) / 4)
+    metrics = trainer.evaluate(prompts(3).select([1, 2]))
+    assert metrics["eval_reward"] == pytest.approx((3 + 3 * 0.25) / 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"reward_scaling_source_min": 0.0}, "all four of its bounds, but `reward_scaling_source_max`"),
+        (
+            {f"reward_scaling_{end}_{side}": 1.0 for end in ("source", "target") for side in ("min", "max")},
+            "`reward_scaling_source_min` must be below `reward_scaling_source_max` and both finite, got 1.0 and 1.0",
+        ),
+        ({"eval_temperature": 0.0}, "above 0, got 0.0. For greedy decoding"),
+        ({"eval_top_p": 1.5}, "at most 1, got 1.5"),
+        ({"eval_top_k": -1}, "or more, got -1"),
+    ],
+    ids=str,
+)
+def test_bounds_and_evaluation_settings_out_of_range_are_refused(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(tmp_path, **overrides)
+
+
+def test_evaluation_samples_with_its_own_settings_and_training_keeps_its(tiny_model, tmp_path):
+    args = tiny_config(tmp_path, per_device_eval_batch_size=4, eval_top_k=1)
+    trainer = DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
+    trainer.evaluate(prompts(1))
+    assert len(set(trainer._logs["completion"])) == 1  # greedy: all completions of the prompt are one
+    assert len(trainer._logs["completion"]) == 4
+    assert trainer.generation_config.top_k == args.top_k

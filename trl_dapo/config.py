@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .rewards import scale_reward
+
 
 ON_EXHAUSTED = ("top_up", "error")
 MODES = ("filter", "replace", "mask")
@@ -86,6 +88,23 @@ class DAPOConfig(GRPOConfig):
         overlong_filtering (`bool`, *optional*):
             Whether completions cut off by `max_completion_length` are left out of the loss. TRL calls this
             `mask_truncated_completions`; either name sets both, and they must agree.
+
+        > Reward scaling
+
+        reward_scaling_source_min, reward_scaling_source_max (`float`, *optional*):
+            Range that every deciding reward is clamped to in training, for instance 0.0 and 1.0.
+        reward_scaling_target_min, reward_scaling_target_max (`float`, *optional*):
+            Range that it is then mapped to linearly, for instance -1.0 and 1.0. Set all four or none. The accuracy
+            threshold applies to the scaled reward. Evaluation keeps the rewards as they are.
+
+        > Evaluation during training
+
+        eval_temperature (`float`, *optional*):
+            Temperature of evaluation. Defaults to `temperature`.
+        eval_top_p (`float`, *optional*):
+            Nucleus of evaluation; the paper: 0.7. Defaults to `top_p`.
+        eval_top_k (`int`, *optional*):
+            Number of tokens that evaluation samples from. Defaults to `top_k`.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.
@@ -195,6 +214,26 @@ class DAPOConfig(GRPOConfig):
         metadata={"help": "Leave cut-off completions out of the loss. TRL's `mask_truncated_completions`."},
     )
 
+    reward_scaling_source_min: float | None = field(
+        default=None, metadata={"help": "Deciding rewards are clamped from below to this before they are scaled."}
+    )
+    reward_scaling_source_max: float | None = field(
+        default=None, metadata={"help": "Deciding rewards are clamped from above to this before they are scaled."}
+    )
+    reward_scaling_target_min: float | None = field(
+        default=None, metadata={"help": "What `reward_scaling_source_min` becomes."}
+    )
+    reward_scaling_target_max: float | None = field(
+        default=None, metadata={"help": "What `reward_scaling_source_max` becomes."}
+    )
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Temperature of evaluation. Default: `temperature`."}
+    )
+    eval_top_p: float | None = field(default=None, metadata={"help": "Nucleus of evaluation. Default: `top_p`."})
+    eval_top_k: int | None = field(
+        default=None, metadata={"help": "Tokens that evaluation samples from. Default: `top_k`."}
+    )
+
     def __post_init__(self):
         if self.num_generations is not None and self.num_generations < 2:
             raise ValueError(
@@ -204,6 +243,8 @@ class DAPOConfig(GRPOConfig):
         self._check_clip()
         self._check_dynamic_sampling()
         self._check_overlong()
+        self._check_reward_scaling()
+        self._check_evaluation()
         super().__post_init__()
         self._check_round_size()
 
@@ -306,6 +347,35 @@ class DAPOConfig(GRPOConfig):
                     f"continuous batching a round runs as one batch and holds at most the generation batch, {largest} "
                     f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
                 )
+
+    @property
+    def reward_scaling(self) -> dict[str, float] | None:
+        """The four bounds of the reward scaling, or `None` where it is off."""
+        names = ("source_min", "source_max", "target_min", "target_max")
+        bounds = {name: getattr(self, f"reward_scaling_{name}") for name in names}
+        return None if None in bounds.values() else bounds
+
+    def _check_reward_scaling(self):
+        names = [f"reward_scaling_{end}_{side}" for end in ("source", "target") for side in ("min", "max")]
+        missing = [name for name in names if getattr(self, name) is None]
+        if missing and len(missing) < len(names):
+            raise ValueError(
+                f"Reward scaling needs all four of its bounds, but {', '.join(f'`{name}`' for name in missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set."
+            )
+        if self.reward_scaling is not None:
+            scale_reward([], **self.reward_scaling)  # refuses empty and infinite ranges
+
+    def _check_evaluation(self):
+        if self.eval_temperature is not None and self.eval_temperature <= 0:
+            raise ValueError(
+                f"`eval_temperature` must be above 0, got {self.eval_temperature}. For greedy decoding set "
+                "`eval_top_k=1`."
+            )
+        if self.eval_top_p is not None and not 0 < self.eval_top_p <= 1:
+            raise ValueError(f"`eval_top_p` must be above 0 and at most 1, got {self.eval_top_p}.")
+        if self.eval_top_k is not None and self.eval_top_k < 0:
+            raise ValueError(f"`eval_top_k` must be 0 (all tokens) or more, got {self.eval_top_k}.")
 
     def _check_overlong(self):
         buffer = self.overlong_buffer_length

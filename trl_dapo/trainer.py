@@ -15,12 +15,13 @@ each round runs it in recording mode, which keeps what `_generate` and `_calcula
 forward pass; then it runs once more, on the rows that train, with the recorded values handed back to it.
 """
 
+import copy
 import json
 import math
 import textwrap
 import time
 from collections import defaultdict, deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id, pad
 
 from .config import DAPOConfig
-from .rewards import SoftOverlongPunishment
+from .rewards import SoftOverlongPunishment, scale_reward
 from .sampling.groups import REASONS, Criterion, deciding_reward, judge
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
@@ -183,11 +184,12 @@ class DAPOTrainer(UpdatePhase):
                 "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
             )
         decides = torch.tensor([name in chosen for name in names])
+        best = 1.0 if args.reward_scaling is None else args.reward_scaling_target_max
         criterion = Criterion(
             min_accuracy=args.dynamic_sampling_min_accuracy,
             max_accuracy=args.dynamic_sampling_max_accuracy,
             accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
-            full_score=self.reward_weights[decides].sum().item(),
+            full_score=self.reward_weights[decides].sum().item() * best,
         )
         return criterion, decides
 
@@ -204,6 +206,10 @@ class DAPOTrainer(UpdatePhase):
             rewards = self.accelerator.gather(rewards)
         if torch.isinf(rewards).any():
             self._raise_on_every_rank(error, rewards)
+        if self.model.training and self.args.reward_scaling is not None:
+            for i in self._decides.nonzero().flatten().tolist():
+                scaled = scale_reward(rewards[:, i].tolist(), **self.args.reward_scaling)
+                rewards[:, i] = torch.tensor(scaled, device=rewards.device)
         if self._recorded is not None:
             self._recorded["rewards"] = rewards
         return rewards
@@ -394,7 +400,8 @@ class DAPOTrainer(UpdatePhase):
     def _generate(self, prompts):
         if self._replayed is not None:
             return self._replayed["generated"]
-        generated = super()._generate(prompts)
+        with nullcontext() if self.model.training else self._eval_sampling():
+            generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._recorded is not None:
@@ -403,6 +410,29 @@ class DAPOTrainer(UpdatePhase):
             self._recorded["rows"] = record_rows(generated, prompts, environments)
             self._recorded["truncated"] = [ids[-1] not in ends for ids in completion_ids]
         return generated
+
+    @contextmanager
+    def _eval_sampling(self):
+        """Samples with `eval_temperature`, `eval_top_p` and `eval_top_k` where they are set."""
+        names = ("temperature", "top_p", "top_k")
+        changed = {name: getattr(self.args, f"eval_{name}") for name in names}
+        changed = {name: value for name, value in changed.items() if value is not None}
+        if self.use_vllm:
+            usual = {name: getattr(self.vllm_generation, name) for name in changed}
+            vars(self.vllm_generation).update(changed)
+            try:
+                yield
+            finally:
+                vars(self.vllm_generation).update(usual)
+        else:
+            usual = self.generation_config, self.generation_kwargs
+            self.generation_kwargs = {**self.generation_kwargs, **changed}
+            self.generation_config = copy.deepcopy(self.generation_config)
+            self.generation_config.update(**changed)
+            try:
+                yield
+            finally:
+                self.generation_config, self.generation_kwargs = usual
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         if self._recorded is not None:  # nobody reads these: the round is only sampled and scored

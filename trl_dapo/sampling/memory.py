@@ -32,7 +32,7 @@ def expected_acceptance(correct: float, wrong: float, num_generations: int) -> f
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one prompt; `num_skipped` counts since its last look, `evidence_*` is faded up to then."""
+    """What is known of one prompt; `num_skipped` is in a row, `evidence_*` is faded up to `last_step`."""
 
     num_seen: int = 0
     num_correct: int = 0
@@ -143,10 +143,9 @@ class PromptMemory:
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
-        if self._draw(prompt_id) * num_left < 1:
-            return False
-        record.num_skipped += 1
-        return True
+        skip = self._draw(prompt_id) * num_left >= 1
+        record.num_skipped = record.num_skipped + 1 if skip else 0
+        return skip
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int):
         """
@@ -179,7 +178,6 @@ class PromptMemory:
         record.num_correct += num_correct
         record.num_scored += num_scored
         record.last_step = step
-        record.num_skipped = 0
 
     def _posterior(self, record, step, half_life):
         """The Beta distribution of a prompt's pass rate."""
@@ -206,7 +204,7 @@ class PromptMemory:
     def save(self, path: str | os.PathLike):
         """
         Writes one row per prompt seen as a parquet file, whole or not at all: id, pass rate over all its groups, times
-        seen, correct and scored completions, last step, passes skipped since, and the faded evidence.
+        seen, correct and scored completions, last step, passes skipped in a row, and the faded evidence.
         """
         records = self._records.values()
         columns = {"prompt_id": list(self._records)}
