@@ -105,8 +105,8 @@ class Step:
 
 class FixedRounds:
     """
-    verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it. Both end the run where the
-    rounds are used up (NeMo RL one round later than its setting says); here the step is counted with what it has.
+    verl's recipe and NeMo RL: rounds of a fixed size until the batch is full, then cut to it. Both end the run where
+    the rounds are used up (NeMo RL one later than its setting says); here the step is counted with what it has.
     """
 
     def __init__(self, world, target, multiplier, max_rounds=10, forgets_at_pass_end=False):
@@ -370,12 +370,13 @@ def compare_memory(console, args, target=512, acceptance=0.33, num_passes=10):
     savings = []
     for drifting in (False, True):
         trace = make_trace(args, acceptance, drifting, num_steps)
-        results = {name: run(POLICIES[name], trace, target, num_steps) for name in ("ours", "GRESO", MEMORY)}
-        savings.append(results["ours"].per_trained / results[MEMORY].per_trained)
+        policies = {"plain": Ours, "GRESO": Greso, "memory": lambda world, target: Ours(world, target, memory=True)}
+        results = {name: run(policy, trace, target, num_steps) for name, policy in policies.items()}
+        savings.append(results["plain"].per_trained / results["memory"].per_trained)
         console.print(
-            f"memory, acceptance {acceptance}, {'drifting' if drifting else 'stationary'}, {num_steps} steps: "
+            f"acceptance {acceptance}, {'drifting' if drifting else 'stationary'}, {num_steps} steps without carry: "
             + ", ".join(f"{name} {result.per_trained:.2f}" for name, result in results.items())
-            + f" generated per trained; {savings[-1]:.2f} times fewer than without"
+            + f" generated per trained; {savings[-1]:.2f} times fewer with memory than without"
         )
     return savings
 

@@ -113,7 +113,7 @@ class Scripted:
 
     def __init__(self, script=None, model=None, **settings):
         defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
-        self.script, self.gradients, self.microbatches, self.images = script, [], [], []
+        self.script, self.gradients, self.microbatches, self.images, self.asked = script, [], [], [], []
         super().__init__(
             model or tiny_policy(),
             lambda completion_ids, **kwargs: [float(sum(ids) % 7) for ids in completion_ids],
@@ -125,6 +125,7 @@ class Scripted:
         )
 
     def _generate_and_score_completions(self, inputs):
+        self.asked.append([example["prompt"] for example in inputs])
         if self.script is None:
             return super()._generate_and_score_completions(inputs)
         num_rows, rank = len(inputs), self.accelerator.process_index

@@ -11,6 +11,7 @@ from trl_dapo.sampling.rollouts import (
     deal_groups,
     deal_rows,
     local_slice,
+    pack_rows,
     record_rows,
     replay_rows,
     select_groups,
@@ -30,15 +31,16 @@ def generated(lengths, logprobs=None):
 
 def round_of(lengths, **kwargs):
     rows = record_rows(generated(lengths, **kwargs), [f"prompt {i}" for i in range(len(lengths))], None)
+    pack_rows(rows, [True] * len(lengths))
     rewards = torch.arange(float(len(lengths))).unsqueeze(1)
     return Round.carried(rows, rewards, num_prompts=len(lengths) // 2)
 
 
 def test_what_was_recorded_is_replayed():
     made = generated([2, 3], logprobs=[[-0.5, None], [-1.0, -2.0, -3.0]])
-    prompt_ids, completion_ids, tool_mask, texts, logprobs, extra, images, tool_images = replay_rows(
-        record_rows(made, ["a", "b"], None)
-    )
+    rows = record_rows(made, ["a", "b"], None)
+    pack_rows(rows, [True, True])
+    prompt_ids, completion_ids, tool_mask, texts, logprobs, extra, images, tool_images = replay_rows(rows)
     assert [ids.tolist() for ids in prompt_ids] == [[100], [101]]
     assert [ids.tolist() for ids in completion_ids] == [[0, 0], [1, 1, 1]]
     assert completion_ids[0].dtype == np.int64  # what TRL's padding and `gather` take
@@ -70,6 +72,14 @@ def test_rows_that_only_fill_the_batch_are_cut_to_one_token_and_the_round_keeps_
     assert [len(ids) for ids in rows["completion_ids"]] == [5, 5, 1, 1]
     assert [len(logprobs) for logprobs in rows["logprobs"]] == [5, 5, 1, 1]
     assert [len(ids) for ids in rounds[0].rows["completion_ids"]] == [5, 5, 7, 7]
+
+
+def test_what_was_dropped_is_let_go_of_at_once():
+    rows = record_rows(generated([5, 6], logprobs=[[-1.0] * 5, [-1.0] * 6]), ["a", "b"], None)
+    pack_rows(rows, [False, True])
+    assert [len(ids) for ids in rows["completion_ids"]] == [1, 6]
+    assert [len(logprobs) for logprobs in rows["logprobs"]] == [1, 6]
+    assert rows["completion_ids"][1].dtype == np.int32
 
 
 def test_a_row_whose_tools_returned_images_is_not_cut():

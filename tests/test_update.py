@@ -275,7 +275,7 @@ def test_evaluation_agrees_with_trl():
         assert trainer._metrics["eval"][name] == pytest.approx(values, rel=1e-5), name
 
 
-def test_the_load_balancing_loss_of_experts_agrees_with_trl():
+def tiny_experts():
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         **{**tiny_policy().config.to_dict(), "model_type": "qwen3_moe", "architectures": None},
@@ -285,7 +285,11 @@ def test_the_load_balancing_loss_of_experts_agrees_with_trl():
         router_aux_loss_coef=0.1,
         output_router_logits=True,
     )
-    trainer = training(model=Qwen3MoeForCausalLM(config))
+    return Qwen3MoeForCausalLM(config)
+
+
+def test_the_load_balancing_loss_of_experts_agrees_with_trl():
+    trainer = training(model=tiny_experts())
     assert trainer.aux_loss_enabled
     assert_agrees_with_trl(trainer, configured(trainer, hostile_microbatch(), {}))
 
@@ -463,6 +467,13 @@ def test_each_optimizer_step_takes_the_rows_that_trl_would_take(num_iterations):
         assert completions_of(found.microbatches[window]) == completions_of(expected.microbatches[window])
 
 
+def test_rollouts_made_ahead_of_time_are_of_the_prompts_that_trl_would_take():
+    settings = {"num_microbatches": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 4}
+    found, expected = (run(cls, make_rows(48), **settings).asked for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert len(found) == 6
+    assert found == expected
+
+
 def test_a_micro_batch_is_trimmed_to_its_own_longest_row_and_the_longest_row_goes_alone():
     rows, split = CASES["one long row"]
     trainer = run(ScriptedUpdate, rows, *split)
@@ -563,6 +574,12 @@ def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
     assert logs[1]["loss"] == 0.0
 
 
+def test_a_step_without_a_token_moves_no_router_either():
+    trainer = run(ScriptedUpdate, mask(ROWS, range(16)), 2, model=tiny_experts(), entropy_coef=0.1)
+    assert trainer.aux_loss_enabled
+    assert not trainer.gradients[0].any()
+
+
 def test_a_micro_batch_without_a_token_gives_loss_zero_and_the_others_the_right_gradient():
     rows = mask(ROWS, range(12))
     trainer = run(ScriptedUpdate, rows, 8)
@@ -577,20 +594,24 @@ def test_metrics_leave_completions_without_a_token_out():
         assert found.state.log_history[0][name] == pytest.approx(expected.state.log_history[0][name], rel=1e-5), name
 
 
-def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
-    """Ratios by hand: the old log-probabilities are the policy's own, shifted."""
-    policy = ScriptedUpdate(per_device_train_batch_size=4, gradient_accumulation_steps=1)
-    rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
-    rollout = collate(rows)
+def with_ratios(rows, ratios):
+    """`rows` with old log-probabilities that give these ratios to the policy's own."""
+    trainer, rollout = training(), collate(rows)
     ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
-    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    attention = torch.ones_like(ids)
     with torch.no_grad():
-        logps = policy._get_per_token_logps_and_entropies(policy.model, ids, attention, 6)[0]
-    shift = {0: [2.0, 2.0, 2.0, 1.0, 1.0, 1.0], 1: [0.5, 1.0], 2: [20.0], 3: [1.0]}  # the ratios wanted
-    rows = [
-        replace(row, old=(logps[i, : len(row.completion)] - torch.tensor(shift[i]).log()).tolist())
+        logps = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attention, rollout["completion_ids"].size(1)
+        )[0]
+    return [
+        replace(row, old=(logps[i, : len(row.completion)] - torch.tensor(ratios[i]).log()).tolist())
         for i, row in enumerate(rows)
     ]
+
+
+def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
+    rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
+    rows = with_ratios(rows, [[2.0, 2.0, 2.0, 1.0, 1.0, 1.0], [0.5, 1.0], [20.0], [1.0]])
     log = run(ScriptedUpdate, rows, 2, clip_ratio_c=10.0).state.log_history[0]
     # 10 tokens: three good ones above 1.28, one bad one below 0.8, one bad one above 10.
     assert log["clip_ratio/high_mean"] == pytest.approx(0.3)
@@ -599,6 +620,13 @@ def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
     assert log["clip_ratio/dual_mean"] == pytest.approx(0.1)
     assert log["clip_ratio/high_max"] == pytest.approx(3 / 6)  # of the first completion
     assert log["clip_ratio/low_min"] == 0.0
+
+
+def test_the_least_clipped_completion_is_one_that_has_tokens():
+    rows = with_ratios([Row([5], [7, 8], -1.0)] * 4, [[0.5, 1.0], [0.5, 0.5], [0.5, 1.0], [1.0, 1.0]])
+    log = run(ScriptedUpdate, mask(rows, [3]), 2).state.log_history[0]
+    assert log["clip_ratio/low_min"] == pytest.approx(1 / 2)
+    assert log["clip_ratio/low_mean"] == pytest.approx(4 / 6)
 
 
 # ---- What cannot be cut anew ----
@@ -667,6 +695,13 @@ def test_old_logps_are_trls_for_fewer_padded_tokens_and_as_many_passes():
     assert len(found[2]) == len(expected[2]) == 8
     assert sum(found[2]) < 0.5 * sum(expected[2])
     assert max(found[2]) <= max(expected[2])
+
+
+def test_a_pass_without_gradient_is_trimmed_to_its_own_longest_prompt_and_completion():
+    long, short = Row([5] * 12, [6] * 50, 1.0), Row([5], [6, 7], 1.0)
+    rollout = collate([long, short] * 4)
+    _, _, seen = no_grad_logps(ScriptedUpdate(), UpdatePhase._get_per_token_logps_and_entropies, rollout)
+    assert seen == [4 * (12 + 50), 4 * (1 + 2)]
 
 
 def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows(tmp_path):

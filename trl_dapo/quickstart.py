@@ -63,10 +63,10 @@ class Family(NamedTuple):
 
 ONE_DIGIT, TWO_DIGITS = range(10), range(10, 100)
 FAMILIES = (
-    Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.2, num_held_out=20),
+    Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.15, num_held_out=20),
     Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180),
-    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.4, num_held_out=600),
-    Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.15, num_held_out=200),
+    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600),
+    Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.1, num_held_out=200),
 )
 
 

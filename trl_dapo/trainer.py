@@ -39,7 +39,7 @@ from .sampling.groups import REASONS, Criterion, deciding_reward, judge
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.refill import AcceptanceRate, Refill
-from .sampling.rollouts import Round, deal_groups, local_slice, record_rows, replay_rows, select_groups
+from .sampling.rollouts import Round, deal_groups, local_slice, pack_rows, record_rows, replay_rows, select_groups
 from .update import UpdatePhase
 
 
@@ -239,7 +239,9 @@ class DAPOTrainer(UpdatePhase):
             while not self._is_enough(refill):
                 started = time.perf_counter()
                 rounds.append(self._sample_round(self._next_prompts(refill.next_round_size())))
-                refill.offer(self._verdicts(rounds[-1]))
+                verdicts = self._verdicts(rounds[-1])
+                refill.offer(verdicts)
+                self._pack(rounds[-1], verdicts)
                 seconds.append(time.perf_counter() - started)
                 show_progress()
         self._on_shortfall(refill)
@@ -330,6 +332,12 @@ class DAPOTrainer(UpdatePhase):
             for (prompt_id, _), num_correct, num_scored in counts:
                 self._memory.update(prompt_id, num_correct, num_scored, self.state.global_step)
         return judge(rewards, masked, self._criterion)
+
+    def _pack(self, round_: Round, verdicts: list[str | None]):
+        """Lets go of what a dropped group's rows hold, and makes arrays of the others."""
+        accepted = [verdict is None for verdict in verdicts for _ in range(self.num_generations)]
+        mine = local_slice(len(accepted), self.accelerator.process_index, self.accelerator.num_processes)
+        pack_rows(round_.rows, accepted[mine])
 
     def _train_on(self, rounds: list[Round], refill: Refill) -> dict:
         """The rollout batch: carried groups, then those taken in prompt order, then what fills it if it is short."""

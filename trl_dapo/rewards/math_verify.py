@@ -118,11 +118,11 @@ class _Worker:
                 self.batch.popleft().verdict = _Verdict(*message)
         return bool(data)
 
-    def stop(self) -> int:
-        """Kill the process if it lives, reap it, and return how it ended."""
+    def stop(self) -> None:
+        """Kill the process if it lives, and reap it."""
         self.process.kill()
         self.close_pipes()
-        return self.process.wait()
+        self.process.wait()
 
     def close_pipes(self) -> None:
         self.process.stdin.close()

@@ -12,6 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
+# Half-lives are compared by their predictions of about the last ten thousand groups.
+SCORE_DECAY = 0.9999
+
+
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """
     Probability that `num_generations` completions are neither all correct nor all wrong when the pass rate follows
@@ -162,10 +166,7 @@ class PromptMemory:
         num_wrong = num_scored - num_correct
         record = self._records.get(prompt_id)
         if record is not None:
-            for index, half_life in enumerate(self.HALF_LIVES):
-                posterior = self._posterior(record, step, half_life)
-                self._scores[index] *= 0.999  # the last thousand groups count
-                self._scores[index] += _log_likelihood(num_correct, num_wrong, *posterior)
+            self._score_half_lives(record, 0 < num_correct < num_scored, num_scored, step)
         elif num_scored >= 2:
             self._num_first += 1
             self._sum_rate += num_correct / num_scored
@@ -178,6 +179,13 @@ class PromptMemory:
         record.num_correct += num_correct
         record.num_scored += num_scored
         record.last_step = step
+
+    def _score_half_lives(self, record, accepted, num_scored, step):
+        """Adds how well each half-life has predicted whether a group is accepted."""
+        for index, half_life in enumerate(self.HALF_LIVES):
+            chance = expected_acceptance(*self._posterior(record, step, half_life), num_scored)
+            chance = min(max(chance if accepted else 1 - chance, 1e-6), 1.0)
+            self._scores[index] = SCORE_DECAY * self._scores[index] + math.log(chance)
 
     def _posterior(self, record, step, half_life):
         """The Beta distribution of a prompt's pass rate."""

@@ -8,7 +8,7 @@ integers.
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,23 +84,40 @@ def record_rows(generated: tuple, prompts: list, environments: list[str] | None)
             Name of each row's environment.
 
     Returns:
-        `dict[str, list]`: One column an item, `None` where a row has none.
+        `dict[str, list]`: One column an item, `None` where a row has none. Ids and log-probabilities are TRL's own
+        lists until [`pack_rows`] has made arrays of those that are kept.
     """
     prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, tool_images = generated
     blank = [None] * len(prompts)
     return {
         "prompt": list(prompts),
         "environment": list(environments or blank),
-        "prompt_ids": [_as_ids(ids) for ids in prompt_ids],
-        "completion_ids": [_as_ids(ids) for ids in completion_ids],
-        "tool_mask": [_as_ids(mask) for mask in tool_mask] if tool_mask else blank,
+        "prompt_ids": list(prompt_ids),
+        "completion_ids": list(completion_ids),
+        "tool_mask": list(tool_mask or blank),
         "completion": list(completions),
-        # vLLM's client says None for a token it could not score; here it becomes NaN.
-        "logprobs": [np.asarray(row, dtype=np.float32) for row in logprobs] if logprobs is not None else blank,
+        "logprobs": list(logprobs or blank),
         "images": images or _images_in(prompts),
         "tool_images": tool_images or blank,
         "old_logps": blank,
     }
+
+
+def pack_rows(rows: dict[str, list], accepted: Sequence[bool]):
+    """
+    Makes arrays of the rows that were accepted, in place, and cuts the others, which can only fill a batch, to a token.
+
+    Args:
+        rows (`dict[str, list]`):
+            What [`record_rows`] returned.
+        accepted (`Sequence[bool]`):
+            Whether each row's group was accepted.
+    """
+    _cut_to_one_token(rows, [i for i, kept in enumerate(accepted) if not kept])
+    for name in ("prompt_ids", "completion_ids", "tool_mask"):
+        rows[name] = [ids if ids is None else np.fromiter(ids, np.int32, len(ids)) for ids in rows[name]]
+    # vLLM's client says None for a token it could not score; here it becomes NaN.
+    rows["logprobs"] = [row if row is None else np.asarray(row, dtype=np.float32) for row in rows["logprobs"]]
 
 
 def replay_rows(rows: dict[str, list]) -> tuple:
@@ -108,19 +125,32 @@ def replay_rows(rows: dict[str, list]) -> tuple:
     images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
     tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
     return (
-        [ids.astype(np.int64) for ids in rows["prompt_ids"]],
-        [ids.astype(np.int64) for ids in rows["completion_ids"]],
-        tool_mask and [mask.astype(np.int64) for mask in tool_mask],
+        _Converted(rows["prompt_ids"], _as_long),
+        _Converted(rows["completion_ids"], _as_long),
+        tool_mask and _Converted(tool_mask, _as_long),
         rows["completion"],
-        logprobs and [row.tolist() for row in logprobs],
+        logprobs and _Converted(logprobs, np.ndarray.tolist),
         {},
         images,
         tool_images or [],
     )
 
 
-def _as_ids(ids: Sequence[int]) -> np.ndarray:
-    return np.fromiter(ids, np.int32, len(ids))
+class _Converted(Sequence):
+    """Rows converted as they are read, one at a time: no second copy of all of them is ever held."""
+
+    def __init__(self, rows: list[np.ndarray], convert: Callable):
+        self._rows, self._convert = rows, convert
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, i):
+        return self._convert(self._rows[i])
+
+
+def _as_long(ids: np.ndarray) -> np.ndarray:
+    return ids.astype(np.int64)
 
 
 def _images_in(prompts: list) -> list[list | None]:
@@ -186,17 +216,17 @@ def deal_groups(
         here = [row for row in range(start, start + num_generations) if mine.start <= row < mine.stop]
         part = take_rows(round_.rows, [row - mine.start for row in here])
         if place >= len(live):
-            _cut_to_one_token(part)
+            _cut_to_one_token(part, range(len(here)))
         for name, column in part.items():
             rows[name].extend(column)
         places.extend(place * num_generations + row - start for row in here)
     return deal_rows(rows, places, (len(live) + len(filler)) * num_generations, device)
 
 
-def _cut_to_one_token(rows: dict[str, list]):
+def _cut_to_one_token(rows: dict[str, list], indices: Iterable[int]):
     """Shortens rows that only fill the batch, so that they cost next to nothing."""
-    for i, tool_images in enumerate(rows["tool_images"]):
-        if tool_images:  # the images' placeholder tokens lie in the completion
+    for i in indices:
+        if rows["tool_images"][i]:  # the images' placeholder tokens lie in the completion
             continue
         for name in ("completion_ids", "tool_mask", "logprobs", "old_logps"):
             if rows[name][i] is not None:

@@ -1,0 +1,120 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the sampler itself costs at the paper's size: 512 prompts x 16 completions of up to 20,480 tokens.
+
+Generation is scripted: completions are slices of one list of tokens, made before the clock starts. Timed is what the
+sampler does with them: rows are recorded as arrays, groups judged, the next round sized, the batch dealt, and its rows
+read back once as TRL reads them. All rows are handled by one process; in training each process handles its share.
+
+    python benchmarks/sampling_bookkeeping.py
+"""
+
+import argparse
+import random
+import time
+import tracemalloc
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from trl_dapo.sampling.groups import Criterion, judge
+from trl_dapo.sampling.refill import AcceptanceRate, Refill
+from trl_dapo.sampling.rollouts import Round, deal_groups, pack_rows, record_rows, replay_rows, select_groups
+
+
+ROLLOUT_SECONDS = 300.0
+
+
+class Script:
+    """Rounds as TRL's `_generate` would return them: lists of Python integers and floats."""
+
+    def __init__(self, args):
+        self._rng = np.random.default_rng(args.seed)
+        self._args = args
+        # Shared by all rows: what a list costs TRL is not what is measured here.
+        pool = random.Random(args.seed)
+        self._tokens = [pool.randrange(150_000) for _ in range(args.max_length)]
+        self._logprobs = [-pool.random() for _ in range(args.max_length)]
+
+    def round(self, num_prompts):
+        args = self._args
+        num_rows = num_prompts * args.num_generations
+        lengths = np.clip(self._rng.lognormal(np.log(args.median_length), 0.8, num_rows), 16, args.max_length)
+        completion_ids = [self._tokens[: int(length)] for length in lengths]
+        logprobs = [self._logprobs[: int(length)] for length in lengths]
+        mixed_N = self._rng.random(num_prompts) < args.acceptance
+        rewards_NG = np.ones((num_prompts, args.num_generations))
+        rewards_NG[mixed_N, 0] = -1
+        texts = ["text"] * num_rows
+        prompt_ids = [self._tokens[:200]] * num_rows
+        generated = prompt_ids, completion_ids, None, texts, logprobs, {}, None, []
+        return generated, torch.tensor(rewards_NG).view(-1, 1)
+
+
+def rollout(script, args, after_generation=lambda: None):
+    """One rollout batch; returns the sampler's seconds, the bytes of all rows' arrays, and the tokens generated."""
+    G, seconds, num_bytes, num_tokens, rounds = args.num_generations, 0.0, 0, 0, []
+    refill = Refill(target=args.num_prompts, acceptance=AcceptanceRate())
+    refill.acceptance.update(round(100 * args.acceptance), 100)  # a run under way knows its rate
+    while not refill.done:
+        size = refill.next_round_size()
+        generated, rewards = script.round(size)
+        after_generation()
+        started = time.perf_counter()
+        rows = record_rows(generated, generated[3], None)
+        verdicts = judge(rewards.view(-1, G), torch.zeros(size, G, dtype=torch.bool), Criterion())
+        refill.offer(verdicts)
+        num_tokens += sum(map(len, rows["completion_ids"]))
+        pack_rows(rows, [verdict is None for verdict in verdicts for _ in range(G)])
+        blank = torch.zeros(size * G)
+        rounds.append(Round([("", {})] * size, rows, rewards, blank, blank.bool(), {}, {}))
+        seconds += time.perf_counter() - started
+        num_bytes += sum(a.nbytes for name in ("prompt_ids", "completion_ids", "logprobs") for a in rows[name])
+        del generated
+    started = time.perf_counter()
+    rows = deal_groups(rounds, refill.taken, [], G, torch.device("cpu"))
+    select_groups([round_.rewards_BF for round_ in rounds], refill.taken, G)
+    for part in replay_rows(rows)[:5]:
+        for _ in part or ():
+            pass
+    seconds += time.perf_counter() - started
+    return seconds, num_bytes, num_tokens
+
+
+def measure(console, args):
+    """Prints the sampler's share of a five-minute rollout and its memory over that of the rollouts' own arrays."""
+    torch.manual_seed(args.seed)
+    seconds, _, num_tokens = rollout(Script(args), args)
+
+    # Lists are made while tracing is off, so that only the sampler's own memory counts.
+    def trace():
+        if not tracemalloc.is_tracing():
+            tracemalloc.start()
+
+    _, num_bytes, _ = rollout(Script(args), args, after_generation=trace)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    share, ratio = seconds / ROLLOUT_SECONDS, peak / num_bytes
+    console.print(
+        f"bookkeeping, {args.num_prompts} x {args.num_generations} rows of up to {args.max_length:,} tokens, "
+        f"{num_tokens / 1e6:.0f} M tokens generated: {seconds:.2f} s, {share:.2%} of a rollout of 5 minutes; "
+        f"peak memory {peak / 1e9:.2f} GB, {ratio:.2f} of the rollouts' own arrays"
+    )
+    return share, ratio
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--num-prompts", type=int, default=512, help="prompts a rollout batch")
+    parser.add_argument("--num-generations", type=int, default=16, help="completions a prompt")
+    parser.add_argument("--max-length", type=int, default=20_480, help="longest completion, in tokens")
+    parser.add_argument("--median-length", type=int, default=2_500, help="median completion, in tokens")
+    parser.add_argument("--acceptance", type=float, default=0.55, help="share of groups that are accepted")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the script")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    measure(Console(), parse_args())
