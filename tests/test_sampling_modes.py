@@ -3,7 +3,6 @@
 """Surplus, memory, the other modes, and what else a rollout can hold: environments, tools, asynchronous rewards."""
 
 import json
-import math
 
 import pyarrow.parquet as pq
 import pytest

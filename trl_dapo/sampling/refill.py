@@ -41,6 +41,8 @@ class AcceptanceRate:
     ```
     """
 
+    _STATE = ("num_judged", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
+
     def __init__(self, decay: float = 0.95, drift: float = 0.01):
         if not 0.0 < decay <= 1.0:
             raise ValueError(f"`decay` must be above 0 and at most 1, got {decay}.")
@@ -108,8 +110,6 @@ class AcceptanceRate:
         """Continues from what [`~AcceptanceRate.state_dict`] returned."""
         for name in self._STATE:
             setattr(self, name, state[name])
-
-    _STATE = ("num_judged", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
 
 
 class Refill:

@@ -105,7 +105,7 @@ def record_rows(generated: tuple, prompts: list, environments: list[str] | None)
 
 def pack_rows(rows: dict[str, list], accepted: Sequence[bool]):
     """
-    Makes arrays of the rows that were accepted, in place, and cuts the others, which can only fill a batch, to a token.
+    Makes arrays of the accepted rows, in place, and cuts the others, which can only fill a batch, to one token.
 
     Args:
         rows (`dict[str, list]`):

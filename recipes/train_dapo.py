@@ -1,0 +1,14 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains by a recipe.
+
+accelerate launch recipes/train_dapo.py --config recipes/smoke_cpu.yaml [--field value ...]
+"""
+
+import sys
+
+from trl_dapo.launch import launch
+
+
+if __name__ == "__main__":
+    sys.exit(launch())

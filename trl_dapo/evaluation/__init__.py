@@ -1,0 +1,31 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another.
+
+    statistics   pure: the figures of verdicts and answers, and their intervals
+    engines      who answers: transformers or vLLM in this process, or an OpenAI-compatible server
+    journal      what was answered, on disk as it arrives
+    run          `evaluate`: ask what the journal lacks, score, summarise
+    comparison   `compare`: two summaries, problem by problem
+    commands     both for the command line
+"""
+
+from .commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from .comparison import compare
+from .run import evaluate
+from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
+
+
+__all__ = [
+    "Estimate",
+    "add_compare_arguments",
+    "add_eval_arguments",
+    "avg_at_k",
+    "compare",
+    "estimate_mean",
+    "evaluate",
+    "maj_at_k",
+    "pass_at_k",
+    "run_compare",
+    "run_eval",
+]

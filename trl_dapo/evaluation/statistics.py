@@ -1,0 +1,170 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of an evaluation: one value a problem, and the mean over problems with its interval.
+
+The unit is the problem, not the completion: k completions of one problem are far from independent, and an interval
+that took them for independent would be too narrow.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+# P problems, K completions of one problem, D distinct values.
+
+NUM_RESAMPLES = 10_000
+CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A mean over problems with its 95 % interval.
+
+    Args:
+        mean (`float`):
+            The mean.
+        low (`float`):
+            Lower bound.
+        high (`float`):
+            Upper bound.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def avg_at_k(correct: ArrayLike) -> np.ndarray:
+    """
+    Share of correct completions of each problem.
+
+    Args:
+        correct (`array_like` of `bool`):
+            Verdicts of shape (P, K).
+
+    Returns:
+        `np.ndarray` of shape (P,): Shares in `[0, 1]`.
+
+    Example:
+
+    ```python
+    >>> avg_at_k([[True, False], [True, True]]).tolist()
+    [0.5, 1.0]
+    ```
+    """
+    return _verdicts(correct).mean(axis=1)
+
+
+def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
+    """
+    Probability that one of `k` completions of each problem is correct, from K of them, without bias.
+
+    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1), as a
+    product of factors of at most 1.
+
+    Args:
+        correct (`array_like` of `bool`):
+            Verdicts of shape (P, K).
+        k (`int`):
+            Number of tries, from 1 to K.
+
+    Returns:
+        `np.ndarray` of shape (P,): Probabilities.
+
+    Raises:
+        `ValueError`: If there are fewer than `k` completions a problem.
+
+    Example:
+
+    ```python
+    >>> pass_at_k([[True, False, False, False]], k=2).tolist()
+    [0.5]
+    ```
+    """
+    correct_PK = _verdicts(correct)
+    num_completions = correct_PK.shape[1]
+    if not 1 <= k <= num_completions:
+        raise ValueError(f"pass@{k} needs k from 1 to the {num_completions} completions of a problem.")
+    # C(K - c, k) / C(K, k) is the product of 1 - k / i over i from K - c + 1 to K: one table serves every c.
+    factors = 1 - k / np.arange(num_completions, k - 1, -1)
+    all_fail = np.concatenate([[1.0], np.cumprod(factors), np.zeros(k - 1)])
+    return 1 - all_fail[correct_PK.sum(axis=1)]
+
+
+def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
+    """
+    Whether the most frequent answer of each problem is correct.
+
+    Completions without an answer have no vote; a problem where none has an answer counts 0. Where several answers are
+    equally frequent, each is taken to win with the same probability, so that neither the order of the completions nor
+    a coin decides: two answers with three votes each, one of them right, count 0.5.
+
+    Args:
+        answers (`Sequence[Sequence[str | None]]`):
+            Extracted answers of shape (P, K), `None` where there is none.
+        correct (`array_like` of `bool`):
+            Verdicts of the same shape.
+
+    Returns:
+        `np.ndarray` of shape (P,): Expected verdicts in `[0, 1]`.
+
+    Example:
+
+    ```python
+    >>> maj_at_k([["7", "7", "3"], ["1", "2", None]], [[True, True, False], [False, True, False]]).tolist()
+    [1.0, 0.5]
+    ```
+    """
+    correct_PK = _verdicts(correct)
+    return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
+
+
+def estimate_mean(values: ArrayLike, seed: int = 0) -> Estimate:
+    """
+    Mean over problems, with a 95 % percentile interval from 10,000 bootstrap samples of the problems.
+
+    The interval of a paired comparison is that of the problems' differences. It has no width where all values agree.
+
+    Args:
+        values (`array_like` of `float`):
+            One value a problem, of shape (P,).
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the resampling.
+
+    Returns:
+        [`Estimate`]: Mean, lower and upper bound.
+
+    Raises:
+        `ValueError`: If there is no value.
+    """
+    values_P = np.asarray(values, dtype=np.float64)
+    if values_P.size == 0:
+        raise ValueError("There is no problem to take a mean over.")
+    # How often each distinct value is drawn is multinomial: the same bootstrap as drawing P problems, at D a sample.
+    values_D, num_D = np.unique(values_P, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(values_P.size, num_D / values_P.size, size=NUM_RESAMPLES)
+    means = draws @ values_D / values_P.size
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(values_P.mean()), float(low), float(high))
+
+
+def _verdicts(correct: ArrayLike) -> np.ndarray:
+    correct_PK = np.asarray(correct, dtype=bool)
+    if correct_PK.ndim != 2 or correct_PK.shape[1] == 0:
+        raise ValueError(f"Verdicts must be of shape (problems, completions), got {correct_PK.shape}.")
+    return correct_PK
+
+
+def _vote(answers: Sequence[str | None], correct_K: np.ndarray) -> float:
+    """Expected verdict of one problem's majority."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    winning = max(votes.values())
+    # A symbolic scorer may give one answer several verdicts (one spelling, killed once): its share counts.
+    num_correct = Counter(answer for answer, is_correct in zip(answers, correct_K, strict=True) if is_correct)
+    tied = [num_correct[answer] / winning for answer, num_votes in votes.items() if num_votes == winning]
+    return sum(tied) / len(tied)

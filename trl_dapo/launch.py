@@ -1,0 +1,234 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to a trained model: what `recipes/train_dapo.py` and `trl-dapo train` share."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from .config import DAPOConfig
+from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
+from .rewards import dapo_math_reward, math_verify_reward
+
+
+logger = logging.get_logger(__name__)
+
+REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
+
+
+@dataclass
+class LaunchArguments:
+    """
+    What a recipe says beside [`DAPOConfig`] and [`~trl.ModelConfig`].
+
+    Args:
+        dataset_name (`str`, *optional*):
+            Training prompts: a file, also relative to the folder named by `TRL_DAPO_DATA`, or a dataset on the Hub.
+        dataset_split (`str`, *optional*, defaults to `"train"`):
+            Split of a dataset on the Hub.
+        dataset_offset (`int`, *optional*, defaults to `0`):
+            Problems passed over at the start.
+        dataset_limit (`int`, *optional*):
+            Problems to train on, at most.
+        eval_dataset_name (`str`, *optional*):
+            Evaluation prompts, as `dataset_name`.
+        eval_dataset_split (`str`, *optional*, defaults to `"train"`):
+            Split of an evaluation dataset on the Hub.
+        eval_dataset_offset (`int`, *optional*, defaults to `0`):
+            Problems passed over at the start.
+        eval_dataset_limit (`int`, *optional*):
+            Problems to evaluate on, at most.
+        prompt_style (`str`, *optional*, defaults to `"answer_line"`):
+            How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"` or `"as_is"`.
+        reward_funcs (`list[str]`, *optional*, defaults to `["dapo_math"]`):
+            `dapo_math`, `math_verify`, or a dotted import path.
+        tiny_model (`bool`, *optional*, defaults to `False`):
+            Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
+    """
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Training prompts: a file, or a dataset on the Hub."}
+    )
+    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset on the Hub."})
+    dataset_offset: int = field(default=0, metadata={"help": "Problems passed over at the start."})
+    dataset_limit: int | None = field(default=None, metadata={"help": "Problems to train on, at most."})
+    eval_dataset_name: str | None = field(
+        default=None, metadata={"help": "Evaluation prompts: a file, or a dataset on the Hub."}
+    )
+    eval_dataset_split: str = field(default="train", metadata={"help": "Split of a dataset on the Hub."})
+    eval_dataset_offset: int = field(default=0, metadata={"help": "Problems passed over at the start."})
+    eval_dataset_limit: int | None = field(default=None, metadata={"help": "Problems to evaluate on, at most."})
+    prompt_style: str = field(
+        default="answer_line",
+        metadata={"help": "How a problem is put to the model.", "choices": list(PROMPT_STYLES)},
+    )
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["dapo_math"],
+        metadata={"help": f"{', '.join(REWARDS)}, or a dotted import path."},
+    )
+    tiny_model: bool = field(
+        default=False,
+        metadata={"help": "Train a small random model made on the spot, in place of `model_name_or_path`."},
+    )
+
+
+def make_parser() -> TrlParser:
+    """The parser of recipes and command lines: a misspelt key is an error in both."""
+    return TrlParser((LaunchArguments, DAPOConfig, ModelConfig), prog="trl-dapo train")
+
+
+def launch(argv: Sequence[str] | None = None) -> int:
+    """
+    Trains what a command line says.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            Command line, without the program's name. Defaults to this process's.
+
+    Returns:
+        `int`: Exit status: 0, or 2 after a mistake in the command line, the recipe or the data, told in one line.
+    """
+    try:
+        launch_args, training_args, model_args = make_parser().parse_args_and_config(argv)
+        train_dataset, eval_dataset = load_datasets(launch_args, training_args)
+        reward_funcs = [load_reward(name) for name in launch_args.reward_funcs]
+        if not launch_args.tiny_model and model_args.model_name_or_path is None:
+            raise ValueError(
+                "`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run."
+            )
+        checkpoint = checkpoint_to_resume(training_args)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"trl-dapo train: {error}", file=sys.stderr)
+        return 2
+    train(launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint)
+    return 0
+
+
+def train(
+    launch_args: LaunchArguments,
+    training_args: DAPOConfig,
+    model_args: ModelConfig,
+    train_dataset: Dataset,
+    eval_dataset: Dataset | None,
+    reward_funcs: list[Callable],
+    checkpoint: str | None,
+):
+    """Trains, and saves the model, or the adapter, into `output_dir`."""
+    # Here, so that a mistake in the recipe is told before the models are imported.
+    from .trainer import DAPOTrainer
+
+    model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    trainer = DAPOTrainer(
+        model,
+        reward_funcs,
+        training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=launch_args.dataset_name)
+    trainer.accelerator.end_training()
+
+
+def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tuple[Dataset, Dataset | None]:
+    """The training prompts and, where there are any, the evaluation prompts."""
+    if launch_args.dataset_name is None:
+        raise ValueError("`dataset_name` is not set. Name a file or a dataset on the Hub.")
+    if launch_args.eval_dataset_name is None and training_args.eval_strategy != "no":
+        raise ValueError(
+            f"`eval_strategy={training_args.eval_strategy.value!r}` needs `eval_dataset_name`. Name one, or set "
+            "`eval_strategy: 'no'`."
+        )
+    # One process reads and caches, the others read the cache.
+    with PartialState().local_main_process_first():
+        train_dataset = load_math_dataset(
+            launch_args.dataset_name,
+            split=launch_args.dataset_split,
+            offset=launch_args.dataset_offset,
+            limit=launch_args.dataset_limit,
+            prompt_style=launch_args.prompt_style,
+        )
+        if launch_args.eval_dataset_name is None:
+            return train_dataset, None
+        eval_dataset = load_math_dataset(
+            launch_args.eval_dataset_name,
+            split=launch_args.eval_dataset_split,
+            offset=launch_args.eval_dataset_offset,
+            limit=launch_args.eval_dataset_limit,
+            prompt_style=launch_args.prompt_style,
+        )
+    refuse_overlap(train_dataset, eval_dataset)
+    return train_dataset, eval_dataset
+
+
+def load_reward(name: str) -> Callable:
+    """The reward function of that name or dotted import path; modules of the working directory are found."""
+    if name in REWARDS:
+        return REWARDS[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise ValueError(f"`reward_funcs` names {name!r}. Expected {', '.join(REWARDS)}, or a dotted import path.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise ImportError(f"`reward_funcs` names {name!r}, but module {module!r} has no {attribute!r}.") from None
+
+
+def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
+    """
+    The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last complete one.
+
+    A run that was killed while it wrote a checkpoint leaves a folder without `trainer_state.json`; it is passed over.
+    Where there is none yet, the run starts from the beginning, so that one launch line serves first and later runs.
+    """
+    asked = training_args.resume_from_checkpoint
+    if asked is None or str(asked).lower() == "false":
+        return None
+    if str(asked).lower() != "true":
+        if not Path(asked, "trainer_state.json").exists():
+            raise FileNotFoundError(f"`resume_from_checkpoint={asked}` is not a complete checkpoint.")
+        return asked
+    complete = [
+        state.parent for state in Path(training_args.output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
+    ]
+    if not complete:
+        logger.warning(f"{training_args.output_dir} holds no complete checkpoint: the run starts from the beginning.")
+        return None
+    return str(max(complete, key=lambda checkpoint: int(checkpoint.name.rsplit("-", 1)[1])))
+
+
+def tiny_model(training_args: DAPOConfig) -> str:
+    """
+    A random Qwen3 model of about 0.1 M parameters with a byte-level tokenizer, made in `output_dir/tiny_model`.
+
+    Returns:
+        `str`: Its path.
+    """
+    from .tiny import save_tiny_model
+
+    path = Path(training_args.output_dir) / "tiny_model"
+    with PartialState().local_main_process_first():
+        if not (path / "config.json").exists():
+            save_tiny_model(path, seed=training_args.seed)
+    return str(path)
