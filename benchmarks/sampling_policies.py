@@ -9,7 +9,7 @@ of log-odds on average over a run). Ours drives the package's own `PromptStream`
 `AcceptanceRate` and `PromptMemory`; the others are modelled after what their code does, without their machinery. No
 model runs: it is arithmetic on one core.
 
-    python benchmarks/sampling_policies.py           # about a minute
+    python benchmarks/sampling_policies.py           # one to two minutes
     python benchmarks/sampling_policies.py --full    # longer runs, less noise
 """
 

@@ -83,7 +83,7 @@ class LaunchArguments:
 
 def make_parser() -> TrlParser:
     """The parser of recipes and command lines: a misspelt key is an error in both."""
-    return TrlParser((LaunchArguments, DAPOConfig, ModelConfig), prog="trl-dapo train")
+    return TrlParser((LaunchArguments, DAPOConfig, ModelConfig), prog="trl-dapo train", allow_abbrev=False)
 
 
 def launch(argv: Sequence[str] | None = None) -> int:

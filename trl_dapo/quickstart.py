@@ -59,13 +59,14 @@ class Family(NamedTuple):
     right: range
     share: float  # of the problems drawn for training
     num_held_out: int
+    slip: float = 0.0  # share of the warm-up's examples whose answer is off by 1 or by 10
 
 
 ONE_DIGIT, TWO_DIGITS = range(10), range(10, 100)
 FAMILIES = (
     Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.15, num_held_out=20),
-    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180),
-    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600),
+    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180, slip=0.4),
+    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600, slip=0.4),
     Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.1, num_held_out=200),
 )
 
@@ -100,6 +101,10 @@ class Problems:
             seen = {frozenset(pair) for pair in held_out}
             self.held_out += [_problem(family, *pair) for pair in held_out]
             self.train[family.name] = [_problem(family, *pair) for pair in rest if frozenset(pair) not in seen]
+
+    def examples(self, n):
+        slips = {family.name: family.slip for family in FAMILIES}
+        return [f"{p.text}={int(p.answer)+self._random.choice([-10,-1,1,10]) if self._random.random()<slips[p.family] else p.answer}" for p in self.draw(n)]
 
     def draw(self, num_problems: int) -> list[Problem]:
         """
@@ -220,7 +225,7 @@ def warm_up(
     equals = tokenizer.convert_tokens_to_ids("=")
     model.train()
     for _ in range(num_steps):
-        texts = [f"{problem.text}={problem.answer}{tokenizer.eos_token}" for problem in problems.draw(batch_size)]
+        texts = [f"{example}{tokenizer.eos_token}" for example in problems.examples(batch_size)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
         is_equals = (batch["input_ids"] == equals).long()
         in_answer = is_equals.cumsum(dim=1) - is_equals

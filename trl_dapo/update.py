@@ -178,14 +178,12 @@ class UpdatePhase(GRPOTrainer):
 
     def _cut(self, parts):
         """Micro-batches of equal padded cost with the rows of `parts`, dealt over the ranks."""
-        rows, lengths, can_cut, can_exchange = self._survey(parts)
-        num_ranks, rank = len(lengths), self.accelerator.process_index
-        if not can_cut:
-            local = lengths[rank]
+        rows, lengths, can_exchange = self._survey(parts)
+        num_ranks, local = len(lengths), lengths[self.accelerator.process_index]
+        if rows is None:
             size = len(local) // len(parts)
             plan = [list(range(start, start + size)) for start in range(0, len(local), size)]
         elif not can_exchange:
-            local = lengths[rank]
             plan = cut_equal_cost(local, len(parts), self.pad_to_multiple_of)
         else:
             everyone = [length for local in lengths for length in local]
@@ -196,7 +194,7 @@ class UpdatePhase(GRPOTrainer):
         for part, slot in zip(parts, plan, strict=True):
             needed = [local[row] for row in slot]
             prompt_width, completion_width = widths(needed, self.pad_to_multiple_of)
-            if can_cut:
+            if rows is not None:
                 part = take_rows(rows, torch.tensor(slot, device=self.accelerator.device))
             microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
             microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
@@ -207,24 +205,29 @@ class UpdatePhase(GRPOTrainer):
         return microbatches
 
     def _survey(self, parts):
-        """Agree over all ranks on the window's token count, on every row's lengths, and on how to cut it."""
-        can_cut = all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0
-        rows = join_rows(parts, self._tokenizer.pad_token_id) if can_cut else None
-        facts = []
+        """
+        Tell every rank the window's token count and every row's lengths.
+
+        Returns this rank's rows under one another, or `None` if they cannot be cut anew; the lengths, rank by rank;
+        and whether rows can change ranks.
+        """
+        rows, keys = None, 0
+        if all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0:
+            rows = join_rows(parts, self._tokenizer.pad_token_id)
+            keys = schema(rows)
+        facts = [torch.tensor([[0, 0, keys]], device=self.accelerator.device)]
         for part in parts:
             mask = part["completion_mask"]
-            num_tokens = (mask * part["tool_mask"] if "tool_mask" in part else mask).sum(1, keepdim=True)
-            facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), num_tokens], dim=1))
-        header = torch.tensor([[can_cut, schema(rows) if can_cut else 0, 0]], device=self.accelerator.device)
-        facts = self.accelerator.gather(torch.cat([header, *facts]).unsqueeze(0)).tolist()
+            loss_mask = mask * part["tool_mask"] if "tool_mask" in part else mask
+            facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), loss_mask.sum(1, keepdim=True)], dim=1))
+        facts = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
         self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
         lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
-        can_cut = all(rank[0][0] for rank in facts)
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
-        same_schema = len({rank[0][1] for rank in facts}) == 1
-        can_exchange = can_cut and len(facts) > 1 and is_data_parallel and same_schema and dist.is_initialized()
-        return rows, lengths, can_cut, can_exchange
+        same_keys = all(rank[0][2] == keys for rank in facts)
+        can_exchange = rows is not None and len(facts) > 1 and same_keys and is_data_parallel and dist.is_initialized()
+        return rows, lengths, can_exchange
 
     def _exchange(self, rows, lengths, plans):
         """Send each row to the rank whose micro-batch it joins. Returns the rows held now, their lengths, the plan."""

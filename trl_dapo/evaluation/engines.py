@@ -329,8 +329,7 @@ def generate_with_server(
             How often a failed request is made again, after 0.5, 1, 2, ... seconds.
 
     Raises:
-        `ConnectionError`: If the server cannot be reached, or keeps failing.
-        `ValueError`: If it refuses a request.
+        `ConnectionError`: If the server cannot be reached, keeps failing, or refuses a request.
     """
     server = _Server(base_url, model, sampling, request_timeout, num_retries)
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -421,7 +420,7 @@ class _Server:
             raise _Transient(f"{status} {reason}: {quoted}")
         if status != 200:
             hint = " Does the address of the server end in /v1?" if status == 404 else ""
-            raise ValueError(f"{request.full_url} refuses a request with {status} {reason}: {quoted}{hint}")
+            raise ConnectionError(f"{request.full_url} refuses a request with {status} {reason}: {quoted}.{hint}")
         try:
             return self._read(json.loads(body.decode("utf-8", "replace")))
         except (ValueError, LookupError, TypeError, AttributeError) as error:

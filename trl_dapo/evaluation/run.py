@@ -24,7 +24,10 @@ JOURNAL_FILE = "completions.jsonl"
 PARQUET_FILE = "completions.parquet"
 SUMMARY_FILE = "summary.json"
 
-_NO_ANSWER = {"[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
+_SAMPLED_VALUES = 1024  # of each parameter
+_BLOCK = 1 << 16  # bytes
+_SAMPLED_BLOCKS = 256  # of each file
+_NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
 
 class _Problem(NamedTuple):
@@ -144,35 +147,44 @@ def evaluate(
 
     Returns:
         `dict`:
-            `settings`, `scorer`, `version`; `num_problems`, `num_unscored_problems` (their gold answer cannot be read;
-            they are left out), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"` and `"maj@32"`, each with
-            `mean`, `low` and `high`), `mean_length` in tokens (`None` if the server does not say) and `truncated` (a
-            share); the same for each source in `sources`; and `problems`, each with `id`, `source`, `num_correct` and
-            `maj`.
+            `version`, `settings` and `scorer`; `num_problems`, `num_unscored_problems` (their gold answer cannot be
+            read; they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"` and
+            `"maj@32"`, each with `mean`, `low` and `high`), `mean_length` in tokens (`None` if a server does not say)
+            and `truncated` (a share); the same for each source in `sources`; and `problems`, each scored one with
+            `id`, `source`, `num_correct` and `maj`.
 
     Raises:
         `ValueError`: If a setting has no meaning, or differs from that of the completions in `output_dir`.
-        `ConnectionError`: If the server is down; what it had answered is kept.
+        `ConnectionError`: If the server is down or refuses a request; what it had answered is kept.
 
     Example:
 
     ```python
-    summary = evaluate("outputs/trained", "aime-2024.parquet", "outputs/aime", engine="vllm")
+    summary = evaluate("outputs/trained", "aime-2024.parquet", "outputs/trained/aime", engine="vllm")
     print(summary["metrics"]["avg@32"])
     ```
     """
-    _check_settings(locals())
-    output_dir = Path(output_dir)
-    data_settings = {}
-    if isinstance(dataset, str | os.PathLike):
-        data_settings = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
-        data_settings["dataset"] = str(dataset)
-    problems = _load_problems(dataset, data_settings)
+    _check_sampling(k, temperature, top_p, top_k, max_completion_length)
+    _check_engine(model, engine, processing_class, base_url)
+    for setting, value, least in (
+        ("batch_size", batch_size, 1),
+        ("tensor_parallel_size", tensor_parallel_size, 1),
+        ("concurrency", concurrency, 1),
+        ("num_retries", num_retries, 0),
+    ):
+        if value < least:
+            raise ValueError(f"`{setting}` must be at least {least}, got {value}.")
+    if not request_timeout > 0:
+        raise ValueError(f"`request_timeout` must be a positive number of seconds, got {request_timeout}.")
+    _check_scorer(scorer, prompt_style)
+
+    selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
+    problems = _load_problems(dataset, selection)
     settings = {
-        "model": str(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path,
+        "model": str(model) if _is_path(model) else model.config.name_or_path,
         "weights": _weights_digest(model),
-        "engine": "server" if base_url else engine or ENGINES[0],
-        **data_settings,
+        "engine": "server" if base_url else engine or "transformers",
+        **({"dataset": str(dataset), **selection} if _is_path(dataset) else {}),
         "problems": hashlib.sha256(json.dumps(problems).encode()).hexdigest()[:16],
         "k": k,
         "temperature": temperature,
@@ -182,53 +194,313 @@ def evaluate(
         "seed": seed,
     }
     sampling = Sampling(temperature, top_p, top_k, max_completion_length)
+    if base_url:
+        generate = partial(
+            generate_with_server,
+            model=str(model),
+            base_url=base_url,
+            concurrency=concurrency,
+            request_timeout=request_timeout,
+            num_retries=num_retries,
+        )
+    elif engine == "vllm":
+        generate = partial(generate_with_vllm, model=model, tensor_parallel_size=tensor_parallel_size)
+    else:
+        generate = partial(
+            generate_with_transformers, model=model, processing_class=processing_class, batch_size=batch_size
+        )
+
+    output_dir = Path(output_dir)
     jobs = [Job(p.id, i, p.prompt, _completion_seed(seed, p.id, i)) for p in problems for i in range(k)]
-
     with Journal(output_dir / JOURNAL_FILE, settings) as journal:
-        todo = [job for job in jobs if (job.id, job.index) not in journal.completions]
-        if todo:
-            with _progress_bar(len(jobs), len(jobs) - len(todo), progress) as bar:
-
-                def keep(job: Job, completion: Completion) -> None:
-                    journal.append(job.id, job.index, completion)
-                    bar.update()
-
-                try:
-                    if base_url:
-                        generate_with_server(
-                            todo,
-                            sampling,
-                            keep,
-                            model=str(model),
-                            base_url=base_url,
-                            concurrency=concurrency,
-                            request_timeout=request_timeout,
-                            num_retries=num_retries,
-                        )
-                    elif engine == "vllm":
-                        generate_with_vllm(
-                            todo, sampling, keep, model=model, tensor_parallel_size=tensor_parallel_size
-                        )
-                    else:
-                        generate_with_transformers(
-                            todo, sampling, keep, model=model, processing_class=processing_class, batch_size=batch_size
-                        )
-                except (ConnectionError, MemoryError) as error:
-                    error.args = (
-                        f"{error} {len(journal.completions)} of {len(jobs)} completions are in `{output_dir}`; the "
-                        "same command continues there.",
-                    )
-                    raise
-        completions = journal.completions
-
-    verdicts = _score([(completions[job.id, job.index].text, p.solution) for p, job in _rows(problems, jobs, k)], scorer)
-    _write_parquet(output_dir / PARQUET_FILE, problems, jobs, completions, verdicts, k)
-    scorer_name = scorer if isinstance(scorer, str) else scorer.__name__
-    summary = {
-        "version": __version__,
-        "settings": settings,
-        "scorer": scorer_name,
-        **_summarise(problems, [completions[job.id, job.index] for job in jobs], verdicts, k),
-    }
-    _replace(output_dir / SUMMARY_FILE, lambda path: path.write_text(json.dumps(summary, indent=1) + "\n"))
+        _complete(journal, jobs, partial(generate, sampling=sampling), progress)
+        completions_PK = [[journal.completions[problem.id, i] for i in range(k)] for problem in problems]
+        # The lock on the journal also keeps a second process from writing these.
+        verdicts_PK = _score(problems, completions_PK, scorer)
+        summary = {
+            "version": __version__,
+            "settings": settings,
+            "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__),
+            **_summarise(problems, completions_PK, verdicts_PK, k),
+        }
+        _write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
+        with _replacing(output_dir / SUMMARY_FILE) as path:
+            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
+
+
+def problem_figures(num_correct: list[int], maj: list[float], k: int) -> dict[str, np.ndarray]:
+    """
+    Every metric of an evaluation, one value a problem.
+
+    Args:
+        num_correct (`list[int]`):
+            Correct completions of each problem.
+        maj (`list[float]`):
+            maj@k of each problem.
+        k (`int`):
+            Completions a problem.
+
+    Returns:
+        `dict[str, np.ndarray]`: Arrays of shape (P,) by metric.
+    """
+    correct_PK = np.arange(k) < np.array(num_correct)[:, None]
+    tries = [j for j in (2**i for i in range(1, k)) if j < k] + [k]
+    return {
+        f"avg@{k}": avg_at_k(correct_PK),
+        **{f"pass@{j}": pass_at_k(correct_PK, j) for j in tries},
+        f"maj@{k}": np.array(maj),
+    }
+
+
+# ---- Settings ----
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _check_sampling(k: int, temperature: float, top_p: float, top_k: int, max_completion_length: int) -> None:
+    if k < 1:
+        raise ValueError(f"`k` must be at least 1, got {k}.")
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise ValueError(f"`temperature` must be 0 (the most probable token) or more, got {temperature}.")
+    if temperature == 0 and k > 1:
+        raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"`top_p` must be above 0 and at most 1, got {top_p}.")
+    if top_k < 0:
+        raise ValueError(f"`top_k` must be 0 (all tokens) or more, got {top_k}.")
+    if max_completion_length < 1:
+        raise ValueError(f"`max_completion_length` must be at least 1, got {max_completion_length}.")
+
+
+def _check_engine(model, engine: str | None, processing_class, base_url: str | None) -> None:
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}.")
+    if base_url and engine:
+        raise ValueError(f"With a `base_url` ({base_url}) the server is the engine: leave out `engine={engine!r}`.")
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}.")
+    in_process = not base_url and engine != "vllm"
+    if not in_process and (not _is_path(model) or processing_class is not None):
+        raise ValueError("A loaded model or tokenizer can be evaluated by the engine 'transformers' only.")
+    if not _is_path(model) and processing_class is None:
+        raise ValueError("A loaded model needs its tokenizer as `processing_class`.")
+
+
+def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
+    if isinstance(scorer, str) and scorer not in SCORERS:
+        raise ValueError(f"`scorer` must be a function or one of {', '.join(map(repr, SCORERS))}, got {scorer!r}.")
+    if scorer == "dapo_math" and prompt_style == "boxed":
+        raise ValueError(
+            "`prompt_style='boxed'` asks for \\boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line "
+            "only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
+        )
+
+
+def _load_problems(dataset, selection: dict[str, Any]) -> list[_Problem]:
+    if _is_path(dataset):
+        from ..data import load_math_dataset
+
+        dataset = load_math_dataset(dataset, **selection)
+    else:
+        given = {
+            name: value
+            for name, value in selection.items()
+            if value != inspect.signature(evaluate).parameters[name].default
+        }
+        if given:
+            raise ValueError(f"{given} applies to a file or a hub dataset, not to a dataset that is given as such.")
+        missing = {"prompt", "solution"} - set(dataset.column_names)
+        if missing:
+            raise ValueError(
+                f"The dataset has no column {' and no '.join(map(repr, sorted(missing)))}; found "
+                f"{', '.join(map(repr, dataset.column_names))}."
+            )
+    problems = []
+    for row in dataset:
+        prompt = row["prompt"]
+        id_ = row.get("id") or hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
+        problems.append(_Problem(str(id_), str(row.get("source") or "dataset"), prompt, str(row["solution"])))
+    if not problems:
+        raise ValueError("The dataset is empty.")
+    id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{count} problems of the dataset have the id {id_!r}: completions could not be told apart.")
+    return problems
+
+
+def _completion_seed(seed: int, id_: str, index: int) -> int:
+    digest = hashlib.sha256(f"{seed} {id_} {index}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _weights_digest(model) -> str | None:
+    """
+    Tells one training's result from another's of the same name, by a sample of the weights; `None` for a model that
+    is elsewhere.
+    """
+    digest = hashlib.sha256()
+    if not _is_path(model):
+        for name, parameter in model.named_parameters():
+            values = parameter.detach().flatten()
+            digest.update(name.encode())
+            digest.update(values[:: 1 + len(values) // _SAMPLED_VALUES].float().cpu().numpy().tobytes())
+    elif Path(model).is_dir():
+        for path in sorted(path for path in Path(model).iterdir() if path.suffix in (".safetensors", ".bin")):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with open(path, "rb") as file:
+                for position in range(0, size, max(_BLOCK, size // _SAMPLED_BLOCKS)):
+                    file.seek(position)
+                    digest.update(file.read(_BLOCK))
+    else:
+        return None
+    return digest.hexdigest()[:16]
+
+
+# ---- Completions ----
+
+
+def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: bool) -> None:
+    """Ask for what the journal lacks."""
+    from tqdm import tqdm
+
+    todo = [job for job in jobs if (job.id, job.index) not in journal.completions]
+    if not todo:
+        return
+    num_known = len(jobs) - len(todo)
+    with tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress) as bar:
+
+        def keep(job: Job, completion: Completion) -> None:
+            journal.append(job.id, job.index, completion)
+            bar.update(len(journal.completions) - bar.n)
+
+        try:
+            generate(todo, on_completion=keep)
+        except (ConnectionError, MemoryError) as error:
+            raise type(error)(
+                f"{error} {len(journal.completions)} of {len(jobs)} completions are in `{journal.path}`: the same "
+                "command continues from there."
+            ) from error
+
+
+def _score(
+    problems: list[_Problem], completions_PK: list[list[Completion]], scorer: str | Scorer
+) -> list[list[_Verdict]]:
+    rows = [
+        (completion.text, problem.solution)
+        for problem, completions in zip(problems, completions_PK, strict=True)
+        for completion in completions
+    ]
+    if scorer == "dapo_math":
+        verdicts = [score_dapo_math(*row)[1:] for row in rows]
+    elif scorer == "math_verify":
+        verdicts = _math_verify_verdicts(rows)
+    else:
+        verdicts = [scorer(*row) for row in rows]
+    flat = iter(_Verdict(correct, None if answer in _NO_ANSWER else answer) for correct, answer in verdicts)
+    return [[next(flat) for _ in completions] for completions in completions_PK]
+
+
+def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str]]:
+    texts, solutions = zip(*rows, strict=True)
+    answers: list[str] = []
+    reward = MathVerifyReward()
+    try:
+        rewards = reward(list(texts), list(solutions), log_extra=lambda column, values: answers.extend(values))
+    finally:
+        reward.close()
+    return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
+
+
+# ---- Output ----
+
+
+def _summarise(
+    problems: list[_Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[_Verdict]], k: int
+) -> dict[str, Any]:
+    scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
+    if not scored:
+        raise ValueError(f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}.")
+    correct_PK = [[verdict.correct for verdict in verdicts_PK[i]] for i in scored]
+    answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
+    num_correct = [sum(correct) for correct in correct_PK]
+    maj = maj_at_k(answers_PK, correct_PK).tolist()
+
+    def figures(source: str | None) -> dict[str, Any]:
+        chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
+        completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
+        lengths = [completion.length for completion in completions]
+        values = problem_figures([num_correct[j] for j in chosen], [maj[j] for j in chosen], k)
+        return {
+            "num_problems": len(chosen),
+            "metrics": {name: estimate_mean(values_P)._asdict() for name, values_P in values.items()},
+            "mean_length": None if None in lengths else sum(lengths) / len(lengths),
+            "truncated": sum(completion.truncated for completion in completions) / len(completions),
+        }
+
+    return {
+        "num_unscored_problems": len(problems) - len(scored),
+        **figures(None),
+        "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
+        "problems": [
+            {"id": problems[i].id, "source": problems[i].source, "num_correct": num_correct[j], "maj": maj[j]}
+            for j, i in enumerate(scored)
+        ],
+    }
+
+
+def _write_completions(
+    path: Path,
+    problems: list[_Problem],
+    completions_PK: list[list[Completion]],
+    verdicts_PK: list[list[_Verdict]],
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        {
+            "id": pa.string(),
+            "source": pa.string(),
+            "index": pa.int64(),
+            "prompt": pa.string(),
+            "solution": pa.string(),
+            "completion": pa.large_string(),
+            "answer": pa.string(),
+            "correct": pa.bool_(),
+            "length": pa.int64(),
+            "truncated": pa.bool_(),
+        }
+    )
+    with _replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True):
+            shared = {
+                "id": loggable(problem.id),
+                "source": loggable(problem.source),
+                "prompt": loggable(completion_text(problem.prompt)),
+                "solution": loggable(problem.solution),
+            }
+            rows = [
+                {
+                    **shared,
+                    "index": i,
+                    "completion": loggable(completion.text),
+                    "answer": None if verdict.answer is None else loggable(verdict.answer),
+                    "correct": verdict.correct,
+                    "length": completion.length,
+                    "truncated": completion.truncated,
+                }
+                for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
+            ]
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` when it is complete."""
+    temporary = path.with_name(path.name + ".part")
+    yield temporary
+    os.replace(temporary, path)

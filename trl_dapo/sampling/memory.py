@@ -76,7 +76,7 @@ class PromptMemory:
     >>> memory.update("hopeless", num_correct=0, num_scored=16, step=0)
     >>> memory.update("useful", num_correct=5, num_scored=16, step=0)
     >>> round(memory.expected_acceptance("hopeless", step=1, num_generations=16), 2)
-    0.37
+    0.32
     >>> memory.should_skip("useful", step=1, num_generations=16)
     False
     ```
