@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scripted rollouts, in one process.
 
-    python benchmarks/update_phase.py [--repeats 5] [--hidden-size 128] [--json results.json]
+    python benchmarks/update_phase.py [--repeats 5] [--hidden-size 64] [--json results.json]
 
 The two trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
 between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (about three
@@ -243,7 +243,7 @@ def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, rep
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=5, help="turns that count, each trainer")
-    parser.add_argument("--hidden-size", type=int, default=128, help="of the 4-layer Qwen3 model")
+    parser.add_argument("--hidden-size", type=int, default=64, help="of the 4-layer Qwen3 model")
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()

@@ -479,3 +479,35 @@ def test_evaluation_samples_with_its_own_settings_and_training_keeps_its(tiny_mo
     assert len(set(trainer._logs["completion"])) == 1  # greedy: all completions of the prompt are one
     assert len(trainer._logs["completion"]) == 4
     assert trainer.generation_config.top_k == args.top_k
+
+
+def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp_path):
+    def script(text, i):
+        # Problem 0: 3 of 4 right; problem 1: 1 of 4, outvoted by two equal wrong ones; problem 2: none.
+        answers = {0: "7772", 1: "2733", 2: "1111"}[number(text)]
+        return f"Answer: {answers[i % 4]}"
+
+    def is_seven(completions, **kwargs):
+        return [1.0 if completion.endswith("7") else -1.0 for completion in completions]
+
+    trainer = make(tiny_model, tmp_path, script, is_seven, per_device_eval_batch_size=4)
+    metrics = trainer.evaluate(prompts(3, source=["easy", "hard", "hard"]))
+    assert metrics["eval_avg@4"] == pytest.approx((3 / 4 + 1 / 4 + 0) / 3)
+    assert metrics["eval_avg@4/easy"] == 3 / 4
+    assert metrics["eval_avg@4/hard"] == 1 / 8
+    assert (metrics["eval_pass@4/easy"], metrics["eval_pass@4/hard"]) == (1.0, 1 / 2)
+    assert (metrics["eval_maj@4/easy"], metrics["eval_maj@4/hard"]) == (1.0, 0.0)
+    again = trainer.evaluate(prompts(1))
+    assert again["eval_avg@4"] == 3 / 4  # nothing is left of the first evaluation
+
+
+def test_an_evaluation_without_answers_to_vote_on_reports_no_majority(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, always_first_right, per_device_eval_batch_size=4)
+    metrics = trainer.evaluate(prompts(2))
+    assert metrics["eval_avg@4"] == 1 / 4
+    assert metrics["eval_pass@4"] == 1.0
+    assert "eval_maj@4" not in metrics
+
+
+def always_first_right(text, i):
+    return "right" if i % 4 == 0 else "wrong"

@@ -34,7 +34,9 @@ from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id, pad
 
 from .config import DAPOConfig
-from .rewards import SoftOverlongPunishment, scale_reward
+from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
+from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
+from .rewards.dapo_math import NO_ANSWER, completion_text
 from .sampling.groups import REASONS, Criterion, deciding_reward, judge
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
@@ -47,6 +49,8 @@ logger = logging.get_logger(__name__)
 
 # Reward functions that measure length, TRL's and ours: they never decide whether a group is accepted.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
+
+ALL_SOURCES = object()
 
 STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 
@@ -140,6 +144,7 @@ class DAPOTrainer(UpdatePhase):
         self._memory = PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None
         self._carried: Round | None = None  # the surplus of the last rollout
         self._num_short_rollouts = 0
+        self._evaluated: dict[str, tuple[str | None, list, list]] = {}
         if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
             raise ValueError(
                 "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
@@ -212,6 +217,8 @@ class DAPOTrainer(UpdatePhase):
                 rewards[:, i] = torch.tensor(scaled, device=rewards.device)
         if self._recorded is not None:
             self._recorded["rewards"] = rewards
+        if not self.model.training:
+            self._remember_evaluated(inputs, completions, rewards)
         return rewards
 
     def _raise_on_every_rank(self, error: Exception | None, rewards: torch.Tensor):
@@ -497,6 +504,42 @@ class DAPOTrainer(UpdatePhase):
                 yield metrics, self._logs
         finally:
             self._logs = logs
+
+    # ---- Evaluation ----
+
+    def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
+        """Keeps verdicts and answers of an evaluation's problems until it is logged."""
+        answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
+        answers = [None if answer == NO_ANSWER else answer for answer in answers]
+        keys = [str(example.get("id", example.get("prompt"))) for example in inputs]
+        sources = [example.get("source") for example in inputs]
+        problems = gather_object(list(zip(keys, sources, answers, strict=True)))
+        correct = deciding_reward(rewards.cpu(), self.reward_weights, self._decides)
+        correct = (correct > self.args.dynamic_sampling_accuracy_threshold).tolist()
+        for start in range(0, len(problems), self.num_generations_eval):
+            group = slice(start, start + self.num_generations_eval)
+            key, source, _ = problems[start]
+            # A problem that comes again only fills the last batch.
+            self._evaluated.setdefault(key, (source, [answer for *_, answer in problems[group]], correct[group]))
+
+    def log(self, logs, start_time=None):
+        if not self.model.training:
+            self._publish_evaluated()
+        super().log(logs, start_time)
+
+    def _publish_evaluated(self):
+        """avg@k, pass@k and maj@k over the problems evaluated, and of each source where they name one."""
+        problems, self._evaluated = list(self._evaluated.values()), {}
+        k, sources = self.num_generations_eval, dict.fromkeys(source for source, *_ in problems)
+        for source in [*sources, *([] if None in sources else [ALL_SOURCES])]:
+            chosen = [problem for problem in problems if source in (problem[0], ALL_SOURCES)]
+            answers, correct = [answers for _, answers, _ in chosen], [correct for *_, correct in chosen]
+            scores = {"avg": avg_at_k(correct), "pass": pass_at_k(correct, k)}
+            if any(answer is not None for row in answers for answer in row):
+                scores["maj"] = maj_at_k(answers, correct)
+            suffix = "" if source in (None, ALL_SOURCES) else f"/{source}"
+            for name, values in scores.items():
+                self._metrics["eval"][f"{name}@{k}{suffix}"] = [float(values.mean())]
 
     # ---- What the user sees ----
 

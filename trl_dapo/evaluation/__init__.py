@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another.
 
-    statistics   pure: the figures of verdicts and answers, and their intervals
-    engines      who answers: transformers or vLLM in this process, or an OpenAI-compatible server
-    journal      what was answered, on disk as it arrives
-    run          `evaluate`: ask what the journal lacks, score, summarise
-    comparison   `compare`: two summaries, problem by problem
-    commands     both for the command line
+statistics   pure: the figures of verdicts and answers, and their intervals
+engines      who answers: transformers or vLLM in this process, or an OpenAI-compatible server
+journal      what was answered, on disk as it arrives
+run          `evaluate`: ask what the journal lacks, score, summarise
+comparison   `compare`: two summaries, problem by problem
+commands     both for the command line
 """
 
-from .commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from .commands import add_compare_arguments, add_eval_arguments, print_comparison, run_compare, run_eval
 from .comparison import compare
 from .run import evaluate
 from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
@@ -26,6 +26,7 @@ __all__ = [
     "evaluate",
     "maj_at_k",
     "pass_at_k",
+    "print_comparison",
     "run_compare",
     "run_eval",
 ]

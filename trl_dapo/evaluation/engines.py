@@ -3,8 +3,8 @@
 """Who answers the questions of an evaluation.
 
 An engine takes the jobs and hands over each completion as it arrives. It returns when all are answered; an exception
-loses none that arrived before it. Every completion has a seed of its own, so that the completions of an evaluation
-that was interrupted are no repetition of those it already has.
+loses none that arrived before it. The seed belongs to the job: what an interrupted evaluation still lacks is sampled as if it
+had not been interrupted, and repeats nothing of what it has. (Transformers has one seed a batch, its first job's.)
 """
 
 import http.client
@@ -36,6 +36,7 @@ _FIRST_DELAY = 0.5  # seconds before the first retry; doubled from one to the ne
 _LONGEST_DELAY = 60.0
 _RETRIED_STATUSES = {408, 425, 429, *range(500, 600)}
 _QUOTED_CHARACTERS = 300
+_jitter = random.Random()  # its own: the program's random numbers are not ours to draw
 
 
 class Job(NamedTuple):
@@ -126,7 +127,12 @@ def generate_with_transformers(
     pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     how = {"do_sample": False}
     if sampling.temperature > 0:
-        how = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        how = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        }
     generation_config = GenerationConfig(
         max_new_tokens=sampling.max_completion_length, eos_token_id=sorted(eos_ids), pad_token_id=pad_id, **how
     )
@@ -189,7 +195,7 @@ def _encode_prompts(tokenizer: "PreTrainedTokenizerBase", jobs: list[Job]) -> li
             continue
         if tokenizer.chat_template is None:
             raise ValueError(
-                f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, and the prompts are conversations. "
+                f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, and the prompts are messages. "
                 "Save it with a `chat_template`, or evaluate on a dataset of plain-text prompts."
             )
         text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
@@ -275,10 +281,6 @@ def generate_with_vllm(
             max_tokens=sampling.max_completion_length,
             seed=job.seed,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        # A generation config may name further tokens that end a completion.
-        params.update_from_generation_config(
-            llm.model_config.try_get_generation_config(), llm.get_tokenizer().eos_token_id
         )
         engine.add_request(str(number), {"prompt_token_ids": ids}, params)
     while engine.has_unfinished_requests():
@@ -403,10 +405,9 @@ class _Server:
                 return self._post(request)
             except _Transient as error:
                 # Jitter keeps the threads that failed together from coming back together.
-                if num_left == 0 or self.is_given_up.wait(delay * random.uniform(0.5, 1.0)):
-                    raise ConnectionError(
-                        f"The server at {self.base_url} does not answer: {error} (asked {self._num_retries + 1} times)."
-                    ) from error.__cause__
+                if num_left == 0 or self.is_given_up.wait(delay * _jitter.uniform(0.5, 1.0)):
+                    tries = f"asked {self._num_retries + 1} times"
+                    raise ConnectionError(f"{self.base_url} does not answer ({tries}): {error}.") from error.__cause__
             delay = min(2 * delay, _LONGEST_DELAY)
         raise AssertionError("the last try returns or raises")
 
@@ -423,7 +424,7 @@ class _Server:
             raise ConnectionError(f"{request.full_url} refuses a request with {status} {reason}: {quoted}.{hint}")
         try:
             return self._read(json.loads(body.decode("utf-8", "replace")))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _Transient(f"{request.full_url} sent what is no completion: {quoted}") from error
 
     def _exchange(self, request: urllib.request.Request) -> tuple[int, str, bytes]:

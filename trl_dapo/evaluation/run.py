@@ -3,15 +3,25 @@
 """One evaluation: ask for the completions that the journal lacks, score all of them, summarise."""
 
 import hashlib
+import inspect
 import json
+import math
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from ..rewards import MathVerifyReward, score_dapo_math
+from ..rewards.dapo_math import completion_text, loggable
 from ..version import __version__
 from .engines import Job, Sampling, generate_with_server, generate_with_transformers, generate_with_vllm
 from .journal import Completion, Journal
+from .statistics import avg_at_k, estimate_mean, maj_at_k, pass_at_k
 
 
 if TYPE_CHECKING:
@@ -400,7 +410,10 @@ def _score(
         verdicts = _math_verify_verdicts(rows)
     else:
         verdicts = [scorer(*row) for row in rows]
-    flat = iter(_Verdict(correct, None if answer in _NO_ANSWER else answer) for correct, answer in verdicts)
+    flat = iter(
+        _Verdict(None if correct is None else bool(correct), None if answer in _NO_ANSWER else answer)
+        for correct, answer in verdicts
+    )
     return [[next(flat) for _ in completions] for completions in completions_PK]
 
 
@@ -423,7 +436,9 @@ def _summarise(
 ) -> dict[str, Any]:
     scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
     if not scored:
-        raise ValueError(f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}.")
+        raise ValueError(
+            f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
+        )
     correct_PK = [[verdict.correct for verdict in verdicts_PK[i]] for i in scored]
     answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
     num_correct = [sum(correct) for correct in correct_PK]
@@ -475,27 +490,24 @@ def _write_completions(
             "truncated": pa.bool_(),
         }
     )
-    with _replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True):
-            shared = {
-                "id": loggable(problem.id),
-                "source": loggable(problem.source),
-                "prompt": loggable(completion_text(problem.prompt)),
-                "solution": loggable(problem.solution),
-            }
-            rows = [
-                {
-                    **shared,
-                    "index": i,
-                    "completion": loggable(completion.text),
-                    "answer": None if verdict.answer is None else loggable(verdict.answer),
-                    "correct": verdict.correct,
-                    "length": completion.length,
-                    "truncated": completion.truncated,
-                }
-                for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
-            ]
-            writer.write_table(pa.Table.from_pylist(rows, schema))
+    rows = [
+        {
+            "id": loggable(problem.id),
+            "source": loggable(problem.source),
+            "index": i,
+            "prompt": loggable(completion_text(problem.prompt)),
+            "solution": loggable(problem.solution),
+            "completion": loggable(completion.text),
+            "answer": None if verdict.answer is None else loggable(verdict.answer),
+            "correct": verdict.correct,
+            "length": completion.length,
+            "truncated": completion.truncated,
+        }
+        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True)
+        for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
+    ]
+    with _replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ BOXED_MODES = ("never", "fallback", "strict")
 _ANSWER_WINDOW = 300  # characters; the longest answer of MATH-500 has 159
 _BOXED_WINDOW = 100
 _ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
-_NO_ANSWER = "[INVALID]"
+NO_ANSWER = "[INVALID]"
 
 # The order of both tables is part of the rule: each entry works on what the ones before it left.
 _REPLACED = (
@@ -193,10 +193,10 @@ def score_dapo_math(text: str, solution: str, *, boxed: str = "never", wrong_sco
     line = None if boxed == "strict" else _last_answer_line(text[-_ANSWER_WINDOW:])
     content = _last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
     if content is not None or boxed == "strict":
-        answer = _NO_ANSWER if content is None else content
+        answer = NO_ANSWER if content is None else content
         correct = answer == solution
     else:
-        answer = normalize_answer(_NO_ANSWER if line is None else line)
+        answer = normalize_answer(NO_ANSWER if line is None else line)
         correct = answer == normalize_answer(solution)
     return DapoMathScore(1.0 if correct else wrong_score, correct, answer)
 

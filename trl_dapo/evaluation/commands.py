@@ -1,0 +1,216 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`trl-dapo eval` and `trl-dapo compare`."""
+
+import argparse
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .comparison import compare
+from .run import ENGINES, SCORERS, evaluate
+
+
+_PROMPT_STYLES = ("answer_line", "boxed", "as_is")
+_LISTED_PROBLEMS = 10
+_MISTAKE, _INTERRUPTED = 2, 130  # exit statuses, as shells have them
+
+
+def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the options of `trl-dapo eval`, which are the arguments of [`evaluate`].
+
+    Args:
+        parser ([`~argparse.ArgumentParser`]):
+            Parser of the subcommand.
+    """
+    parser.description = (
+        "Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95 % interval over problems. The "
+        "defaults are the AIME protocol of the DAPO paper. The same command continues an evaluation that was "
+        "interrupted."
+    )
+    defaults = {name: parameter.default for name, parameter in inspect.signature(evaluate).parameters.items()}
+
+    def add(group, name: str, help_: str, **settings) -> None:
+        spellings = [f"--{name}"] + [f"--{name.replace('_', '-')}"] * ("_" in name)
+        if defaults[name] in (None, inspect.Parameter.empty):
+            settings.update(default=argparse.SUPPRESS, required=defaults[name] is inspect.Parameter.empty)
+        else:
+            settings["default"] = defaults[name]
+            help_ += " (default: %(default)s)"
+        group.add_argument(*spellings, help=help_, **settings)
+
+    what = parser.add_argument_group("what to evaluate")
+    add(what, "model", "path or hub id of the model; for a server the name that it serves the model under")
+    add(what, "dataset", "file or hub id; relative paths are also looked up in $TRL_DAPO_DATA")
+    add(what, "output_dir", "folder of this evaluation")
+    add(what, "split", "split of a hub dataset")
+    add(what, "name", "configuration of a hub dataset")
+    add(what, "offset", "problems to skip", type=int)
+    add(what, "limit", "problems to take at most", type=int)
+    add(what, "prompt_style", "what the prompt asks for", choices=_PROMPT_STYLES)
+    add(what, "scorer", "the paper's rule, or symbolic comparison", choices=SCORERS)
+
+    sampling = parser.add_argument_group("sampling")
+    add(sampling, "k", "completions a problem", type=int)
+    add(sampling, "temperature", "temperature; 0 takes the most probable token", type=float)
+    add(sampling, "top_p", "nucleus", type=float)
+    add(sampling, "top_k", "tokens to sample from; 0 is all", type=int)
+    add(sampling, "max_completion_length", "tokens at which a completion is truncated", type=int)
+    add(sampling, "seed", "seed", type=int)
+
+    here = parser.add_argument_group("in this process")
+    add(here, "engine", "who generates; without a base URL 'transformers'", choices=ENGINES)
+    add(here, "batch_size", "completions generated at once by 'transformers'", type=int)
+    add(here, "tensor_parallel_size", "GPUs that share the model with 'vllm'", type=int)
+
+    server = parser.add_argument_group(
+        "by a server", "Any OpenAI-compatible one, such as `vllm serve MODEL --generation-config vllm`."
+    )
+    add(server, "base_url", "its address, such as http://localhost:8000/v1; $OPENAI_API_KEY is sent along")
+    add(server, "concurrency", "requests under way at a time", type=int)
+    add(server, "request_timeout", "seconds of silence after which a request is given up", type=float)
+    add(server, "num_retries", "how often a failed request is made again", type=int)
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """
+    Run `trl-dapo eval` and print its figures.
+
+    Args:
+        args ([`~argparse.Namespace`]):
+            Options of [`add_eval_arguments`]; others are left alone.
+
+    Returns:
+        `int`: Exit status.
+    """
+    settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
+    return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the options of `trl-dapo compare`.
+
+    Args:
+        parser ([`~argparse.ArgumentParser`]):
+            Parser of the subcommand.
+    """
+    parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
+    parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
+    parser.add_argument("trained", help="the same of the other evaluation")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """
+    Run `trl-dapo compare` and print what changed.
+
+    Args:
+        args ([`~argparse.Namespace`]):
+            Options of [`add_compare_arguments`]; others are left alone.
+
+    Returns:
+        `int`: Exit status.
+    """
+
+    def run() -> None:
+        change = compare(args.base, args.trained)
+        if args.json:
+            print(json.dumps(change, indent=1))
+        else:
+            print_comparison(change)
+
+    return _reporting("compare", run)
+
+
+def _reporting(name: str, command: Callable[[], None]) -> int:
+    """Exit status of a command; what the user can mend is one line on stderr."""
+    try:
+        command()
+    except KeyboardInterrupt:
+        print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
+        return _INTERRUPTED
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        print(f"trl-dapo {name}: {error}", file=sys.stderr)
+        return _MISTAKE
+    return 0
+
+
+def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    k = summary["settings"]["k"]
+    metrics = [f"avg@{k}", f"pass@{k}", f"maj@{k}"]
+    table = Table(title=f"{escape(summary['settings']['model'])}: {k} completions a problem, 95 % intervals")
+    for column in ("source", "problems", *metrics, "length", "truncated"):
+        table.add_column(column, justify="left" if column == "source" else "right")
+    sources = summary["sources"]
+    for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", summary)]:
+        if source == "all":
+            table.add_section()
+        length = "-" if figures["mean_length"] is None else f"{figures['mean_length']:,.0f}"
+        shares = [
+            "{mean:.1%} [{low:.1%}, {high:.1%}]".format(**figures["metrics"][metric]).replace("[", "\\[")
+            for metric in metrics
+        ]
+        table.add_row(escape(source), str(figures["num_problems"]), *shares, length, f"{figures['truncated']:.1%}")
+    console = Console()
+    console.print(table)
+    if summary["num_unscored_problems"]:
+        console.print(
+            f"Left out: {summary['num_unscored_problems']} problems whose gold answer the scorer cannot read."
+        )
+    console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
+
+
+def print_comparison(change: dict[str, Any], console=None) -> None:
+    """
+    Print what [`compare`] returns.
+
+    Args:
+        change (`dict`):
+            From [`compare`].
+        console ([`~rich.console.Console`], *optional*):
+            Where to write. Defaults to standard output.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = console or Console()
+    k = change["k"]
+    table = Table(title=f"{change['num_problems']} problems, {k} completions each: difference with 95 % interval")
+    for column in ("source", "metric", "base", "trained", "difference", ""):
+        table.add_column(column, justify="left" if column in ("source", "metric", "") else "right")
+    sources = change["sources"]
+    for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", change)]:
+        for metric in (f"avg@{k}", f"pass@{k}", f"maj@{k}"):
+            values = figures["metrics"][metric]
+            mean, low, high = (100 * values["difference"][bound] for bound in ("mean", "low", "high"))
+            table.add_row(
+                escape(source),
+                metric,
+                f"{values['base']:.1%}",
+                f"{values['trained']:.1%}",
+                f"{mean:+.1f} \\[{low:+.1f}, {high:+.1f}]",
+                "up" if low > 0 else "down" if high < 0 else "no clear change",
+            )
+        table.add_section()
+    console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
+    for name, (base, trained) in change["differing_settings"].items():
+        console.print(f"[yellow]Not the same:[/yellow] {name} is {base!r} for base, {trained!r} for trained.")
+    console.print(table)
+    for verb in ("gained", "lost"):
+        problems = change[verb]
+        points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
+        console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
+        for problem in problems[:_LISTED_PROBLEMS]:
+            line = f"  {problem['id']}  {problem['base']:.1%} -> {problem['trained']:.1%}"
+            console.print(escape(line), highlight=False, soft_wrap=True)
+        if len(problems) > _LISTED_PROBLEMS:
+            console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)

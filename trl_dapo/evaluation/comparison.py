@@ -1,0 +1,125 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Two evaluations of the same problems: what changed, and how sure that is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .run import SUMMARY_FILE, problem_figures
+from .statistics import estimate_mean
+
+
+_EXPECTED_TO_DIFFER = {"model", "weights"}
+_NAMED_IDS = 3
+
+
+def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, Any]:
+    """
+    Paired differences between two evaluations of the same problems.
+
+    Each metric's difference is the mean over problems of trained minus base, with a 95 % bootstrap interval over the
+    problems. That is much tighter than the two evaluations' own intervals, most of which is how the problems differ.
+
+    Args:
+        base (`str` or `os.PathLike`):
+            `summary.json` of an evaluation, or the folder that holds it.
+        trained (`str` or `os.PathLike`):
+            The same of the other evaluation.
+
+    Returns:
+        `dict`:
+            `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
+            values); `num_problems` and `metrics` (each with `base`, `trained` and the `difference`'s `mean`, `low` and
+            `high`), the same for each source in `sources`; `gained` and `lost`, the problems with a higher and with a
+            lower avg@k, each with `id`, `source`, `base`, `trained` and `difference`, the largest change first.
+
+    Raises:
+        `FileNotFoundError`: If there is no summary.
+        `ValueError`: If the problems or the numbers of completions differ.
+
+    Example:
+
+    ```python
+    change = compare("outputs/base/aime", "outputs/trained/aime")
+    print(change["metrics"]["avg@32"]["difference"])
+    ```
+    """
+    summaries = [_load_summary(Path(path)) for path in (base, trained)]
+    settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]
+    k, trained_k = (setting["k"] for setting in settings)
+    if k != trained_k:
+        raise ValueError(
+            f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
+        )
+    base_problems, trained_problems = ({p["id"]: p for p in summary["problems"]} for summary in summaries)
+    _refuse_other_problems(base, trained, base_problems.keys(), trained_problems.keys())
+    ids = list(base_problems)
+    figures = [
+        problem_figures([problems[id_]["num_correct"] for id_ in ids], [problems[id_]["maj"] for id_ in ids], k)
+        for problems in (base_problems, trained_problems)
+    ]
+
+    def differences(source: str | None) -> dict[str, Any]:
+        chosen = np.array([source in (None, base_problems[id_]["source"]) for id_ in ids])
+        metrics = {}
+        for name in figures[0]:
+            before, after = (values[name][chosen] for values in figures)
+            metrics[name] = {
+                "base": float(before.mean()),
+                "trained": float(after.mean()),
+                "difference": estimate_mean(after - before)._asdict(),
+            }
+        return {"num_problems": int(chosen.sum()), "metrics": metrics}
+
+    changes = []
+    for id_, before, after in zip(ids, *(values[f"avg@{k}"].tolist() for values in figures), strict=True):
+        source = base_problems[id_]["source"]
+        changes.append({"id": id_, "source": source, "base": before, "trained": after, "difference": after - before})
+    changes.sort(key=lambda change: -abs(change["difference"]))
+    return {
+        "base": settings[0]["model"],
+        "trained": settings[1]["model"],
+        "k": k,
+        "differing_settings": {
+            name: [setting.get(name) for setting in settings]
+            for name in {**settings[0], **settings[1]}
+            if name not in _EXPECTED_TO_DIFFER and settings[0].get(name) != settings[1].get(name)
+        },
+        **differences(None),
+        "sources": {
+            source: differences(source) for source in dict.fromkeys(p["source"] for p in base_problems.values())
+        },
+        "gained": [change for change in changes if change["difference"] > 0],
+        "lost": [change for change in changes if change["difference"] < 0],
+    }
+
+
+def _load_summary(path: Path) -> dict[str, Any]:
+    file = path / SUMMARY_FILE if path.is_dir() else path
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        unfinished = " The evaluation has not ended: run it again, it continues." if path.is_dir() else ""
+        raise FileNotFoundError(f"There is no `{file}`.{unfinished}") from error
+    except ValueError as error:
+        raise ValueError(f"`{file}` is not JSON: {error}") from error
+    if not (isinstance(summary, dict) and {"settings", "scorer", "problems"} <= summary.keys()):
+        raise ValueError(f"`{file}` is not the summary of an evaluation.")
+    return summary
+
+
+def _refuse_other_problems(base, trained, base_ids, trained_ids) -> None:
+    parts = []
+    for path, only in ((base, base_ids - trained_ids), (trained, trained_ids - base_ids)):
+        if only:
+            named = ", ".join(sorted(only)[:_NAMED_IDS]) + (", ..." if len(only) > _NAMED_IDS else "")
+            parts.append(f"{len(only)} only in `{path}` (ids {named})")
+    if parts:
+        raise ValueError(
+            f"The evaluations are not of the same problems: {' and '.join(parts)}. Evaluate both on the same dataset, "
+            "with the same `offset` and `limit`."
+        )
