@@ -105,7 +105,7 @@ def measure(console, args):
     return share, ratio
 
 
-def parse_args():
+def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--num-prompts", type=int, default=512, help="prompts a rollout batch")
     parser.add_argument("--num-generations", type=int, default=16, help="completions a prompt")
@@ -113,7 +113,7 @@ def parse_args():
     parser.add_argument("--median-length", type=int, default=2_500, help="median completion, in tokens")
     parser.add_argument("--acceptance", type=float, default=0.55, help="share of groups that are accepted")
     parser.add_argument("--seed", type=int, default=0, help="seed of the script")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import sampling_bookkeeping
 import torch
 from datasets import Dataset
 from rich.console import Console
@@ -426,6 +427,7 @@ def main():
         kept = "" if bound is None else "yes" if measured <= bound else "NO"
         table.add_row(promise, f"{measured:.3f}", kept)
     console.print(table)
+    sampling_bookkeeping.measure(console, sampling_bookkeeping.parse_args([]))
 
 
 if __name__ == "__main__":

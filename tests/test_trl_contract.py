@@ -9,6 +9,7 @@ import torch
 import trl
 from helpers import prompts, tiny_config
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_dapo import DAPOTrainer, _trl
 
@@ -31,6 +32,26 @@ def test_every_overridden_method_keeps_its_parameters(name):
     method = getattr(GRPOTrainer, name, None)
     assert method is not None, f"GRPOTrainer.{name} is gone ({WHERE})"
     assert tuple(inspect.signature(method).parameters) == _trl.OVERRIDES[name], f"GRPOTrainer.{name} changed ({WHERE})"
+
+
+def test_log_probabilities_keep_their_first_parameters_and_come_as_three(trainer):
+    method = GRPOTrainer._get_per_token_logps_and_entropies
+    assert tuple(inspect.signature(method).parameters)[: len(_trl.LOGPS)] == _trl.LOGPS, WHERE
+    ids = torch.tensor([[3, 4, 5]])
+    returned = method(trainer, trainer.model, ids, torch.ones_like(ids), 2)
+    assert len(returned) == len(_trl.LOGPS_RETURNS), WHERE
+    assert returned[0].shape == (1, 2)
+    assert returned[1:] == (None, None)
+
+
+@pytest.mark.parametrize("name", _trl.CALLS)
+def test_every_method_that_is_called_exists(name):
+    assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
+
+
+@pytest.mark.parametrize("name", _trl.VLLM_READS)
+def test_vllms_sampling_parameters_are_attributes(name):
+    assert f"self.{name} = {name}" in inspect.getsource(VLLMGeneration.__init__), WHERE
 
 
 @pytest.mark.parametrize("name", _trl.READS)

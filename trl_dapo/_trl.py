@@ -3,7 +3,8 @@
 """The seam: every private name of TRL and transformers that this package leans on, as data.
 
 `tests/test_trl_contract.py` holds each line against the installed releases, so that an upstream change fails there, by
-name, and not in the middle of a training run.
+name, and not in the middle of a training run. The keys of a rollout stand in `batching.ROLLOUT_KEYS`, held by
+`tests/test_update.py`.
 """
 
 # Methods of GRPOTrainer that are overridden, and the parameters they are called with.
@@ -14,9 +15,28 @@ OVERRIDES = {
     "_generate": ("self", "prompts"),
     # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    # returns the rows of one micro-batch
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    # returns the batches of one optimizer step, as many as it has micro-batches
+    "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+    "log": ("self", "logs", "start_time"),
     "_save_checkpoint": ("self", "model", "trial"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
+
+# The one whose tail changes with every kind of image input: its first parameters, and what it returns.
+LOGPS = ("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
+LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
+
+# Methods that are called as they are.
+CALLS = (
+    "get_high_entropy_mask",
+    "get_off_policy_mask",
+    "_get_output_dir",
+    "_remove_unused_columns",
+)
 
 # What `_generate` returns, in order.
 GENERATED = (
@@ -32,24 +52,49 @@ GENERATED = (
 
 # Attributes of a constructed trainer that are read or swapped.
 READS = (
+    "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
+    "_entropy_bonus_enabled",
+    "_is_vlm",
+    "_last_world_entropy",
     "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
     "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
+    "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
     "_tokenizer",  # the processing class, or the tokenizer inside a processor
+    "aux_loss_enabled",
+    "beta",
+    "entropy_coef",
     "environment_factories",  # None, or {name: factory}
     "environments",  # this batch's environments, or None
     "eos_token_ids",
+    "epsilon_high",
+    "epsilon_low",
+    "generation_config",
+    "generation_kwargs",
+    "importance_sampling_level",
+    "loss_type",
     "mask_truncated_completions",
     "max_completion_length",
     "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "off_policy_mask_threshold",
+    "pad_to_multiple_of",
     "reward_func_names",
     "reward_funcs",
     "reward_processing_classes",
     "reward_weights",  # one a reward function, on the CPU
+    "router_aux_loss_coef",
     "shuffle_dataset",
+    "top_entropy_quantile",
+    "use_adaptive_entropy",
     "use_transformers_continuous_batching",
     "use_vllm",
+    "vllm_importance_sampling_correction",
 )
+
+# Attributes of `vllm_generation` that evaluation sets for its time.
+VLLM_READS = ("temperature", "top_p", "top_k")
 
 # Attributes that exist only with environments.
 ENVIRONMENT_READS = (
