@@ -5,7 +5,7 @@
     python benchmarks/update_phase.py [--repeats 5] [--hidden-size 64] [--json results.json]
 
 The two trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
-between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (about three
+between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (a few
 minutes on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
 
 Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,

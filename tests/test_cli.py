@@ -15,7 +15,7 @@ def test_help_names_every_command_without_importing_torch():
         "import sys, trl_dapo.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert all(command in result.stdout for command in ("quickstart", "train", "report"))
+    assert all(command in result.stdout for command in ("quickstart", "train", "eval", "compare", "report"))
     assert result.stdout.splitlines()[-1] == "False"
 
 

@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import trl
+import trl.trainer.utils
 from helpers import prompts, tiny_config
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -47,6 +48,11 @@ def test_log_probabilities_keep_their_first_parameters_and_come_as_three(trainer
 @pytest.mark.parametrize("name", _trl.CALLS)
 def test_every_method_that_is_called_exists(name):
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
+
+
+@pytest.mark.parametrize("name", _trl.UTILS)
+def test_every_helper_exists(name):
+    assert callable(getattr(trl.trainer.utils, name, None)), f"trl.trainer.utils.{name} is gone ({WHERE})"
 
 
 @pytest.mark.parametrize("name", _trl.VLLM_READS)

@@ -36,6 +36,19 @@ CALLS = (
     "get_off_policy_mask",
     "_get_output_dir",
     "_remove_unused_columns",
+    "get_cp_size",
+    "get_sp_size",
+    "get_tp_size",
+)
+
+# Functions of trl.trainer.utils.
+UTILS = (
+    "get_config_model_id",
+    "pad",
+    "shuffle_sequence_dict",  # one draw of torch.randperm, over this rank's rows
+    "split_pixel_values_by_grid",
+    "split_tensor_dict",
+    "unsplit_pixel_values_by_grid",
 )
 
 # What `_generate` returns, in order.

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .version import __version__
 
 
@@ -46,6 +47,14 @@ def _make_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "train", help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value]"
     )
+
+    evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
+    add_eval_arguments(evaluation)
+    evaluation.set_defaults(run=run_eval)
+
+    comparison = commands.add_parser("compare", help="compare two evaluations problem by problem", **formatter)
+    add_compare_arguments(comparison)
+    comparison.set_defaults(run=run_compare)
 
     report = commands.add_parser("report", help="plot a run from its logs", **formatter)
     report.add_argument("output_dir", help="a run's output directory")

@@ -37,7 +37,7 @@ from .report import plot_run
 from .trainer import DAPOTrainer
 
 
-MAX_ANSWER_TOKENS = 8
+MAX_ANSWER_TOKENS = 12
 Z_95 = 1.96  # standard normal quantile of a two-sided 95 % interval
 
 
@@ -65,12 +65,13 @@ class Family(NamedTuple):
 ONE_DIGIT, TWO_DIGITS = range(10), range(10, 100)
 FAMILIES = (
     Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.15, num_held_out=20),
-    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180, slip=0.4),
-    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600, slip=0.4),
+    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180, slip=0.3),
+    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600, slip=0.3),
     Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.1, num_held_out=200),
 )
 
 
+WORKED=float(os.environ.get("WORKED",".4"));SLIP=float(os.environ.get("SLIP",".6"))
 class Problems:
     """
     Arithmetic of mixed difficulty, split into problems to train on and problems held out.
@@ -104,7 +105,14 @@ class Problems:
 
     def examples(self, n):
         slips = {family.name: family.slip for family in FAMILIES}
-        return [f"{p.text}={int(p.answer)+self._random.choice([-10,-1,1,10]) if self._random.random()<slips[p.family] else p.answer}" for p in self.draw(n)]
+        out = []
+        for p in self.draw(n):
+            if slips[p.family] == 0: a = p.answer
+            elif self._random.random() < WORKED: a = worked(p)
+            elif self._random.random() < SLIP: a = int(p.answer) + self._random.choice([-10, -1, 1, 10])
+            else: a = p.answer
+            out.append(f"{p.text}={a}")
+        return out
 
     def draw(self, num_problems: int) -> list[Problem]:
         """
@@ -119,6 +127,11 @@ class Problems:
         """
         names = self._random.choices(list(self.train), [family.share for family in FAMILIES], k=num_problems)
         return [self._random.choice(self.train[name]) for name in names]
+
+
+def worked(p):
+    a, b = map(int, p.text.split("+"))
+    return f"<{a // 10 * 10 + b // 10 * 10}+{a % 10 + b % 10}>{p.answer}"
 
 
 def _problem(family: Family, left: int, right: int) -> Problem:
@@ -136,7 +149,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     Returns:
         [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
     """
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*="])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*=<>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -317,7 +330,7 @@ def paired_difference(before: list[bool], after: list[bool]) -> tuple[float, flo
 
 def exact_answer_reward(completions, solution, **kwargs):
     """Reward function: 1.0 where the completion is the solution, else 0.0."""
-    return [float(completion[0]["content"] == answer) for completion, answer in zip(completions, solution, strict=True)]
+    return [float(completion[0]["content"].split(">")[-1] == answer) for completion, answer in zip(completions, solution, strict=True)]
 
 
 class _Progress(TrainerCallback):
@@ -507,7 +520,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path
 
 def _solved(model, tokenizer, problems: list[Problem], seed: int) -> list[bool]:
     answers = sample_answers(model, tokenizer, problems, seed)
-    return [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
+    return [answer.split(">")[-1] == problem.answer for answer, problem in zip(answers, problems, strict=True)]
 
 
 def _print_result(console, held_out: list[Problem], before: list[bool], after: list[bool], result: QuickstartResult):

@@ -13,7 +13,6 @@ from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 
 
-_PROMPT_STYLES = ("answer_line", "boxed", "as_is")
 _LISTED_PROBLEMS = 10
 _MISTAKE, _INTERRUPTED = 2, 130  # exit statuses, as shells have them
 
@@ -50,7 +49,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     add(what, "name", "configuration of a hub dataset")
     add(what, "offset", "problems to skip", type=int)
     add(what, "limit", "problems to take at most", type=int)
-    add(what, "prompt_style", "what the prompt asks for", choices=_PROMPT_STYLES)
+    add(what, "prompt_style", "what the prompt asks for: answer_line, boxed, or as_is")
     add(what, "scorer", "the paper's rule, or symbolic comparison", choices=SCORERS)
 
     sampling = parser.add_argument_group("sampling")

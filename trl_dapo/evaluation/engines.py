@@ -3,8 +3,8 @@
 """Who answers the questions of an evaluation.
 
 An engine takes the jobs and hands over each completion as it arrives. It returns when all are answered; an exception
-loses none that arrived before it. The seed belongs to the job: what an interrupted evaluation still lacks is sampled as if it
-had not been interrupted, and repeats nothing of what it has. (Transformers has one seed a batch, its first job's.)
+loses none that arrived before it. What an interrupted evaluation still lacks is never sampled with the random numbers
+of what it has: a server is told each job's seed, transformers gets that of each batch's first job, vLLM one a call.
 """
 
 import http.client
@@ -270,6 +270,9 @@ def generate_with_vllm(
         model=str(model),
         tensor_parallel_size=tensor_parallel_size,
         max_model_len=max(map(len, prompt_ids)) + sampling.max_completion_length,
+        # Seeds of single requests cost vLLM its batched sampler. This one never comes back: with each completion that
+        # an interrupted evaluation has, fewer jobs are left.
+        seed=(jobs[0].seed + len(jobs)) % 2**31,
     )
     # `LLM.generate` returns when all are answered; its engine says which are after every step.
     engine = llm.llm_engine
@@ -279,7 +282,6 @@ def generate_with_vllm(
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_completion_length,
-            seed=job.seed,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         engine.add_request(str(number), {"prompt_token_ids": ids}, params)
