@@ -28,7 +28,7 @@ import transformers
 import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -87,6 +87,7 @@ class Scripted:
         self.rollout = rollout
         super().__init__(**kwargs)
         self.add_callback(KeepGradient(self))
+        self.remove_callback(PrinterCallback)
 
     def _generate_and_score_completions(self, inputs):
         return dict(self.rollout)

@@ -696,6 +696,10 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     class Engine:
         def __init__(self):
             self.waiting = []
+            self.engine_core = self
+
+        def shutdown(self):
+            made.append("shut down")
 
         def add_request(self, request_id, prompt, params):
             self.waiting.append((request_id, prompt["prompt_token_ids"], params))
@@ -715,7 +719,7 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
                 types.SimpleNamespace(request_id=request_id, finished=True, outputs=[answer]),
             ]
 
-    def make_llm(model, tensor_parallel_size, max_model_len):
+    def make_llm(model, tensor_parallel_size, max_model_len, seed):
         made.append((model, tensor_parallel_size, max_model_len))
         return types.SimpleNamespace(llm_engine=Engine())
 
@@ -730,7 +734,7 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     summary = here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2)
     assert [problem["num_correct"] for problem in summary["problems"]] == [4, 0]
     assert (summary["mean_length"], summary["truncated"]) == (8, 1.0)
-    assert made == [(tiny_model, 2, 5 + 8)]
+    assert made == [(tiny_model, 2, 5 + 8), "shut down"]
 
 
 def test_vllm_takes_no_adapter(tmp_path, monkeypatch):

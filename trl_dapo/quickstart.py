@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPO from nothing in two minutes on a CPU: a small model learns arithmetic, first from examples, then from reward.
 
-    warm-up     supervised steps, until some problems are always solved, some now and then, and some never
-    DAPO        the same model, rewarded for right answers
-    held out    accuracy before and after, on problems that neither phase has seen
+- warm-up: supervised steps with a teacher who slips, until some problems are always solved and some never
+- DAPO: the same model, rewarded for right answers only
+- held out: accuracy before and after, on problems that neither phase has seen
+
+Numbers are written as one adds by hand: operands of two digits, answers from the units up. `17+05=` is answered `220`.
 """
 
 import json
@@ -37,7 +39,7 @@ from .report import plot_run
 from .trainer import DAPOTrainer
 
 
-MAX_ANSWER_TOKENS = 12
+MAX_ANSWER_TOKENS = 8
 Z_95 = 1.96  # standard normal quantile of a two-sided 95 % interval
 
 
@@ -59,19 +61,18 @@ class Family(NamedTuple):
     right: range
     share: float  # of the problems drawn for training
     num_held_out: int
-    slip: float = 0.0  # share of the warm-up's examples whose answer is off by 1 or by 10
+    slip: float  # share of the warm-up's answers that are off by 1 or by 10
 
 
 ONE_DIGIT, TWO_DIGITS = range(10), range(10, 100)
 FAMILIES = (
-    Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.15, num_held_out=20),
-    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=180, slip=0.3),
-    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.5, num_held_out=600, slip=0.3),
-    Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.1, num_held_out=200),
+    Family("1 digit + 1 digit", ONE_DIGIT, "+", ONE_DIGIT, share=0.2, num_held_out=10, slip=0.0),
+    Family("2 digits + 1 digit", TWO_DIGITS, "+", ONE_DIGIT, share=0.25, num_held_out=200, slip=0.4),
+    Family("2 digits + 2 digits", TWO_DIGITS, "+", TWO_DIGITS, share=0.45, num_held_out=650, slip=0.4),
+    Family("2 digits * 2 digits", TWO_DIGITS, "*", TWO_DIGITS, share=0.1, num_held_out=140, slip=0.0),
 )
 
 
-WORKED=float(os.environ.get("WORKED",".4"));SLIP=float(os.environ.get("SLIP",".6"))
 class Problems:
     """
     Arithmetic of mixed difficulty, split into problems to train on and problems held out.
@@ -103,16 +104,25 @@ class Problems:
             self.held_out += [_problem(family, *pair) for pair in held_out]
             self.train[family.name] = [_problem(family, *pair) for pair in rest if frozenset(pair) not in seen]
 
-    def examples(self, n):
-        slips = {family.name: family.slip for family in FAMILIES}
-        out = []
-        for p in self.draw(n):
-            if slips[p.family] == 0: a = p.answer
-            elif self._random.random() < WORKED: a = worked(p)
-            elif self._random.random() < SLIP: a = int(p.answer) + self._random.choice([-10, -1, 1, 10])
-            else: a = p.answer
-            out.append(f"{p.text}={a}")
-        return out
+    def teach(self, num_examples: int) -> list[str]:
+        """
+        Problems with the answers of a teacher who slips: now and then the answer is off by 1 or by 10.
+
+        Args:
+            num_examples (`int`):
+                Number of examples.
+
+        Returns:
+            `list[str]`: Examples like `17+05=220`, or, where the teacher slipped, `17+05=320`.
+        """
+        slip = {family.name: family.slip for family in FAMILIES}
+        examples = []
+        for problem in self.draw(num_examples):
+            answer = problem.answer
+            if self._random.random() < slip[problem.family]:
+                answer = _units_first(max(0, int(answer[::-1]) + self._random.choice([-10, -1, 1, 10])))
+            examples.append(f"{problem.text}={answer}")
+        return examples
 
     def draw(self, num_problems: int) -> list[Problem]:
         """
@@ -129,14 +139,13 @@ class Problems:
         return [self._random.choice(self.train[name]) for name in names]
 
 
-def worked(p):
-    a, b = map(int, p.text.split("+"))
-    return f"<{a // 10 * 10 + b // 10 * 10}+{a % 10 + b % 10}>{p.answer}"
-
-
 def _problem(family: Family, left: int, right: int) -> Problem:
     answer = left + right if family.operator == "+" else left * right
-    return Problem(family.name, f"{left}{family.operator}{right}", str(answer))
+    return Problem(family.name, f"{left:02d}{family.operator}{right:02d}", _units_first(answer))
+
+
+def _units_first(number: int) -> str:
+    return f"{number:03d}"[::-1]
 
 
 # ---- Model ----
@@ -149,7 +158,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     Returns:
         [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
     """
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*=<>"])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*="])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -238,7 +247,7 @@ def warm_up(
     equals = tokenizer.convert_tokens_to_ids("=")
     model.train()
     for _ in range(num_steps):
-        texts = [f"{example}{tokenizer.eos_token}" for example in problems.examples(batch_size)]
+        texts = [f"{example}{tokenizer.eos_token}" for example in problems.teach(batch_size)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
         is_equals = (batch["input_ids"] == equals).long()
         in_answer = is_equals.cumsum(dim=1) - is_equals
@@ -330,7 +339,9 @@ def paired_difference(before: list[bool], after: list[bool]) -> tuple[float, flo
 
 def exact_answer_reward(completions, solution, **kwargs):
     """Reward function: 1.0 where the completion is the solution, else 0.0."""
-    return [float(completion[0]["content"].split(">")[-1] == answer) for completion, answer in zip(completions, solution, strict=True)]
+    return [
+        float(completion[0]["content"] == answer) for completion, answer in zip(completions, solution, strict=True)
+    ]
 
 
 class _Progress(TrainerCallback):
@@ -415,11 +426,11 @@ def run_quickstart(
     output_dir: str | os.PathLike = "outputs/quickstart",
     seed: int = 42,
     num_warm_up_steps: int = 250,
-    num_steps: int = 120,
+    num_steps: int = 150,
     console: Console | None = None,
 ) -> QuickstartResult:
     """
-    Make a small model, warm it up on arithmetic, train it with DAPO, and measure what that gained on held-out problems.
+    Make a small model, warm it up on arithmetic, train it with DAPO, and measure the gain on held-out problems.
 
     Needs no network, no GPU and no download.
 
@@ -431,7 +442,7 @@ def run_quickstart(
             Seed of everything random.
         num_warm_up_steps (`int`, *optional*, defaults to `250`):
             Supervised steps.
-        num_steps (`int`, *optional*, defaults to `120`):
+        num_steps (`int`, *optional*, defaults to `150`):
             Optimizer steps of DAPO.
         console ([`~rich.console.Console`], *optional*):
             Where to write. Defaults to standard output.
@@ -520,7 +531,7 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path
 
 def _solved(model, tokenizer, problems: list[Problem], seed: int) -> list[bool]:
     answers = sample_answers(model, tokenizer, problems, seed)
-    return [answer.split(">")[-1] == problem.answer for answer, problem in zip(answers, problems, strict=True)]
+    return [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
 
 
 def _print_result(console, held_out: list[Problem], before: list[bool], after: list[bool], result: QuickstartResult):
@@ -532,7 +543,9 @@ def _print_result(console, held_out: list[Problem], before: list[bool], after: l
         shares = [f"{sum(solved[i] for i in of_family) / len(of_family):.1%}" for solved in (before, after)]
         table.add_row(family.name, str(len(of_family)), *shares)
     table.add_section()
-    bounds = ["{:.1%} [{:.1%}, {:.1%}]".format(sum(s) / len(s), *wilson_interval(sum(s), len(s))) for s in (before, after)]
+    bounds = [
+        "{:.1%} [{:.1%}, {:.1%}]".format(sum(s) / len(s), *wilson_interval(sum(s), len(s))) for s in (before, after)
+    ]
     table.add_row("all, with 95 % interval", str(len(held_out)), *bounds)
     console.print(table)
     mean, low, high = (100 * share for share in result.difference)

@@ -276,21 +276,25 @@ def generate_with_vllm(
     )
     # `LLM.generate` returns when all are answered; its engine says which are after every step.
     engine = llm.llm_engine
-    for number, (job, ids) in enumerate(zip(jobs, prompt_ids, strict=True)):
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_completion_length,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        engine.add_request(str(number), {"prompt_token_ids": ids}, params)
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                answer = output.outputs[0]
-                completion = Completion(answer.text, len(answer.token_ids), answer.finish_reason == "length")
-                on_completion(jobs[int(output.request_id)], completion)
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_completion_length,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    try:
+        for number, ids in enumerate(prompt_ids):
+            engine.add_request(str(number), {"prompt_token_ids": ids}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    answer = output.outputs[0]
+                    completion = Completion(answer.text, len(answer.token_ids), answer.finish_reason == "length")
+                    on_completion(jobs[int(output.request_id)], completion)
+    finally:
+        # Its processes would keep the memory that the next model needs, and may keep this process from ending.
+        engine.engine_core.shutdown()
 
 
 # ---- An OpenAI-compatible server ----
