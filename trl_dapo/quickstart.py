@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from .config import DAPOConfig
-from .report import plot_run
+from .report import plot_run, series
 from .trainer import DAPOTrainer
 
 
@@ -365,13 +365,13 @@ class _Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "reward" not in logs:
             return
-        self.window.append(logs)
+        self.window.append({"step": state.global_step, **logs})
         self.progress.update(self.task, completed=state.global_step)
         if state.global_step % max(1, state.max_steps // 10):
             return
         cells = []
         for metric in self.METRICS:
-            values = [entry[metric] for entry in self.window if math.isfinite(entry.get(metric, math.nan))]
+            _, values = series(self.window, metric)
             cells.append(f"{sum(values) / len(values):8.2f}" if values else f"{'-':>8}")
         self.progress.console.print(f"{state.global_step:7d}  " + "  ".join(cells), highlight=False)
         self.window = []
