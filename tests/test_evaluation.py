@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import evaluation
@@ -350,6 +351,34 @@ def test_a_refusal_is_no_failure_to_retry(serve, tmp_path):
     assert len(server.requests) == 1
 
 
+def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 1e6)
+    all_are_under_way, is_refused = threading.Barrier(3), threading.Event()
+
+    def script(body):
+        all_are_under_way.wait()
+        prompt = asked(body)[0]
+        if prompt == "1+1":
+            return 500, {"error": "its thread waits for its next try"}
+        if prompt == "1+2":
+            is_refused.set()
+            return 400, {"error": "no"}
+        is_refused.wait()
+        return "Answer: 4"
+
+    server = serve(script)
+    with pytest.raises(ConnectionError, match=r"refuses a request with 400 .* 1 of 3 completions are in"):
+        ask(server, sums(3), tmp_path, k=1)
+    assert len(server.requests) == 3
+
+
+def test_a_request_is_made_again_as_often_as_asked(serve, tmp_path):
+    server = serve(lambda body: (500, {"error": "overloaded"}))
+    with pytest.raises(ConnectionError, match=r"asked 3 times\): 500 .*overloaded"):
+        ask(server, sums(1), tmp_path, concurrency=1, num_retries=2)
+    assert len(server.requests) == 3
+
+
 def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path):
     lock, num_answers = threading.Lock(), itertools.count()
 
@@ -639,6 +668,36 @@ def test_a_completion_ends_with_its_end_token_which_counts(tiny_model, tmp_path)
     assert (summary["mean_length"], summary["truncated"]) == (6.0, 0.5)
 
 
+def test_a_model_in_training_is_evaluated_without_dropout(tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    model = Echo(
+        AutoModelForCausalLM.from_pretrained(tiny_model), lambda prompt_ids: modes.append(model.training) or [3]
+    )
+    modes = []
+    model.train()
+    here(model, sums(1), tmp_path, k=1, processing_class=tokenizer)
+    assert modes == [False]
+    assert model.training
+
+
+def test_a_chat_template_says_itself_how_a_prompt_begins(tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    begin = TemplateProcessing(single="<unk> $0", special_tokens=[("<unk>", tokenizer.unk_token_id)])
+    tokenizer.backend_tokenizer.post_processor = begin
+    prompts = []
+    model = Echo(
+        AutoModelForCausalLM.from_pretrained(tiny_model), lambda prompt_ids: prompts.append(prompt_ids) or [3]
+    )
+    here(model, mixed_prompts(1), tmp_path / "chat", k=1, processing_class=tokenizer)
+    here(model, sums(1), tmp_path / "plain", k=1, processing_class=tokenizer)
+    assert [tokenizer.decode(ids) for ids in prompts] == ["<u>What is 1+0?<eos><a>", "<unk>1+1"]
+
+
+def test_batches_of_one_problem_do_not_repeat_each_other(tiny_model, tmp_path):
+    here(tiny_model, sums(1), tmp_path, k=8, batch_size=2)
+    assert len({row["completion"] for row in completions(tmp_path)}) == 8
+
+
 def test_sampling_settings_that_come_with_a_model_have_no_say(tiny_model, tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     own = model.generation_config
@@ -721,9 +780,10 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
 
     def make_llm(model, tensor_parallel_size, max_model_len, seed):
         made.append((model, tensor_parallel_size, max_model_len))
+        seeds.append(seed)
         return types.SimpleNamespace(llm_engine=Engine())
 
-    made = []
+    made, seeds = [], []
     vllm = types.ModuleType("vllm")
     vllm.LLM, vllm.SamplingParams = make_llm, types.SimpleNamespace
     vllm.sampling_params = types.ModuleType("vllm.sampling_params")
@@ -735,6 +795,11 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     assert [problem["num_correct"] for problem in summary["problems"]] == [4, 0]
     assert (summary["mean_length"], summary["truncated"]) == (8, 1.0)
     assert made == [(tiny_model, 2, 5 + 8), "shut down"]
+
+    journal = tmp_path / "completions.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2)
+    assert len(set(seeds)) == 2  # what is left is not sampled with the random numbers of what is there
 
 
 def test_vllm_takes_no_adapter(tmp_path, monkeypatch):
@@ -787,8 +852,8 @@ def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, setti
 # ---- Comparison ----
 
 
-def evaluated(serve, output_dir, first, second, third, **settings):
-    dataset = sums(3, source=["easy", "easy", "hard"])
+def evaluated(serve, output_dir, first, second, third, order=(0, 1, 2), **settings):
+    dataset = sums(3, source=["easy", "easy", "hard"]).select(order)
     ask(serve(Deal(first=first, second=second, third=third)), dataset, output_dir, **settings)
     return output_dir
 
@@ -801,18 +866,30 @@ def texts(*num_correct):
 
 
 def test_a_comparison_by_hand(serve, tmp_path):
-    base = evaluated(serve, tmp_path / "base", *texts(1, 2, 4))
-    trained = evaluated(serve, tmp_path / "trained", *texts(4, 2, 3))
+    base = evaluated(serve, tmp_path / "base", *texts(2, 1, 4))
+    trained = evaluated(serve, tmp_path / "trained", *texts(3, 4, 3))
     change = compare(base, trained / "summary.json")
     avg = change["metrics"]["avg@4"]
-    assert (avg["base"], avg["trained"]) == pytest.approx((7 / 12, 9 / 12))
-    assert avg["difference"] == estimate_mean([3 / 4, 0, -1 / 4])._asdict()
-    assert change["metrics"]["maj@4"]["difference"]["mean"] == pytest.approx((1 + 0 + 0) / 3)
-    assert change["metrics"]["pass@2"]["difference"]["mean"] == pytest.approx((1 - 3 / 6) / 3)
+    assert (avg["base"], avg["trained"]) == pytest.approx((7 / 12, 10 / 12))
+    assert avg["difference"] == estimate_mean([1 / 4, 3 / 4, -1 / 4])._asdict()
+    # the first problem was a tie of two and two, the second three wrong ones to one
+    assert change["metrics"]["maj@4"]["difference"]["mean"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert change["metrics"]["pass@2"]["difference"]["mean"] == pytest.approx((1 / 6 + 3 / 6 + 0) / 3)
     assert change["sources"]["hard"]["metrics"]["avg@4"]["difference"]["mean"] == -0.25
-    assert change["gained"] == [{"id": "id1", "source": "easy", "base": 0.25, "trained": 1.0, "difference": 0.75}]
+    assert change["gained"] == [
+        {"id": "id2", "source": "easy", "base": 0.25, "trained": 1.0, "difference": 0.75},
+        {"id": "id1", "source": "easy", "base": 0.5, "trained": 0.75, "difference": 0.25},
+    ]
     assert change["lost"] == [{"id": "id3", "source": "hard", "base": 1.0, "trained": 0.75, "difference": -0.25}]
     assert (change["k"], change["num_problems"], change["differing_settings"]) == (4, 3, {})
+
+
+def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
+    base = evaluated(serve, tmp_path / "base", *texts(0, 1, 4))
+    trained = evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1])
+    change = compare(base, trained)
+    assert change["metrics"]["avg@4"]["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert change["gained"] == change["lost"] == []
 
 
 def test_a_comparison_is_sharper_than_the_evaluations_it_compares(serve, tmp_path):

@@ -116,8 +116,8 @@ def evaluate(
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            `"answer_line"`, `"boxed"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. With the former three
-            not for a dataset that is given as such.
+            `"answer_line"`, `"boxed"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the four
+            settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -255,7 +255,7 @@ def problem_figures(num_correct: list[int], maj: list[float], k: int) -> dict[st
         `dict[str, np.ndarray]`: Arrays of shape (P,) by metric.
     """
     correct_PK = np.arange(k) < np.array(num_correct)[:, None]
-    tries = [j for j in (2**i for i in range(1, k)) if j < k] + [k]
+    tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]  # powers of two
     return {
         f"avg@{k}": avg_at_k(correct_PK),
         **{f"pass@{j}": pass_at_k(correct_PK, j) for j in tries},
