@@ -379,6 +379,19 @@ def test_a_request_is_made_again_as_often_as_asked(serve, tmp_path):
     assert len(server.requests) == 3
 
 
+def test_the_delays_double_up_to_a_minute(serve, monkeypatch):
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.5)
+    monkeypatch.setattr(engines._jitter, "uniform", lambda low, high: high)
+    server = serve(lambda body: (503, {"error": "loading"}))
+    sampling = engines.Sampling(1.0, 0.7, 0, 8)
+    asking = engines._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
+    delays = []
+    asking.is_given_up = types.SimpleNamespace(wait=delays.append)
+    with pytest.raises(ConnectionError, match="asked 10 times"):
+        asking.ask(engines.Job("id", 0, "1+1", 0))
+    assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
 def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path):
     lock, num_answers = threading.Lock(), itertools.count()
 

@@ -35,14 +35,15 @@ def test_every_overridden_method_keeps_its_parameters(name):
     assert tuple(inspect.signature(method).parameters) == _trl.OVERRIDES[name], f"GRPOTrainer.{name} changed ({WHERE})"
 
 
-def test_log_probabilities_keep_their_first_parameters_and_come_as_three(trainer):
-    method = GRPOTrainer._get_per_token_logps_and_entropies
-    assert tuple(inspect.signature(method).parameters)[: len(_trl.LOGPS)] == _trl.LOGPS, WHERE
-    ids = torch.tensor([[3, 4, 5]])
-    returned = method(trainer, trainer.model, ids, torch.ones_like(ids), 2)
+def test_log_probabilities_take_what_they_are_called_with_and_come_as_three(trainer):
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    method, tokens = GRPOTrainer._get_per_token_logps_and_entropies, (ids, torch.ones_like(ids))
+    returned = method(trainer, trainer.model, *tokens, 2, batch_size=1, compute_entropy=True)
     assert len(returned) == len(_trl.LOGPS_RETURNS), WHERE
-    assert returned[0].shape == (1, 2)
-    assert returned[1:] == (None, None)
+    assert [tuple(part.shape) for part in returned[:2]] == [(2, 2), (2, 2)]
+    assert returned[2] is None
+    whole = trainer.model(ids).logits[:, :-1].log_softmax(-1)
+    torch.testing.assert_close(returned[0], whole.gather(-1, ids[:, 1:, None])[..., 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", _trl.CALLS)

@@ -26,8 +26,8 @@ OVERRIDES = {
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 
-# The one whose tail changes with every kind of image input: its first parameters, and what it returns.
-LOGPS = ("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
+# `_get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)`, whose keywords change with every
+# kind of image input; `batch_size` and `compute_entropy` are among them. It returns:
 LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
 
 # Methods that are called as they are.

@@ -64,6 +64,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _quickstart(args: argparse.Namespace) -> int:
+    # Before the hub client is imported, which reads them once.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     from .quickstart import run_quickstart
 
     run_quickstart(output_dir=args.output_dir, seed=args.seed)

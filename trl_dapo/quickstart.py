@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -455,6 +456,8 @@ def run_quickstart(
     output_dir.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # TRL's use of names that transformers has renamed is nothing a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # Matrices this small gain little from a second thread, and lose minutes to it where the cores are shared.
     torch.set_num_threads(1)
 
@@ -466,7 +469,8 @@ def run_quickstart(
             file.write(json.dumps(row) + "\n")
     console.print(
         f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
-        f"(seed {seed}, no network)."
+        f"(seed {seed}, no network).",
+        soft_wrap=True,
     )
 
     with _progress_bar(console) as progress:
