@@ -1,19 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 import io
-import json
 
 import pytest
 from rich.console import Console
 
+from trl_dapo.evaluation import compare
 from trl_dapo.quickstart import (
     FAMILIES,
     Problems,
     build_tokenizer,
     exact_answer_reward,
-    paired_difference,
     run_quickstart,
-    wilson_interval,
 )
 
 
@@ -68,14 +66,6 @@ def test_only_the_exact_answer_is_rewarded():
     assert exact_answer_reward(completions, ["220"] * 3) == [1.0, 0.0, 0.0]
 
 
-def test_the_intervals_are_wilsons_and_that_of_paired_differences():
-    # 5 of 10 at z = 1.96: centre 1/2, half-width z / (10 + z^2) * sqrt(10 / 4 + z^2 / 4) = 0.2634.
-    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    # Differences 1, 1, 0, 0: mean 1/2, standard deviation 0.5774, half-width 1.96 * 0.5774 / 2 = 0.5658.
-    mean, low, high = paired_difference([False, False, True, False], [True, True, True, False])
-    assert (mean, low, high) == pytest.approx((0.5, -0.0658, 1.0658), abs=1e-3)
-
-
 def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_path):
     output = io.StringIO()
     result = run_quickstart(
@@ -88,6 +78,6 @@ def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_pat
     assert (result.checkpoint / "model.safetensors").exists()
     assert (result.checkpoint / "tokenizer.json").exists()
     assert result.plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    rows = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
-    assert len(rows) == 1000
-    assert 0 <= result.before <= 1
+    assert result.change["num_problems"] == 1000
+    assert compare(tmp_path / "eval_warm_up", tmp_path / "eval_trained") == result.change
+    assert "trl-dapo compare" in text

@@ -26,7 +26,7 @@ OVERRIDES = {
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 
-# `_get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)`, whose keywords change with every
+# `_get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)`: keywords change with every
 # kind of image input; `batch_size` and `compute_entropy` are among them. It returns:
 LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
 

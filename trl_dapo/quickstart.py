@@ -9,10 +9,9 @@
 Numbers are written as one adds by hand: operands of two digits, answers from the units up. `17+05=` is answered `220`.
 """
 
-import json
-import math
 import os
 import random
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ import transformers
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedModel,
@@ -36,12 +34,12 @@ from transformers import (
 )
 
 from .config import DAPOConfig
+from .evaluation import compare, evaluate, print_comparison
 from .report import plot_run, series
 from .trainer import DAPOTrainer
 
 
 MAX_ANSWER_TOKENS = 8
-Z_95 = 1.96  # standard normal quantile of a two-sided 95 % interval
 
 
 # ---- Problems ----
@@ -264,75 +262,43 @@ def warm_up(
 # ---- Accuracy ----
 
 
-@torch.no_grad()
-def sample_answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], seed: int
-) -> list[str]:
+def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
     """
-    One answer a problem, sampled at temperature 1.
+    Evaluates a checkpoint on problems, four samples each at temperature 1.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
-            From [`build_tokenizer`].
+        checkpoint (`Path`):
+            Folder of the model and its tokenizer.
         problems (`list[Problem]`):
             What to ask.
+        output_dir (`Path`):
+            Folder of the evaluation. An earlier one in it is deleted.
         seed (`int`):
             Seed of the sampling.
 
     Returns:
-        `list[str]`: The answers, in the problems' order.
+        `dict`: The summary that [`~trl_dapo.evaluation.evaluate`] returns.
     """
-    set_seed(seed)
-    model.eval()
-    inputs = tokenizer(
-        [f"{problem.text}=" for problem in problems], return_tensors="pt", padding=True, return_token_type_ids=False
+    # Another run's answers must not stand in for this one's.
+    shutil.rmtree(output_dir, ignore_errors=True)
+    return evaluate(
+        str(checkpoint),
+        _prompts(problems),
+        output_dir,
+        k=4,
+        temperature=1.0,
+        top_p=1.0,
+        max_completion_length=MAX_ANSWER_TOKENS,
+        seed=seed,
+        scorer=exact_answer,
+        batch_size=1000,
+        progress=False,
     )
-    outputs = model.generate(
-        **inputs, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-    )
-    return tokenizer.batch_decode(outputs[:, inputs["input_ids"].size(1) :], skip_special_tokens=True)
 
 
-def wilson_interval(num_correct: int, num_samples: int) -> tuple[float, float]:
-    """
-    Wilson's 95 % interval for a share (E. B. Wilson 1927).
-
-    Args:
-        num_correct (`int`):
-            Successes.
-        num_samples (`int`):
-            Trials, at least 1.
-
-    Returns:
-        `tuple[float, float]`: Lower and upper bound, in `[0, 1]`.
-    """
-    share, z2 = num_correct / num_samples, Z_95**2
-    centre = (share + z2 / (2 * num_samples)) / (1 + z2 / num_samples)
-    margin = math.sqrt(share * (1 - share) / num_samples + z2 / (4 * num_samples**2)) * Z_95 / (1 + z2 / num_samples)
-    return max(0.0, centre - margin), min(1.0, centre + margin)
-
-
-def paired_difference(before: list[bool], after: list[bool]) -> tuple[float, float, float]:
-    """
-    Change of accuracy on the same problems, with a 95 % interval from the spread of the problems' own differences.
-
-    Args:
-        before (`list[bool]`):
-            Which problems were solved before.
-        after (`list[bool]`):
-            Which of the same problems were solved after, in the same order; two problems or more.
-
-    Returns:
-        `tuple[float, float, float]`: Mean difference, lower and upper bound.
-    """
-    differences = [int(b) - int(a) for a, b in zip(before, after, strict=True)]
-    n = len(differences)
-    mean = sum(differences) / n
-    variance = sum((difference - mean) ** 2 for difference in differences) / (n - 1)
-    margin = Z_95 * math.sqrt(variance / n)
-    return mean, mean - margin, mean + margin
+def exact_answer(text: str, solution: str) -> tuple[bool, str]:
+    """Scorer of an evaluation: right if the whole completion is the solution."""
+    return text == solution, text
 
 
 # ---- The run ----
@@ -414,11 +380,9 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
 
 
 class QuickstartResult(NamedTuple):
-    """What a quickstart ends with: accuracies in `[0, 1]` with 95 % intervals, and where its files lie."""
+    """What a quickstart ends with: what [`~trl_dapo.evaluation.compare`] says, and where its files lie."""
 
-    before: float
-    after: float
-    difference: tuple[float, float, float]
+    change: dict
     checkpoint: Path
     plot: Path
 
@@ -437,8 +401,8 @@ def run_quickstart(
 
     Args:
         output_dir (`str` or `os.PathLike`, *optional*, defaults to `"outputs/quickstart"`):
-            Folder for `warm_up/` and `trained/` (models with tokenizer), `held_out.jsonl`, `trainer_state.json` and
-            `run.png`.
+            Folder for `warm_up/` and `trained/` (models with tokenizer), `eval_warm_up/` and `eval_trained/` (their
+            evaluations on held-out problems), `trainer_state.json` and `run.png`.
         seed (`int`, *optional*, defaults to `42`):
             Seed of everything random.
         num_warm_up_steps (`int`, *optional*, defaults to `250`):
@@ -449,7 +413,7 @@ def run_quickstart(
             Where to write. Defaults to standard output.
 
     Returns:
-        [`QuickstartResult`]: Accuracy before and after, the difference, and where the checkpoint and the plot lie.
+        [`QuickstartResult`]: The comparison of both models, and where the checkpoint and the plot lie.
     """
     console = console or Console()
     output_dir = Path(output_dir)
@@ -463,10 +427,6 @@ def run_quickstart(
 
     problems, tokenizer = Problems(seed), build_tokenizer()
     model = build_model(tokenizer, seed)
-    with open(output_dir / "held_out.jsonl", "w", encoding="utf-8") as file:
-        for problem in problems.held_out:
-            row = {"problem": problem.text, "answer": problem.answer, "source": problem.family}
-            file.write(json.dumps(row) + "\n")
     console.print(
         f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
         f"(seed {seed}, no network).",
@@ -483,7 +443,7 @@ def run_quickstart(
             on_step=lambda loss: progress.update(task, advance=1, info=f"loss {loss:.2f}"),
         )
     _save(model, tokenizer, output_dir / "warm_up")
-    before = _solved(model, tokenizer, problems.held_out, seed)
+    before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
 
     with _progress_bar(console) as progress:
         trainer = DAPOTrainer(
@@ -498,17 +458,29 @@ def run_quickstart(
         trainer.train()
     trainer.save_state()
     _save(model, tokenizer, output_dir / "trained")
-    after = _solved(model, tokenizer, problems.held_out, seed)
+    after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
     plot_run(trainer.state.log_history, output_dir / "run.png", title="trl-dapo quickstart")
 
-    result = QuickstartResult(
-        before=sum(before) / len(before),
-        after=sum(after) / len(after),
-        difference=paired_difference(before, after),
-        checkpoint=output_dir / "trained",
-        plot=output_dir / "run.png",
+    for name, summary in (("before", before), ("after", after)):
+        accuracy = summary["metrics"]["avg@4"]
+        console.print(
+            f"Accuracy {name} DAPO on {summary['num_problems']:,} held-out problems, 4 samples each at temperature 1: "
+            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
+    print_comparison(change, console)
+    result = QuickstartResult(change, output_dir / "trained", output_dir / "run.png")
+    console.print(
+        f"Checkpoint: {result.checkpoint}\n"
+        f"Plot:       {result.plot}\n"
+        f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
+        "Next, a real model (one 80 GB GPU; from a clone of the repository):\n"
+        "  accelerate launch recipes/train_dapo.py --config recipes/qwen2.5_7b_math_lora.yaml",
+        highlight=False,
+        soft_wrap=True,
     )
-    _print_result(console, problems.held_out, before, after, result)
     return result
 
 
@@ -524,41 +496,13 @@ def _progress_bar(console: Console) -> Progress:
 
 
 def _prompts(problems: list[Problem]) -> Dataset:
-    rows = [{"prompt": [{"role": "user", "content": p.text}], "solution": p.answer} for p in problems]
+    rows = [
+        {"id": p.text, "prompt": [{"role": "user", "content": p.text}], "solution": p.answer, "source": p.family}
+        for p in problems
+    ]
     return Dataset.from_list(rows)
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-
-
-def _solved(model, tokenizer, problems: list[Problem], seed: int) -> list[bool]:
-    answers = sample_answers(model, tokenizer, problems, seed)
-    return [answer == problem.answer for answer, problem in zip(answers, problems, strict=True)]
-
-
-def _print_result(console, held_out: list[Problem], before: list[bool], after: list[bool], result: QuickstartResult):
-    table = Table(title=f"Accuracy on {len(held_out):,} held-out problems, one sample each at temperature 1")
-    for column in ("problems", "number", "before DAPO", "after DAPO"):
-        table.add_column(column, justify="left" if column == "problems" else "right")
-    for family in FAMILIES:
-        of_family = [i for i, problem in enumerate(held_out) if problem.family == family.name]
-        shares = [f"{sum(solved[i] for i in of_family) / len(of_family):.1%}" for solved in (before, after)]
-        table.add_row(family.name, str(len(of_family)), *shares)
-    table.add_section()
-    bounds = [
-        "{:.1%} [{:.1%}, {:.1%}]".format(sum(s) / len(s), *wilson_interval(sum(s), len(s))) for s in (before, after)
-    ]
-    table.add_row("all, with 95 % interval", str(len(held_out)), *bounds)
-    console.print(table)
-    mean, low, high = (100 * share for share in result.difference)
-    verdict = "up" if low > 0 else "down" if high < 0 else "no clear change"
-    console.print(f"Difference, problem by problem: {mean:+.1f} points [{low:+.1f}, {high:+.1f}]: {verdict}.")
-    console.print(f"Checkpoint: {result.checkpoint}\nPlot:       {result.plot}", highlight=False, soft_wrap=True)
-    console.print(
-        "Next, a real model (one 80 GB GPU; from a clone of the repository):\n"
-        "  accelerate launch recipes/train_dapo.py --config recipes/qwen2.5_7b_math_lora.yaml",
-        highlight=False,
-        soft_wrap=True,
-    )
