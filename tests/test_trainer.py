@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
 from trl import GRPOConfig, GRPOTrainer
 
@@ -499,6 +500,19 @@ def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp
     assert (metrics["eval_maj@4/easy"], metrics["eval_maj@4/hard"]) == (1.0, 0.0)
     again = trainer.evaluate(prompts(1))
     assert again["eval_avg@4"] == 3 / 4  # nothing is left of the first evaluation
+
+
+def test_conversational_evaluations_are_voted_on_by_the_text_of_the_answer(tiny_model, tmp_path):
+    def is_seven(completions, **kwargs):
+        return [1.0 if completion[0]["content"].endswith("7") else 0.0 for completion in completions]
+
+    args = tiny_config(tmp_path, per_device_eval_batch_size=4)
+    chats = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}:"}] for i in range(4)]})
+    trainer = ScriptedTrainer(
+        tiny_model, is_seven, args, train_dataset=chats, script=lambda text, i: f"Answer: {[7, 7, 3, 7][i % 4]}"
+    )
+    metrics = trainer.evaluate(chats.select([0]))
+    assert (metrics["eval_avg@4"], metrics["eval_pass@4"], metrics["eval_maj@4"]) == (3 / 4, 1.0, 1.0)
 
 
 def test_an_evaluation_without_answers_to_vote_on_reports_no_majority(tiny_model, tmp_path):
