@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from helpers import make_tokenizer, prompts, tiny_config
-from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from helpers import make_config, make_tokenizer, prompts, tiny_config
+from transformers import Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo.update import UpdatePhase
@@ -92,20 +92,7 @@ def collate(rows):
 def tiny_policy():
     """A model whose next-token distribution is far from uniform, so that rows differ in their gradients."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(make_tokenizer()),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        initializer_range=0.1,
-        eos_token_id=1,
-        pad_token_id=PAD,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
+    return Qwen3ForCausalLM(make_config(make_tokenizer(), initializer_range=0.1))
 
 
 class Scripted:

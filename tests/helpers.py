@@ -37,10 +37,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_tiny_model(path: Path) -> str:
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    config = Qwen3Config(
+def make_config(tokenizer: PreTrainedTokenizerFast, **overrides) -> Qwen3Config:
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
@@ -48,11 +46,17 @@ def save_tiny_model(path: Path) -> str:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        max_position_embeddings=512,
+        max_position_embeddings=2048,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **overrides,
     )
-    Qwen3ForCausalLM(config).save_pretrained(path)
+
+
+def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> str:
+    torch.manual_seed(0)
+    tokenizer = tokenizer or make_tokenizer()
+    Qwen3ForCausalLM(make_config(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trl_dapo.sampling.groups import REASONS, Criterion, deciding_reward, judge
+from trl_dapo.sampling.groups import REASONS, Criterion, deciding_reward, is_correct, judge
 
 
 NAN, INF = math.nan, math.inf
@@ -206,6 +206,11 @@ def test_a_completion_scored_by_other_functions_only_is_unscored():
 def test_the_sum_is_made_in_double_precision():
     rewards_BF = torch.tensor([[2.0**24, 1.0]])  # in float32 the sum would be 2^24 again
     assert deciding_reward(rewards_BF, torch.ones(2), torch.tensor([True, True])).item() == 2**24 + 1
+
+
+def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance():
+    criterion = Criterion(accuracy_threshold=0.5, tolerance=0.1)
+    assert is_correct(torch.tensor([0.5, 0.55, 0.65, NAN]), criterion).tolist() == [False, False, True, False]
 
 
 def test_someone_must_decide():

@@ -36,6 +36,20 @@ def test_the_surplus_of_a_rollout_trains_in_the_next_one(tiny_model, tmp_path):
     assert [logs[i]["dynamic_sampling/groups_trained"] for i in (0, 1)] == [4, 4]
 
 
+def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, tmp_path, caplog):
+    # Of the prompts 0 1 2 3 | 4 5 6 7 four train, and 5 and 6 are carried; from 7 on none is solved.
+    def script(text, i):
+        return "right" if 0 < number(text) < 7 and i % 4 == 0 else "wrong"
+
+    settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
+    trainer = make(tiny_model, tmp_path, script, dynamic_sampling_max_rounds=2, **settings)
+    trainer.train()
+    (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
+    assert "0 of 8 groups accepted in 2 rounds beside 2 carried, 4 needed" in warning
+    assert "This rollout trains on 2 groups." in warning
+    assert trainer.state.log_history[1]["dynamic_sampling/groups_trained"] == 2
+
+
 def test_the_surplus_is_discarded_unless_it_is_asked_for(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, max_steps=2, batch_multiplier=1.0)
     seen = spy_on_training(trainer)

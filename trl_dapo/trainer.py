@@ -37,7 +37,7 @@ from .config import DAPOConfig
 from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
 from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
-from .sampling.groups import REASONS, Criterion, deciding_reward, judge
+from .sampling.groups import REASONS, Criterion, deciding_reward, is_correct, judge
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.refill import AcceptanceRate, Refill
@@ -311,14 +311,14 @@ class DAPOTrainer(UpdatePhase):
             recorded = self._recorded
         finally:
             self._recorded = None
-        lengths = torch.tensor(self._completion_lengths, device=self.accelerator.device)
-        truncated = torch.tensor(recorded["truncated"], device=self.accelerator.device)
+        columns = torch.tensor([self._completion_lengths, recorded["truncated"]], device=self.accelerator.device)
+        lengths_B, truncated_B = self.accelerator.gather(columns.T).cpu().T
         return Round(
             prompts=prompts,
             rows=recorded["rows"],
             rewards_BF=recorded["rewards"].cpu(),
-            lengths_B=self.accelerator.gather(lengths).cpu(),
-            truncated_B=self.accelerator.gather(truncated).cpu(),
+            lengths_B=lengths_B,
+            truncated_B=truncated_B.bool(),
             extra_logs={
                 column: list(values) for column, values in logs["extra"].items() if len(values) == len(examples)
             },
@@ -334,7 +334,7 @@ class DAPOTrainer(UpdatePhase):
         )
         if self._memory is not None:
             scored = ~rewards.isnan() & ~masked
-            correct = scored & (rewards > self._criterion.accuracy_threshold)
+            correct = scored & is_correct(rewards, self._criterion)
             counts = zip(round_.prompts, correct.sum(1).tolist(), scored.sum(1).tolist(), strict=True)
             for (prompt_id, _), num_correct, num_scored in counts:
                 self._memory.update(prompt_id, num_correct, num_scored, self.state.global_step)
@@ -514,8 +514,8 @@ class DAPOTrainer(UpdatePhase):
         keys = [str(example.get("id", example.get("prompt"))) for example in inputs]
         sources = [example.get("source") for example in inputs]
         problems = gather_object(list(zip(keys, sources, answers, strict=True)))
-        correct = deciding_reward(rewards.cpu(), self.reward_weights, self._decides)
-        correct = (correct > self.args.dynamic_sampling_accuracy_threshold).tolist()
+        deciding = deciding_reward(rewards.cpu(), self.reward_weights, self._decides)
+        correct = is_correct(deciding, self._criterion).tolist()
         for start in range(0, len(problems), self.num_generations_eval):
             group = slice(start, start + self.num_generations_eval)
             key, source, _ = problems[start]
@@ -564,9 +564,10 @@ class DAPOTrainer(UpdatePhase):
         self._num_short_rollouts += 1
         found = refill.num_generated - refill.dropped.total()
         reasons = ", ".join(f"{reason} {count}" for reason, count in refill.dropped.most_common()) or "none"
+        carried = f" beside {refill.num_carried} carried" if refill.num_carried else ""
         what = (
-            f"{found} of {refill.num_generated} groups accepted in {refill.num_rounds} rounds, {refill.target} needed "
-            f"(dropped: {reasons})."
+            f"{found} of {refill.num_generated} groups accepted in {refill.num_rounds} rounds{carried}, "
+            f"{refill.target} needed (dropped: {reasons})."
         )
         advice = "".join(_ADVICE[reason] + " " for reason, _ in refill.dropped.most_common(1))
         limit = f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds})"
@@ -577,7 +578,8 @@ class DAPOTrainer(UpdatePhase):
             )
         # Once when it begins and once when it has become a pattern: a line a rollout would bury the log.
         if self._num_short_rollouts in (1, 5):
-            outcome = f"trains on the {found} found" if found else "does not move the weights"
+            trained = refill.target - refill.shortfall
+            outcome = f"trains on {trained} groups" if trained else "does not move the weights"
             logger.warning(
                 f"Dynamic sampling fell short ({self._num_short_rollouts} rollouts in a row): {what} This rollout "
                 f"{outcome}. {advice}Or raise {limit}."

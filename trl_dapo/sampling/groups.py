@@ -80,6 +80,22 @@ class Criterion:
             raise ValueError(f"`tolerance` must be zero or more and finite, got {self.tolerance}.")
 
 
+def is_correct(rewards: torch.Tensor, criterion: Criterion) -> torch.Tensor:
+    """
+    Which completions are correct: those whose deciding reward lies above the threshold by more than the tolerance.
+
+    Args:
+        rewards (`torch.Tensor` of any shape):
+            Deciding rewards; a NaN is not correct.
+        criterion ([`Criterion`]):
+            Holds the threshold and the tolerance.
+
+    Returns:
+        `torch.Tensor` of the same shape, boolean.
+    """
+    return rewards > criterion.accuracy_threshold + criterion.tolerance
+
+
 def judge(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
     """
     One verdict per group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
@@ -134,7 +150,7 @@ def _would_pass(rewards_NG, counts_NG, criterion):
     top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
     bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
     spread_N = top_N - bottom_N > criterion.tolerance
-    correct_NG = counts_NG & (rewards_NG > criterion.accuracy_threshold + criterion.tolerance)
+    correct_NG = counts_NG & is_correct(rewards_NG, criterion)
     accuracy_N = correct_NG.sum(dim=1).double() / counts_NG.sum(dim=1)
     passes_N = spread_N.clone()
     # An end that was not tightened does not bind, or graded rewards that differ above the threshold would be lost.

@@ -1,0 +1,202 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts that call tools and prompts that hold images: sampled once, replayed as they were."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from helpers import make_config, make_tokenizer, save_tiny_model, tiny_config
+from PIL import Image
+from transformers import (
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaImageProcessorPil,
+    LlavaProcessor,
+)
+from trl.chat_template_utils import qwen3_chat_template
+
+from trl_dapo import DAPOTrainer
+
+
+def scripted(trainer_class, script):
+    """`trainer_class`, whose completions are what `script(prompt text, index)` says."""
+
+    class Scripted(trainer_class):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            texts = self._tokenizer.batch_decode(prompt_ids)
+            return [self._tokenizer(script(text, i))["input_ids"] for i, text in enumerate(texts)], None
+
+    return Scripted
+
+
+def record_rollouts(trainer):
+    rollouts, generate = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: rollouts.append(generate(inputs)) or dict(rollouts[-1])
+    return rollouts
+
+
+# ---- Tools ----
+
+
+@pytest.fixture(scope="module")
+def tool_model(tmp_path_factory):
+    """A model whose chat template is Qwen3's, which TRL knows how to parse tool calls of."""
+    tokenizer = make_tokenizer()
+    marks = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks[:2], "eos_token": "<|im_end|>"})
+    tokenizer.add_tokens(marks[2:])
+    tokenizer.chat_template = qwen3_chat_template
+    return save_tiny_model(tmp_path_factory.mktemp("tool-model"), tokenizer)
+
+
+def test_a_tool_is_called_once_for_each_completion_that_was_sampled_and_its_result_is_not_trained_on(
+    tool_model, tmp_path
+):
+    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    calls = []
+
+    def double(number: int) -> int:
+        """
+        Doubles a number.
+
+        Args:
+            number: The number.
+        """
+        calls.append(number)
+        return 2 * number
+
+    def script(text, i):
+        number = int(text.split("double ")[1].split(".")[0])
+        if "<tool_response>" not in text.split("double ")[1]:
+            call = f'{{"name": "double", "arguments": {{"number": {number}}}}}'
+            return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+        return f"{2 * number if number % 3 and i % 4 == 0 else 'none'}<|im_end|>"
+
+    def right(completions, solution, **kwargs):
+        return [float(x[-1]["content"].strip() == s) for x, s in zip(completions, solution, strict=True)]
+
+    dataset = Dataset.from_dict(
+        {
+            "prompt": [[{"role": "user", "content": f"double {i}."}] for i in range(24)],
+            "solution": [str(2 * i) for i in range(24)],
+        }
+    )
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1, max_completion_length=256)
+    trainer = scripted(DAPOTrainer, script)(tool_model, right, args, train_dataset=dataset, tools=[double])
+    rollouts = record_rollouts(trainer)
+    trainer.train()
+
+    logs = trainer.state.log_history[0]
+    assert logs["filtered_reward"] == 1 / 4
+    assert len(calls) == logs["dynamic_sampling/completions_generated"]  # none in the replay
+    assert calls[:4] == [0] * 4
+    (rollout,) = rollouts
+    num_answer_tokens, num_call_tokens = 0, 0
+    columns = [rollout[name] for name in ("completion_ids", "tool_mask", "completion_mask")]
+    for ids, tool_mask, mask in zip(*columns, strict=True):
+        own = trainer._tokenizer.decode(ids[(tool_mask * mask).bool()])
+        call, answer, rest = own.split("<|im_end|>")
+        assert '"name": "double"' in call
+        assert answer in ("none", "2", "4", "8", "10")  # of prompts 1, 2, 4 and 5
+        assert rest == ""
+        assert "<tool_response>" in trainer._tokenizer.decode(ids[(mask * (1 - tool_mask)).bool()])
+        num_call_tokens += len(trainer._tokenizer(call)["input_ids"]) + 1
+        num_answer_tokens += len(answer) + 1
+    assert logs["dynamic_sampling/tokens_trained"] == num_call_tokens + num_answer_tokens
+
+
+# ---- Images ----
+
+IMAGE_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'][0] }}>"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<eos>"
+    "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def image_model(tmp_path_factory):
+    """A Llava model that sees 8 x 8 pixels as four patches."""
+    path = tmp_path_factory.mktemp("image-model")
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    size = {"height": 8, "width": 8}
+    processor = LlavaProcessor(
+        LlavaImageProcessorPil(size=size, crop_size=size),
+        tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=IMAGE_TEMPLATE,
+    )
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=8,
+            patch_size=4,
+            projection_dim=16,
+        ),
+        text_config=make_config(tokenizer),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=4,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlavaForConditionalGeneration(config).save_pretrained(path)
+    processor.save_pretrained(path)
+    return str(path)
+
+
+def grey(i):
+    return Image.fromarray(np.full((8, 8, 3), 10 * i, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(image_model, tmp_path, beta):
+    """Prompt i shows one grey of 10 i: the pixels that reach the model say which prompts train."""
+
+    def script(text, i):
+        number = int(text.split("prompt ")[1].split(":")[0])
+        return ("right" if number % 3 and i % 4 == 0 else "wrong") + "<eos>"
+
+    def right(completions, **kwargs):
+        return [float(completion[0]["content"] == "right") for completion in completions]
+
+    dataset = Dataset.from_dict(
+        {
+            "prompt": [[{"role": "user", "content": f"prompt {i}:"}] for i in range(24)],
+            "image": [grey(i) for i in range(24)],
+        }
+    )
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1, beta=beta)
+    trainer = scripted(DAPOTrainer, script)(image_model, right, args, train_dataset=dataset)
+    rollouts = record_rollouts(trainer)
+    before = trainer.model.get_input_embeddings().weight.detach().clone()
+    trainer.train()
+    (rollout,) = rollouts
+    processor = trainer.processing_class.image_processor
+    expected = processor([grey(i) for i in (1, 2, 4, 5) for _ in range(4)], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(rollout["pixel_values"], expected)
+    prompts = trainer._tokenizer.batch_decode(rollout["prompt_ids"])
+    assert [int(text.split("prompt ")[1].split(":")[0]) for text in prompts[::4]] == [1, 2, 4, 5]
+    assert all(text.count("<image>") == 4 for text in prompts)
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
+
+
+def test_carrying_a_surplus_of_prompts_with_images_is_refused(image_model, tmp_path):
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "?"}]] * 4, "image": [grey(0)] * 4})
+    with pytest.raises(ValueError, match=r"does not support models with images.*'discard'"):
+        DAPOTrainer(
+            image_model,
+            lambda completions, **kwargs: [0.0] * len(completions),
+            tiny_config(tmp_path, dynamic_sampling_surplus="carry"),
+            train_dataset=dataset,
+        )
