@@ -106,13 +106,26 @@ class ScriptedTrainer(DAPOTrainer):
         ], None
 
 
-def launch(job: str, *args, num_processes: int, timeout: int = 120) -> subprocess.CompletedProcess:
-    """Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU."""
-    jobs = Path(__file__).parent / "jobs.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+def launch(
+    job: str, *args, num_processes: int, timeout: int = 240, accelerate_config: Path | None = None
+) -> subprocess.CompletedProcess:
+    """
+    Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU; with an `accelerate_config`, one of
+    `sharded_jobs.py` through `accelerate launch`.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if accelerate_config is None:
+        jobs = "jobs.py"
+        environment["ACCELERATE_USE_CPU"] = "true"
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    else:
+        jobs = "sharded_jobs.py"
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
+        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
+    command = [sys.executable, "-m", *launcher, str(Path(__file__).parent / jobs), job]
     with subprocess.Popen(
-        [*command, str(jobs), job, *map(str, args)],
+        [*command, *map(str, args)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,0 +1,117 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from helpers import ScriptedTrainer, prompts, tiny_config
+from trl import GRPOConfig
+
+from trl_dapo import DAPOConfig
+from trl_dapo.cli import _make_parser
+from trl_dapo.launch import make_parser
+
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+# What a machine without a GPU and a test without patience change in the README's example.
+SMALL = (
+    "max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, num_generations=4, report_to='none', "
+    "per_device_train_batch_size=4, disable_tqdm=True, dynamic_sampling_max_rounds=1, "
+)
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """The lines of indented blocks and of ```bash blocks that start one of our programs, continuations joined."""
+    text = re.sub(r"\\\n\s*", "", README)
+    return re.findall(r"^(?:    )?((?:trl-dapo|accelerate launch) .*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+
+
+def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, monkeypatch):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    for given, small in (
+        ("Qwen/Qwen2.5-Math-7B", tiny_model),
+        ('"out", ', f'"out", {SMALL}'),
+        ("max_completion_length=8192", "max_completion_length=8"),
+        ("overlong_buffer_length=2048", "overlong_buffer_length=2"),
+    ):
+        assert given in script
+        script = script.replace(given, small)
+    monkeypatch.chdir(tmp_path)
+    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(8)]
+    names = {"dataset": Dataset.from_list(sums)}
+    exec(script, names)
+    assert names["trainer"].state.global_step == 1
+
+
+def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("+"))
+    assert "GRPOTrainer(" in script
+    assert "DAPO" not in script
+    compile(script, "before", "exec")
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_parses(command):
+    program, *argv = shlex.split(command, comments=True)
+    if "&&" in argv:
+        argv = argv[: argv.index("&&")]
+    if program == "accelerate" or argv[0] == "train":
+        recipe = ROOT / argv[argv.index("--config") + 1]
+        start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))
+        if "--config_file" in argv[:start]:
+            assert (ROOT / argv[argv.index("--config_file") + 1]).exists()
+        assert recipe.exists()
+        rest = [str(recipe) if word == argv[argv.index("--config") + 1] else word for word in argv[start + 1 :]]
+        make_parser().parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])
+    else:
+        _make_parser().parse_args(argv)
+
+
+def test_the_readme_shows_every_command_of_the_command_line():
+    shown = {command.split()[1] for command in commands() if command.startswith("trl-dapo")}
+    assert {"eval", "compare", "report"} <= shown
+    assert "trl-dapo quickstart" in README
+    assert "trl-dapo train" in README
+
+
+def test_every_added_field_stands_in_the_table():
+    text = README.replace("reward_scaling_{source,target}_{min,max}", "reward_scaling_source_min")
+    added = {field.name for field in dataclasses.fields(DAPOConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
+    implied = {"reward_scaling_source_max", "reward_scaling_target_min", "reward_scaling_target_max"}
+    missing = [name for name in sorted(added - implied) if f"`{name}`" not in text and f"`{name}=" not in text]
+    assert missing == []
+
+
+def test_every_metric_of_the_sampler_is_explained(tiny_model, tmp_path):
+    trainer = ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [float(completion == "right") for completion in completions],
+        tiny_config(tmp_path, max_steps=1),
+        train_dataset=prompts(24),
+        script=lambda text, i: "right" if i % 4 == 0 else "wrong",
+    )
+    trainer.train()
+    prefix = "dynamic_sampling/"
+    names = {name.removeprefix(prefix) for name in trainer.state.log_history[0] if name.startswith(prefix)}
+    assert "rounds" in names
+    names = {"dropped/<reason>" if name.startswith("dropped/") else name for name in names}
+    assert sorted(name for name in names if f"`{name}`" not in README) == []
+
+
+def test_every_path_that_is_named_exists():
+    paths = re.findall(r"`((?:trl_dapo|tests|recipes|benchmarks|notebooks|requirements)/[\w./-]*)`", README)
+    paths += re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
