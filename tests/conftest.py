@@ -10,10 +10,25 @@ os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_P
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 from helpers import save_tiny_model
+
+from trl_dapo import DAPOConfig
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Path of a random Qwen3 model whose tokenizer has one token a character."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def launched_on(monkeypatch):
+    """Lets configs believe in a launch of so many processes, without the process group."""
+
+    def set_processes(num_processes):
+        monkeypatch.setenv("WORLD_SIZE", str(num_processes))
+        monkeypatch.setattr(DAPOConfig, "world_size", num_processes)
+        monkeypatch.setattr(DAPOConfig, "device", torch.device("cpu"))
+
+    return set_processes

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 from helpers import tiny_config
 from trl import GRPOConfig
 
@@ -66,3 +67,97 @@ def test_overlong_filtering_and_trls_name_for_it_are_one_setting(tmp_path, name)
 def test_a_band_that_some_group_can_meet_is_accepted(tmp_path):
     args = tiny_config(tmp_path, dynamic_sampling_min_accuracy=0.25, dynamic_sampling_max_accuracy=0.75)
     assert args.dynamic_sampling_min_accuracy == 0.25  # 2 of 4 lies between
+
+
+# 16 completions a prompt, micro-batches of 8 rows a process.
+PAPER = {"num_generations": 16, "per_device_train_batch_size": 8}
+
+
+@pytest.fixture
+def sized(tmp_path, monkeypatch):
+    """A config as `num_processes` processes would make it; the process group itself is not there."""
+
+    def make(num_processes, **overrides):
+        monkeypatch.setenv("WORLD_SIZE", str(num_processes))
+        monkeypatch.setattr(tiny_config_class(), "device", torch.device("cpu"))  # else it would wait for the others
+        monkeypatch.setattr(tiny_config_class(), "world_size", num_processes)
+        return tiny_config_class()(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **{**PAPER, **overrides})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "accumulation", "microbatches"),
+    # A step of 32 prompts is 32 x 16 = 512 rows, a rollout of 512 prompts 8,192.
+    # 64 x 8 rows = 512: 1 micro-batch a step, 16 a rollout. 8 x 8 = 64: 512 / 64 = 8, and 128. 8: 64, and 1,024.
+    [(64, 1, 16), (8, 8, 128), (1, 64, 1024)],
+)
+def test_sizes_in_prompts_are_the_papers_on_any_number_of_processes(sized, num_processes, accumulation, microbatches):
+    args = sized(num_processes, prompts_per_rollout=512, prompts_per_step=32)
+    assert (args.gradient_accumulation_steps, args.steps_per_generation) == (accumulation, microbatches)
+    assert args.generation_batch_size == 8192
+    assert args.batch_arithmetic == (
+        f"Rollout: 512 prompts x 16 completions = 8192 rows = {num_processes} process{'es' * (num_processes > 1)} x "
+        f"8 rows x {microbatches} micro-batches; 16 optimizer steps of 32 prompts"
+    )
+
+
+@pytest.mark.parametrize("name", ["prompts_per_rollout", "prompts_per_step"])
+def test_one_size_in_prompts_alone_makes_one_optimizer_step_a_rollout(sized, name):
+    args = sized(4, **{name: 32})
+    # 32 x 16 = 512 rows in micro-batches of 4 x 8 = 32.
+    assert (args.gradient_accumulation_steps, args.steps_per_generation) == (16, 16)
+    assert args.batch_arithmetic.endswith("16 micro-batches; 1 optimizer step of 32 prompts")
+
+
+def test_the_arithmetic_of_sizes_in_micro_batches_is_told_too(sized):
+    args = sized(2, gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=3)
+    # 2 x 8 x 8 = 128 rows; 8 / 4 = 2 steps of 2 x 8 x 4 = 64 rows, thrice over.
+    assert args.batch_arithmetic == (
+        "Rollout: 8 prompts x 16 completions = 128 rows = 2 processes x 8 rows x 8 micro-batches; "
+        "6 optimizer steps of 4 prompts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "overrides", "message"),
+    [
+        (1, {"prompts_per_step": 0}, "must be at least 1, got 0 and 0"),
+        (1, {"prompts_per_rollout": 500, "prompts_per_step": 32}, "Nearest `prompts_per_rollout`: 480 or 512"),
+        # 32 x 16 = 512 rows; 24 x 8 = 192 rows; 192 rows are 12 whole prompts. 512 / 24 is not whole either.
+        (
+            24,
+            {"prompts_per_step": 32},
+            r"= 512 rows do not divide by 24 processes x `per_device_train_batch_size=8` = 192 rows a micro-batch\. "
+            r"Nearest `prompts_per_step`: 24 or 36\.$",
+        ),
+        # 8 x 16 = 128 rows; 32 x 8 = 256 rows = 16 prompts. Of 128 / 32 = 4 rows each, all 4 fit.
+        (32, {"prompts_per_rollout": 8}, "Nearest `prompts_per_rollout`: 16. Or `per_device_train_batch_size`: 4"),
+        # 64 micro-batches of 8 rows each on one process.
+        (1, {"prompts_per_step": 32, "gradient_accumulation_steps": 8}, "=8` contradicts .* make it 64"),
+        (1, {"prompts_per_step": 32, "steps_per_generation": 1}, "=1` contradicts .* make it 64"),
+        (1, {"prompts_per_step": 32, "generation_batch_size": 256}, "=256` contradicts .* make it 512"),
+    ],
+)
+def test_sizes_in_prompts_that_do_not_work_out_are_refused_with_the_arithmetic(
+    sized, num_processes, overrides, message
+):
+    with pytest.raises(ValueError, match=message):
+        sized(num_processes, **overrides)
+
+
+def test_a_config_made_anew_from_its_fields_keeps_its_sizes_in_prompts(sized):
+    args = sized(8, prompts_per_rollout=512, prompts_per_step=32)
+    for again in (tiny_config_class()(**args.to_dict()), dataclasses.replace(args, learning_rate=1e-5)):
+        assert (again.prompts_per_rollout, again.prompts_per_step) == (512, 32)
+        assert (again.gradient_accumulation_steps, again.steps_per_generation) == (8, 128)
+
+
+def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkeypatch):
+    config = tiny_config_class()
+    monkeypatch.setattr(config, "device", torch.device("cpu"))
+    monkeypatch.setattr(config, "world_size", 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=r"worked out for 4 processes \(WORLD_SIZE\), but this launch has 1"):
+        config(str(tmp_path), use_cpu=True, bf16=False, report_to="none", prompts_per_step=8)
+    config(str(tmp_path), use_cpu=True, bf16=False, report_to="none")  # nothing hangs on it

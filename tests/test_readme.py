@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
 from trl import GRPOConfig
@@ -63,7 +64,7 @@ def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_parses(command):
+def test_every_command_parses(command, launched_on):
     program, *argv = shlex.split(command, comments=True)
     if "&&" in argv:
         argv = argv[: argv.index("&&")]
@@ -71,7 +72,7 @@ def test_every_command_parses(command):
         recipe = ROOT / argv[argv.index("--config") + 1]
         start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))
         if "--config_file" in argv[:start]:
-            assert (ROOT / argv[argv.index("--config_file") + 1]).exists()
+            launched_on(load_config_from_file(str(ROOT / argv[argv.index("--config_file") + 1])).num_processes)
         assert recipe.exists()
         rest = [str(recipe) if word == argv[argv.index("--config") + 1] else word for word in argv[start + 1 :]]
         make_parser().parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])

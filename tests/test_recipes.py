@@ -1,53 +1,100 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe is a promise: each one parses, and the one for the CPU runs on real prompts through `accelerate launch`."""
+"""A recipe is a promise: each one parses, is what its header says, and runs through `accelerate launch` on the CPU."""
 
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import is_bitsandbytes_available
+from trl.scripts.vllm_serve import ScriptArguments, build_command
 
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli import _make_parser
 from trl_dapo.launch import checkpoint_to_resume, launch, make_parser
 
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+ACCELERATE_CONFIGS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 SMOKE = str(ROOT / "recipes" / "smoke_cpu.yaml")
+ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false"]
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 needs_data = pytest.mark.skipif(
     "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name a folder with dapo_math_17k.parquet"
 )
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_recipe_parses_into_the_configs(path):
-    launch_args, training_args, _ = make_parser().parse_args_and_config(["--config", str(path), *ON_THE_CPU])
+def read_header(recipe: Path) -> dict[str, str]:
+    """The fields of a recipe's leading comment, with the lines of each joined."""
+    lines = recipe.read_text().splitlines()
+    comment = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    fields = re.split(r"^# ([A-Z][a-z ]+): +", comment, flags=re.MULTILINE)[1:]
+    return {
+        name: re.sub(r"(?: \\)?\n# +", lambda break_: " " if "\\" in break_[0] else "\n", text.strip())
+        for name, text in zip(fields[::2], fields[1::2], strict=True)
+    }
+
+
+def parse(recipe: Path, *overrides: str):
+    return make_parser().parse_args_and_config(["--config", str(recipe), *ON_THE_CPU, *overrides])
+
+
+# What a recipe says
+
+
+@each_recipe
+def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_names(recipe, launched_on):
+    stated = read_header(recipe)["Rollout"].replace("\n", " ")
+    launched_on(int(re.search(r"(\d+) process", stated)[1]))
+    launch_args, training_args, _ = parse(recipe)
+    assert training_args.batch_arithmetic == f"Rollout: {stated}"
     assert launch_args.dataset_name
-    assert training_args.overlong_buffer_length * 4 <= training_args.max_completion_length
-    assert training_args.epsilon_high == 0.28
+    assert training_args.overlong_buffer_length * 2 <= training_args.max_completion_length
+    assert (training_args.epsilon, training_args.epsilon_high, training_args.beta) == (0.2, 0.28, 0.0)
+    assert training_args.output_dir == f"outputs/{recipe.stem}"
 
 
-ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false"]
+@each_recipe
+def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(recipe):
+    header = read_header(recipe)
+    names = {"Hardware", "Whose", "Changed", "Rollout", "Expected curve", "Launch", "Resume", "Evaluate"}
+    assert names <= header.keys() <= names | {"Before"}
+    assert f"recipes/{recipe.name}" in header["Launch"]
+    assert "--resume_from_checkpoint true" in header["Resume"]
+    for path in re.findall(r"recipes/\S+\.(?:yaml|py|sbatch)", header["Launch"]):
+        assert (ROOT / path).is_file(), path
+    evaluate, compare = (shlex.split(line) for line in header["Evaluate"].splitlines())
+    evaluate = _make_parser().parse_args(evaluate[1:])
+    assert evaluate.model == f"outputs/{recipe.stem}"
+    assert _make_parser().parse_args(compare[1:]).trained == evaluate.output_dir
+    # The evaluation stops where the rollouts do.
+    assert evaluate.max_completion_length == yaml.safe_load(recipe.read_text())["max_completion_length"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_recipe_says_what_it_is_and_how_to_launch_it(path):
-    header = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
-    for word in ("Hardware:", "Expected curve:", "Launch:", "Resume:", f"recipes/{path.name}"):
-        assert word in header, word
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_accelerate_config_loads(path):
-    config = load_config_from_file(str(path))
-    assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
+@pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)
+def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
+    config = load_config_from_file(str(path))  # refuses unknown keys, but for the nested ones
+    settings = yaml.safe_load(path.read_text())
+    assert config.num_processes == settings["num_processes"]
+    options = {action.dest: action for action in launch_command_parser()._actions}
+    for key, value in {**settings.get("fsdp_config", {}), **settings.get("deepspeed_config", {})}.items():
+        assert key in options, key
+        assert options[key].choices is None or str(value) in options[key].choices, (key, value)
 
 
 def test_a_misspelt_key_is_an_error_in_a_recipe_and_on_the_command_line(tmp_path, capsys):
@@ -63,9 +110,12 @@ def test_a_misspelt_key_is_an_error_in_a_recipe_and_on_the_command_line(tmp_path
     ("overrides", "message"),
     [
         (["--dataset_name", "nowhere.parquet"], "nowhere.parquet"),
+        (["--eval_dataset_name", "nowhere.parquet"], "nowhere.parquet"),
         (["--reward_funcs", "dapo_maths"], "`reward_funcs` names 'dapo_maths'. Expected dapo_math, math_verify"),
         (["--reward_funcs", "string.nothing"], "module 'string' has no 'nothing'"),
         (["--overlong_buffer_length", "64"], "got 64"),
+        (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
+        (["--gradient_accumulation_steps", "2"], "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
         (["--eval_strategy", "steps", "--eval_steps", "1"], "needs `eval_dataset_name`"),
         (["--resume_from_checkpoint", "nowhere"], "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
@@ -79,12 +129,21 @@ def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, capsys, problems
     assert message in error
 
 
-@pytest.fixture
-def problems(tmp_path):
-    path = tmp_path / "problems.jsonl"
-    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(16)]
+def test_problems_of_the_training_set_are_refused_for_evaluation(tmp_path, capsys, problems):
+    data = ["--dataset_name", problems, "--eval_dataset_name", problems]
+    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), *data, "--eval_dataset_limit", "3"]) == 2
+    assert "3 of the 3 evaluation problems are in the training set" in capsys.readouterr().err
+
+
+def write_problems(path: Path, first: int, num: int) -> str:
+    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(first, first + num)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+@pytest.fixture
+def problems(tmp_path):
+    return write_problems(tmp_path / "problems.jsonl", 0, 16)
 
 
 def test_the_last_complete_checkpoint_is_resumed_and_half_written_ones_are_passed_over(tmp_path):
@@ -97,16 +156,117 @@ def test_the_last_complete_checkpoint_is_resumed_and_half_written_ones_are_passe
     assert checkpoint_to_resume(training_args) == str(tmp_path / "checkpoint-10")
 
 
-def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, problems):
-    # Any letter is rewarded, so that a random model's groups differ and its adapter moves.
-    (tmp_path / "letters.py").write_text(
+# What a recipe does
+
+# Smaller, and on the CPU. Names of a recipe's own settings that have to give way are added by `shrink`.
+SMALL = [
+    *("--tiny_model", "true", "--use_cpu", "true", "--bf16", "false", "--reward_funcs", "letters.reward"),
+    *("--prompts_per_rollout", "4", "--prompts_per_step", "2", "--num_generations", "4"),
+    *("--per_device_train_batch_size", "4", "--max_completion_length", "8", "--overlong_buffer_length", "2"),
+    *("--max_steps", "2", "--save_steps", "1", "--report_to", "none", "--gradient_checkpointing", "false"),
+]
+
+
+def shrink(recipe: Path, folder: Path) -> list[str]:
+    """The recipe on a random model and a few problems, two optimizer steps long."""
+    # A random model solves nothing, but letters it writes, in some completions and not in others.
+    (folder / "letters.py").write_text(
         "def reward(completions, **kwargs):\n"
         "    return [float(any(c.isalpha() for c in x[0]['content'][:2])) for x in completions]\n"
     )
-    sys.path.insert(0, str(tmp_path))
+    settings = yaml.safe_load(recipe.read_text())
+    give_way = {"use_vllm": "false", "batch_multiplier": "1", "warmup_steps": "0", "eval_strategy": "no"}
+    give_way["eval_dataset_name"] = write_problems(folder / "eval.jsonl", 100, 2)
+    command = ["--config", str(recipe), "--output_dir", str(folder / "out"), *SMALL]
+    command += ["--dataset_name", write_problems(folder / "train.jsonl", 0, 16)]
+    for name in give_way.keys() & settings.keys():
+        command += [f"--{name}", give_way[name]]
+    return command
+
+
+def accelerate_launch(folder: Path, *options: str, command: list[str], timeout: int = 200) -> str:
+    """Launches a recipe as its header does; returns what it printed. Nothing it started survives a timeout."""
+    command = ["-m", "accelerate.commands.launch", *options, str(ROOT / "recipes" / "train_dapo.py"), *command]
+    with subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, stderr[-3000:]
+    return stdout + stderr
+
+
+def logs_of(folder: Path, step: int) -> list[dict]:
+    state = json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
+    assert state["global_step"] == step
+    return [log for log in state["log_history"] if "loss" in log]
+
+
+@each_recipe
+def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move(recipe, tmp_path):
+    command = shrink(recipe, tmp_path)
+    if yaml.safe_load(recipe.read_text()).get("load_in_4bit") and not is_bitsandbytes_available():
+        warnings.warn(f"{recipe.name} runs unquantized: bitsandbytes is not installed", stacklevel=1)
+        command += ["--load_in_4bit", "false"]
+    output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
+    assert (
+        "Rollout: 4 prompts x 4 completions = 16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of "
+        "2 prompts"
+    ) in output
+    logs = logs_of(tmp_path / "out", 2)
+    assert [log["step"] for log in logs] == [1, 2]
+    assert [log["frac_empty_steps"] for log in logs] == [0, 0]
+
+    out = tmp_path / "out"
+    if (out / "adapter_model.safetensors").exists():
+        adapter = load_file(out / "adapter_model.safetensors")
+        assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)  # zero at first
+        assert yaml.safe_load(recipe.read_text())["use_peft"]
+    else:
+        before, after = load_file(out / "tiny_model" / "model.safetensors"), load_file(out / "model.safetensors")
+        assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(tmp_path):
+    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
+    output = accelerate_launch(tmp_path, "--multi_gpu", "--num_processes", "2", command=command)
+    # 2 processes x 4 rows: half as many micro-batches as one process has.
+    assert "16 rows = 2 processes x 4 rows x 2 micro-batches; 2 optimizer steps of 2 prompts" in output
+    resume = ["--resume_from_checkpoint", "true", "--max_steps", "4"]
+    output = accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, *resume])
+    assert "16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of 2 prompts" in output
+    logs = logs_of(tmp_path / "out", 4)
+    rollouts = [log for log in logs if "dynamic_sampling/groups_trained" in log]
+    assert [log["step"] for log in rollouts] == [1, 3]
+    assert [log["dynamic_sampling/completions_trained"] for log in rollouts] == [16, 16]
+
+
+def test_a_tiny_model_takes_what_a_recipe_says_of_the_model(tmp_path, monkeypatch):
+    trainers = []
+    monkeypatch.setattr(DAPOTrainer, "train", lambda self, **kwargs: trainers.append(self))
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = ROOT / "recipes" / "qwen2.5_math_7b_lora.yaml"
+    assert launch([*shrink(recipe, tmp_path), "--attn_implementation", "eager"]) == 0
+    model = trainers[0].accelerator.unwrap_model(trainers[0].model)
+    assert isinstance(model, PeftModel)
+    assert model.base_model.model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    assert model.peft_config["default"].r == 64
+
+
+def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj"]
-    command = ["--config", SMOKE, "--output_dir", str(tmp_path / "out"), "--dataset_name", problems, *adapter]
-    assert launch([*command, "--reward_funcs", "letters.reward", "--learning_rate", "1e-2"]) == 0
+    command = [*shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path), *adapter, "--learning_rate", "1e-2"]
+    assert launch(command) == 0
 
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "tiny_model")
     tokens = torch.arange(20).unsqueeze(0)
@@ -119,22 +279,107 @@ def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, problems):
 
 @needs_data
 def test_the_smoke_recipe_trains_on_real_prompts_and_resumes(tmp_path):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
-    command += [str(ROOT / "recipes" / "train_dapo.py"), "--config", SMOKE, "--output_dir", str(tmp_path)]
-
-    def run(*overrides):
-        result = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=200, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr[-3000:]
-        return result
-
-    first = run("--max_steps", "1")
-    assert "0 of 8 groups accepted in 2 rounds" in first.stderr
-    assert "all_wrong 8" in first.stderr
-    run("--max_steps", "2", "--resume_from_checkpoint", "true")
-    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
-    logs = [log for log in state["log_history"] if "loss" in log]
+    command = ["--config", SMOKE, "--output_dir", str(tmp_path)]
+    first = accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, "--max_steps", "1"])
+    assert "0 of 8 groups accepted in 2 rounds" in first
+    assert "all_wrong 8" in first
+    resume = ["--resume_from_checkpoint", "true", "--max_steps", "2"]
+    accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, *resume])
+    logs = logs_of(tmp_path, 2)
     assert [log["dynamic_sampling/groups_trained"] for log in logs] == [0, 0]
     assert [log["frac_empty_steps"] for log in logs] == [1, 1]
     # 8 prompts a rollout, one after the other through the resume.
     passes = [log["dynamic_sampling/passes"] for log in logs]
     assert passes == pytest.approx([8 / 256, 16 / 256])
+
+
+# Slurm
+
+SBATCH = ROOT / "recipes" / "slurm" / "qwen2.5_32b_dapo.sbatch"
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Runs the batch script on nine machines that are not there; returns its status and what was started."""
+    stubs = {
+        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7 8; else echo "$@" > requeued; fi',
+        # Drops its own options and runs the task of one machine.
+        "srun": 'while [[ $1 == --* ]]; do echo "$1" >> steps; shift; done; SLURM_PROCID=3 exec "$@"',
+        "vllm": 'printf "%s\\0" "$VLLM_SERVER_DEV_MODE" "$@" > vllm.argv; eval "$VLLM_DOES"',
+        "accelerate": 'printf "%s\\0" "$@" > accelerate.argv; eval "$ACCELERATE_DOES"',
+    }
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name, script in stubs.items():
+        (bin_ / name).write_text(f"#!/bin/bash\n{script}\n")
+        (bin_ / name).chmod(0o755)
+
+    def run(vllm, accelerate, *overrides):
+        environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-8]"}
+        environment |= {"SLURM_JOB_ID": "7", "VLLM_DOES": vllm, "ACCELERATE_DOES": accelerate}
+        process = subprocess.Popen(
+            ["bash", str(SBATCH), *overrides], cwd=tmp_path, env=environment, start_new_session=True
+        )
+        try:
+            return process.wait(timeout=60)
+        finally:
+            with pytest.raises(ProcessLookupError):  # nothing is left behind
+                os.killpg(process.pid, signal.SIGKILL)
+
+    return run
+
+
+def arguments(path: Path) -> list[str]:
+    return path.read_text().split("\0")[:-1]
+
+
+# Until the other has been started, and then for ever.
+AFTER_VLLM = "until [[ -s vllm.argv ]]; do :; done;"
+FOR_EVER = "exec sleep infinity"
+
+
+def test_the_batch_script_trains_the_recipe_on_eight_machines_and_stops_the_server(slurm, tmp_path, launched_on):
+    assert slurm(FOR_EVER, AFTER_VLLM + "exit 0", "--learning_rate", "2e-6") == 0
+    assert "--nodelist=node0" in (tmp_path / "steps").read_text()
+    assert "--nodelist=node1,node2,node3,node4,node5,node6,node7,node8" in (tmp_path / "steps").read_text()
+
+    subcommand, *options = arguments(tmp_path / "accelerate.argv")
+    assert subcommand == "launch"
+    launch_options = launch_command_parser().parse_args(options)
+    assert (ROOT / launch_options.config_file).is_file()
+    assert (launch_options.num_machines, launch_options.num_processes) == (8, 64)
+    assert (launch_options.machine_rank, launch_options.main_process_ip) == (3, "node1")
+    launched_on(launch_options.num_processes)
+    script_args = [str(ROOT / x) if x.startswith("recipes/") else x for x in launch_options.training_script_args]
+    _, training_args, _ = make_parser().parse_args_and_config([*script_args, *ON_THE_CPU])
+    assert training_args.gradient_accumulation_steps * 64 == training_args.prompts_per_step * 16
+    assert (training_args.vllm_mode, training_args.vllm_server_host) == ("server", "node0")
+    assert training_args.resume_from_checkpoint == "true"
+    assert training_args.learning_rate == 2e-6
+
+    dev_mode, *server = arguments(tmp_path / "vllm.argv")
+    assert dev_mode == "1"
+    served = dict(zip(server[2::2], server[3::2], strict=True))
+    assert server[:2] == [
+        "serve",
+        yaml.safe_load((ROOT / "recipes/qwen2.5_32b_dapo.yaml").read_text())["model_name_or_path"],
+    ]
+    assert served["--port"] == str(training_args.vllm_server_port)
+    assert int(served["--max-model-len"]) == training_args.max_completion_length + 2048  # and a prompt
+    # What TRL's own launcher asks of a server.
+    wanted = build_command(ScriptArguments(model=server[1], tensor_parallel_size=8, max_model_len=22528))
+    wanted = dict(zip(wanted[5::2], wanted[6::2], strict=True))
+    assert served.keys() <= wanted.keys()
+    for flag in ("--tensor-parallel-size", "--weight-transfer-config", "--logprobs-mode", "--max-logprobs", "--host"):
+        assert served[flag] == wanted[flag]
+
+
+def test_the_batch_script_fails_with_the_trainer_and_with_the_server(slurm):
+    assert slurm(FOR_EVER, AFTER_VLLM + "exit 3") == 3
+    assert slurm("exit 0", FOR_EVER) == 1
+
+
+def test_the_batch_script_asks_for_another_turn_before_its_time_is_up(slurm, tmp_path):
+    # Slurm sends the signal to the batch script, here the parent of the step's parent.
+    assert slurm(FOR_EVER, AFTER_VLLM + "kill -USR1 $PPID; " + FOR_EVER) != 0
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"

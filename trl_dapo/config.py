@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
 
+import math
+import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -24,6 +26,18 @@ class DAPOConfig(GRPOConfig):
     `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean).
 
     Parameters:
+        > Batch sizes in prompts
+
+        prompts_per_rollout (`int`, *optional*):
+            Prompts of a rollout batch; the paper: 512. `gradient_accumulation_steps` and `steps_per_generation` are
+            worked out from it, `prompts_per_step`, `num_generations`, `per_device_train_batch_size` and the number of
+            processes, so that a recipe trains on the same batches on any number of them. Defaults to
+            `prompts_per_step`: one optimizer step a rollout.
+        prompts_per_step (`int`, *optional*):
+            Prompts of an optimizer step; the paper: 32. Divides `prompts_per_rollout`. A step takes
+            `prompts_per_step * num_generations` rows of the rollout, drawn at random as in [`~trl.GRPOTrainer`].
+            Defaults to `prompts_per_rollout`.
+
         > Clip-Higher and the token mean
 
         epsilon (`float`, *optional*, defaults to `0.2`):
@@ -120,6 +134,20 @@ class DAPOConfig(GRPOConfig):
     ```
     """
 
+    prompts_per_rollout: int | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts of a rollout batch, on any number of processes: works out `steps_per_generation`. "
+            "Default: `prompts_per_step`."
+        },
+    )
+    prompts_per_step: int | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts of an optimizer step, on any number of processes: works out "
+            "`gradient_accumulation_steps`. Default: `prompts_per_rollout`."
+        },
+    )
     epsilon: float = field(default=0.2, metadata={"help": "Lower clip: the ratio counts down to `1 - epsilon`."})
     epsilon_high: float | None = field(
         default=0.28, metadata={"help": "Upper clip (Clip-Higher): the ratio counts up to `1 + epsilon_high`."}
@@ -245,8 +273,82 @@ class DAPOConfig(GRPOConfig):
         self._check_overlong()
         self._check_reward_scaling()
         self._check_evaluation()
+        if self._in_prompts:
+            # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
+            num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+            self._size_batches(num_processes)
         super().__post_init__()
+        if self._in_prompts and self.world_size != num_processes:
+            raise ValueError(
+                f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
+                f"{self.world_size}. Launch with `accelerate launch` or `torchrun`, which set WORLD_SIZE, or unset it."
+            )
         self._check_round_size()
+
+    @property
+    def _in_prompts(self) -> bool:
+        return self.prompts_per_rollout is not None or self.prompts_per_step is not None
+
+    def _size_batches(self, num_processes: int):
+        """From sizes in prompts to TRL's, which count micro-batches."""
+        rollout = self.prompts_per_step if self.prompts_per_rollout is None else self.prompts_per_rollout
+        step = self.prompts_per_rollout if self.prompts_per_step is None else self.prompts_per_step
+        name = "prompts_per_rollout" if self.prompts_per_step is None else "prompts_per_step"
+        if min(rollout, step) < 1:
+            raise ValueError(
+                f"`prompts_per_rollout` and `prompts_per_step` must be at least 1, got {rollout} and {step}."
+            )
+        if rollout % step:
+            raise ValueError(
+                f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "
+                f"`prompts_per_rollout`: {_nearest_multiples(rollout, step)}."
+            )
+        launch = (
+            f"{_count(num_processes, 'process')} x `per_device_train_batch_size={self.per_device_train_batch_size}`"
+        )
+        rows, microbatch = step * self.num_generations, num_processes * self.per_device_train_batch_size
+        if rows % microbatch:
+            fitting = _nearest_multiples(step, microbatch // math.gcd(microbatch, self.num_generations))
+            raise ValueError(
+                f"`{name}={step}` x `num_generations={self.num_generations}` = {rows} rows do not divide by "
+                f"{launch} = {_count(microbatch, 'row')} a micro-batch. Nearest `{name}`: {fitting}."
+                + self._smaller_microbatch(rows, num_processes)
+            )
+        accumulation = rows // microbatch
+        sizes = {
+            "gradient_accumulation_steps": accumulation,
+            "steps_per_generation": accumulation * (rollout // step),
+            "generation_batch_size": rollout * self.num_generations,
+        }
+        for size, worked_out in sizes.items():
+            # A config made from another's fields states what was worked out there; the default states nothing.
+            if getattr(self, size) not in (worked_out, self.__dataclass_fields__[size].default):
+                raise ValueError(
+                    f"`{size}={getattr(self, size)}` contradicts {rollout} prompts a rollout and {step} an optimizer "
+                    f"step, which make it {worked_out} with {launch}. Leave it out, or leave out "
+                    "`prompts_per_rollout` and `prompts_per_step`."
+                )
+        self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
+        self.steps_per_generation = sizes["steps_per_generation"]
+        self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
+
+    def _smaller_microbatch(self, rows: int, num_processes: int) -> str:
+        fitting = [size for size in range(1, self.per_device_train_batch_size) if rows % (size * num_processes) == 0]
+        return f" Or `per_device_train_batch_size`: {fitting[-1]}." if fitting else ""
+
+    @property
+    def batch_arithmetic(self) -> str:
+        """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
+        size, num_processes = self.per_device_train_batch_size, self.world_size
+        num_steps = self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
+        step = size * num_processes * self.gradient_accumulation_steps / self.num_generations
+        return (
+            f"Rollout: {_count(self.generation_batch_size // self.num_generations, 'prompt')} x "
+            f"{_count(self.num_generations, 'completion')} = {_count(self.generation_batch_size, 'row')} = "
+            f"{_count(num_processes, 'process')} x {_count(size, 'row')} x "
+            f"{_count(self.steps_per_generation, 'micro-batch')}; {_count(num_steps, 'optimizer step')} of "
+            f"{_count(step, 'prompt')}"
+        )
 
     def _check_clip(self):
         if self.clip_ratio_c is None:
@@ -410,3 +512,14 @@ class DAPOConfig(GRPOConfig):
                     "one setting. Set only one of them."
                 )
             self.mask_truncated_completions = True
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    """The multiples of `unit` on either side of `value`, which is none."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _count(number: float, noun: str) -> str:
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:.10g} {noun}{ending}"

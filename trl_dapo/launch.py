@@ -126,6 +126,8 @@ def train(
     # Here, so that a mistake in the recipe is told before the models are imported.
     from .trainer import DAPOTrainer
 
+    if PartialState().is_main_process:
+        print(training_args.batch_arithmetic)
     model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -161,24 +163,24 @@ def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tu
         )
     # One process reads and caches, the others read the cache.
     with PartialState().local_main_process_first():
-        train_dataset = load_math_dataset(
-            launch_args.dataset_name,
-            split=launch_args.dataset_split,
-            offset=launch_args.dataset_offset,
-            limit=launch_args.dataset_limit,
-            prompt_style=launch_args.prompt_style,
-        )
-        if launch_args.eval_dataset_name is None:
-            return train_dataset, None
-        eval_dataset = load_math_dataset(
-            launch_args.eval_dataset_name,
-            split=launch_args.eval_dataset_split,
-            offset=launch_args.eval_dataset_offset,
-            limit=launch_args.eval_dataset_limit,
-            prompt_style=launch_args.prompt_style,
-        )
-    refuse_overlap(train_dataset, eval_dataset)
+        train_dataset, eval_dataset = (_load_dataset(launch_args, prefix) for prefix in ("", "eval_"))
+    if eval_dataset is not None:
+        refuse_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
+
+
+def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
+    """The problems that the arguments with this prefix name, if any."""
+    name = getattr(launch_args, f"{prefix}dataset_name")
+    if name is None:
+        return None
+    return load_math_dataset(
+        name,
+        split=getattr(launch_args, f"{prefix}dataset_split"),
+        offset=getattr(launch_args, f"{prefix}dataset_offset"),
+        limit=getattr(launch_args, f"{prefix}dataset_limit"),
+        prompt_style=launch_args.prompt_style,
+    )
 
 
 def load_reward(name: str) -> Callable:

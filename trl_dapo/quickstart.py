@@ -477,7 +477,7 @@ def run_quickstart(
         f"Plot:       {result.plot}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
         "Next, a real model (one 80 GB GPU; from a clone of the repository):\n"
-        "  accelerate launch recipes/train_dapo.py --config recipes/qwen2.5_7b_math_lora.yaml",
+        "  accelerate launch recipes/train_dapo.py --config recipes/qwen2.5_math_7b_lora.yaml",
         highlight=False,
         soft_wrap=True,
     )
