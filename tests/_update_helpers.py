@@ -104,7 +104,7 @@ class Scripted:
         super().__init__(
             model or tiny_policy(),
             lambda completion_ids, **kwargs: [float(sum(ids) % 7) for ids in completion_ids],
-            args=tiny_config("unused", **{**defaults, **settings}),
+            args=tiny_config("outputs/unused", **{**defaults, **settings}),
             train_dataset=prompts(64),
             eval_dataset=prompts(4),
             processing_class=make_tokenizer(),

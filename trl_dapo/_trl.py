@@ -23,6 +23,7 @@ OVERRIDES = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     "log": ("self", "logs", "start_time"),
     "_save_checkpoint": ("self", "model", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
+from .history import last_complete_checkpoint
 from .rewards import dapo_math_reward, math_verify_reward
 
 
@@ -211,13 +211,11 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
         if not Path(asked, "trainer_state.json").exists():
             raise FileNotFoundError(f"`resume_from_checkpoint={asked}` is not a complete checkpoint.")
         return asked
-    complete = [
-        state.parent for state in Path(training_args.output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-    ]
-    if not complete:
+    checkpoint = last_complete_checkpoint(training_args.output_dir)
+    if checkpoint is None:
         logger.warning(f"{training_args.output_dir} holds no complete checkpoint: the run starts from the beginning.")
         return None
-    return str(max(complete, key=lambda checkpoint: int(checkpoint.name.rsplit("-", 1)[1])))
+    return str(checkpoint)
 
 
 def tiny_model(training_args: DAPOConfig) -> str:

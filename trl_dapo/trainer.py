@@ -35,6 +35,7 @@ from trl.trainer.utils import get_config_model_id, pad
 
 from .config import DAPOConfig
 from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
+from .history import LogHistoryCallback, last_complete_checkpoint
 from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
 from .sampling.groups import REASONS, Criterion, deciding_reward, is_correct, judge
@@ -145,6 +146,7 @@ class DAPOTrainer(UpdatePhase):
         self._carried: Round | None = None  # the surplus of the last rollout
         self._num_short_rollouts = 0
         self._evaluated: dict[str, tuple[str | None, list, list]] = {}
+        self.add_callback(LogHistoryCallback())
         if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
             raise ValueError(
                 "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
@@ -415,7 +417,7 @@ class DAPOTrainer(UpdatePhase):
     def _generate(self, prompts):
         if self._replayed is not None:
             return self._replayed["generated"]
-        with nullcontext() if self.model.training else self._eval_sampling():
+        with self._naming_the_server(), nullcontext() if self.model.training else self._eval_sampling():
             generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
@@ -425,6 +427,20 @@ class DAPOTrainer(UpdatePhase):
             self._recorded["rows"] = record_rows(generated, prompts, environments)
             self._recorded["truncated"] = [ids[-1] not in ends for ids in completion_ids]
         return generated
+
+    @contextmanager
+    def _naming_the_server(self):
+        """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
+        args = self.args
+        try:
+            yield
+        except OSError as error:
+            if not (self.use_vllm and args.vllm_mode == "server") or self.rollout_func is not None:
+                raise
+            url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+            checkpoint = last_complete_checkpoint(args.output_dir)
+            how = f"resume from {checkpoint}" if checkpoint else f"train anew: {args.output_dir} holds no checkpoint"
+            raise RuntimeError(f"The vLLM server at {url} is gone ({error}). Start it again and {how}.") from error
 
     @contextmanager
     def _eval_sampling(self):
@@ -657,6 +673,14 @@ class DAPOTrainer(UpdatePhase):
             if self._memory is not None:
                 self._memory.save(folder / MEMORY_NAME)
             (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
+        dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        for name, parameter in self.model.named_parameters():
+            if parameter.dtype != dtypes.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(dtypes[name])
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

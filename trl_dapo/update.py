@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 
 import torch
 import torch.distributed as dist
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import (
@@ -89,16 +90,29 @@ class _SkipEmptyStep(TrainerCallback):
     """Keep momentum and weight decay from moving the weights on a step that has no token to learn from."""
 
     def __init__(self, trainer):
-        self.trainer = trainer
+        self.trainer, self.hooks, self.hidden = trainer, [], []
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if self.trainer._window_num_tokens != 0:
-            return
-        if args.max_grad_norm <= 0:
-            # The float16 scaler wants to have seen gradients; clipping would have shown them to it.
-            self.trainer.accelerator.unscale_gradients()
-        # Optimizers skip a parameter without a gradient; a zero gradient would still decay and coast.
-        kwargs["model"].zero_grad(set_to_none=True)
+    def on_train_begin(self, args, state, control, optimizer, **kwargs):
+        if self.trainer.is_deepspeed_enabled:
+            # DeepSpeed steps inside its backward pass, with an optimizer of its own around this one.
+            optimizer = self.trainer.model_wrapped.basic_optimizer
+        elif isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = [optimizer.register_step_pre_hook(self.hide), optimizer.register_step_post_hook(self.show)]
+
+    def hide(self, optimizer, args, kwargs):
+        # A zero gradient would still decay and coast. What the optimizer cannot see it leaves alone.
+        if self.trainer._window_num_tokens == 0:
+            self.hidden = [group["params"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["params"] = []
+
+    def show(self, optimizer, args, kwargs):
+        for group, params in zip(optimizer.param_groups, self.hidden, strict=False):
+            group["params"] = params
+        self.hidden = []
 
 
 class UpdatePhase(GRPOTrainer):
@@ -116,8 +130,7 @@ class UpdatePhase(GRPOTrainer):
       TRL's micro-batches, trimmed.
     - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
       stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
-    - An optimizer step without a loss token leaves weights and optimizer state as they are. DeepSpeed steps inside its
-      backward pass, out of reach: there such a step has gradient zero, and momentum and weight decay still act.
+    - An optimizer step without a loss token leaves weights and optimizer state as they are, under every engine.
 
     Metrics have one value per optimizer step. `entropy`, `kl`, `clip_ratio/*`, `policy_loss`, `aux_loss` and
     `entropy_coef` mean what they mean in TRL. New are `clip_ratio/dual_mean` (share of tokens at the dual clip),

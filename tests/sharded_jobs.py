@@ -1,0 +1,151 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of sharded training run in each process: `accelerate launch sharded_jobs.py JOB ARGS`."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from helpers import ScriptedTrainer, prompts, tiny_config
+from jobs import RANK, TIMED, WORLD_SIZE, number, record_rollouts, right, script
+from peft import LoraConfig
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from trl_dapo import DAPOTrainer
+
+
+USES_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+USES_FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+if USES_DEEPSPEED:
+    import deepspeed
+
+    # Compiled on first use, which takes a minute; only inference reduces with it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def config(folder, **overrides):
+    settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "shuffle_dataset": False, "max_steps": 3}
+    if USES_DEEPSPEED:
+        # `use_cpu` would turn DeepSpeed off. Without it, the device is the CPU because there is no other.
+        settings |= {"use_cpu": False, "ddp_backend": "gloo"}
+    args = tiny_config(folder, **{**settings, **overrides})
+    if USES_FSDP:
+        # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return args
+
+
+def full_weights(trainer):
+    """All weights in one vector, in float32; `None` on the ranks that do not gather them."""
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return torch.cat([weights[name].float().flatten() for name in sorted(weights)]) if weights else None
+
+
+def local_moments(trainer):
+    """How many of Adam's first moments this rank holds."""
+    optimizer = trainer.model_wrapped.basic_optimizer if USES_DEEPSPEED else trainer.optimizer.optimizer
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    return sum((moment.to_local() if isinstance(moment, DTensor) else moment).numel() for moment in moments)
+
+
+class Recorder(TrainerCallback):
+    """Keeps the weights as they were before the first optimizer step and after each."""
+
+    def __init__(self, trainer):
+        self.trainer, self.weights = trainer, []
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.weights.append(full_weights(self.trainer))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.weights.append(full_weights(self.trainer))
+
+
+def train(trainer, folder, resume_from_checkpoint=None):
+    recorder, rollouts, longest = Recorder(trainer), record_rollouts(trainer), []
+    generate = trainer._generate_single_turn
+
+    def spy(*args):
+        completion_ids, logprobs = generate(*args)
+        longest.append(max(map(len, completion_ids)))
+        return completion_ids, logprobs
+
+    trainer._generate_single_turn = spy
+    trainer.train(resume_from_checkpoint=resume_from_checkpoint)
+    report = {
+        "engine": (trainer.accelerator.distributed_type.value, trainer._dist.zero_stage, trainer._dist.fsdp_version),
+        "local_moments": local_moments(trainer),
+        "longest": longest,
+        "rollouts": rollouts,
+        "logs": [
+            {k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log
+        ],
+        "weights": recorder.weights,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(report, folder / f"report-{WORLD_SIZE}-{RANK}.pt")
+
+
+def script_with_an_empty_rollout(text, i):
+    return "wrong" if 4 <= number(text) < 8 else script(text, i)
+
+
+SCRIPTED = {
+    "plain": {},
+    "reference": {"beta": 0.1},
+    "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
+    # Of three rollouts the second has no accepted group.
+    "empty": {"dynamic_sampling_max_rounds": 1, "weight_decay": 0.1},
+    "lora": {"beta": 0.1},
+}
+
+
+def scripted(model, folder):
+    """Trains on scripted completions: every engine has the same rows to learn from, and so has one process."""
+    for name, overrides in SCRIPTED.items():
+        args = config(Path(folder) / name / "run", **overrides)
+        torch.manual_seed(0)
+        trainer = ScriptedTrainer(
+            model,
+            right,
+            args,
+            train_dataset=prompts(40),
+            script=script_with_an_empty_rollout if name == "empty" else script,
+            peft_config=LoraConfig(r=4, target_modules="all-linear") if name == "lora" else None,
+        )
+        train(trainer, Path(folder) / name)
+
+
+def vowels(completions, **kwargs):
+    return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
+
+
+def sampled(model, folder):
+    """Samples with the model, then once more from the second checkpoint on; saves the model that comes out."""
+    folder = Path(folder)
+    settings = {
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_completion_length": 32,
+        "generation_kwargs": {"sequence_bias": [[[1], 4.0]]},  # towards the end of sequence: lengths differ
+    }
+    for name, checkpoint in {"whole": None, "resumed": str(folder / "run" / "checkpoint-2")}.items():
+        trainer = DAPOTrainer(model, vowels, config(folder / "run", **settings), train_dataset=prompts(40))
+        train(trainer, folder / name, checkpoint)
+    trainer.save_model(folder / "saved")
+
+
+def scripted_and_sampled(model, folder):
+    scripted(model, folder)
+    sampled(model, folder)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

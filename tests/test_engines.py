@@ -1,0 +1,98 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that schedule completions themselves: rounds may be of any size. vLLM's tests are in `vllm_cpu`."""
+
+import pytest
+import torch
+from helpers import ScriptedTrainer, prompts, tiny_config
+
+from trl_dapo import DAPOTrainer
+
+
+PARTS = ("prompt", "completion")
+
+
+def number(text):
+    return int(text.split()[1].rstrip(":"))
+
+
+def letters(prompts, completions, **kwargs):
+    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
+    return [
+        sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_model, tmp_path):
+    args = tiny_config(
+        tmp_path,
+        use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 64},
+        batch_multiplier=2.0,  # 8 prompts a round, where the generation batch holds 4
+        shuffle_dataset=False,
+    )
+    trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(40))
+    sampled, trained = [], {0: [], 1: []}
+    generate_batch, compute_loss = trainer.model.generate_batch, trainer._compute_loss
+
+    def spy_on_generation(prompt_ids, **kwargs):
+        outputs = generate_batch(prompt_ids, **kwargs)
+        sampled.append([(output.prompt_ids, output.generated_tokens) for output in outputs.values()])
+        return outputs
+
+    def spy_on_training(model, inputs):
+        for i in range(len(inputs["prompt_ids"])):
+            row = [inputs[f"{part}_ids"][i][inputs[f"{part}_mask"][i].bool()].tolist() for part in PARTS]
+            trained[trainer.state.global_step].append((*row,))
+        return compute_loss(model, inputs)
+
+    trainer.model.generate_batch, trainer._compute_loss = spy_on_generation, spy_on_training
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
+    trainer.train()
+
+    assert trainer.state.global_step == 2
+    assert [len(round_) for round_ in sampled] == [32, 32]
+    decode = trainer.processing_class.decode
+    chosen = [sorted(number(decode(prompt)) for prompt, _ in trained[step]) for step in (0, 1)]
+    # Of prompts 0 to 7, and then of 8 to 15, the first four that are no multiples of 3; 4 completions each.
+    assert chosen == [[1] * 4 + [2] * 4 + [4] * 4 + [5] * 4, [8] * 4 + [10] * 4 + [11] * 4 + [13] * 4]
+    # Every completion trains behind the prompt that it was sampled for.
+    for step, round_ in enumerate(sampled):
+        assert all(row in round_ for row in trained[step])
+    after = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    assert (after - before).abs().max() > 1e-4
+
+
+def lose_the_server(text, i):
+    raise ConnectionError("connection refused")
+
+
+def make_trainer_of_a_server(tiny_model, folder):
+    """As far as its errors go: TRL wants vLLM to be installed before it makes one."""
+    trainer = ScriptedTrainer(
+        tiny_model, letters, tiny_config(folder), train_dataset=prompts(40), script=lose_the_server
+    )
+    trainer.use_vllm, trainer.args.vllm_mode, trainer.args.vllm_server_base_url = True, "server", "http://gpu-7:8000"
+    return trainer
+
+
+def test_a_lost_server_is_named_with_the_last_complete_checkpoint(tiny_model, tmp_path):
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-11").mkdir()  # was being written when the run before was killed
+    with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .*refused.* resume from .*checkpoint-10\.$"):
+        make_trainer_of_a_server(tiny_model, tmp_path).train()
+
+
+def test_a_server_lost_before_the_first_checkpoint_means_to_train_anew(tiny_model, tmp_path):
+    with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .* train anew: .* holds no checkpoint"):
+        make_trainer_of_a_server(tiny_model, tmp_path).train()
+
+
+def test_without_a_server_an_error_of_generation_stays_what_it_is(tiny_model, tmp_path):
+    trainer = make_trainer_of_a_server(tiny_model, tmp_path)
+    trainer.use_vllm = False
+    with pytest.raises(ConnectionError, match=r"^connection refused$"):
+        trainer.train()

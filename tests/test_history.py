@@ -1,0 +1,66 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+from helpers import ScriptedTrainer, prompts, tiny_config
+
+from trl_dapo.report import load_run
+
+
+class Killed(Exception):
+    pass
+
+
+def make_trainer(tiny_model, output_dir, killed_at: int | None = None, **settings):
+    """A run whose reward function raises in step `killed_at`."""
+
+    def reward(completions, trainer_state, **kwargs):
+        if trainer_state.global_step + 1 == killed_at:
+            raise Killed
+        return [float(completion == "1") for completion in completions]
+
+    return ScriptedTrainer(
+        tiny_model,
+        reward,
+        tiny_config(output_dir, max_steps=4, save_strategy="steps", save_steps=2, **settings),
+        train_dataset=prompts(16),
+        script=lambda prompt, index: str(index % 2),
+    )
+
+
+def lines(output_dir) -> list[dict]:
+    return [json.loads(line) for line in (output_dir / "log_history.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_dies_between_checkpoints_leaves_its_log_and_goes_on_with_it(tiny_model, tmp_path):
+    with pytest.raises(Killed):
+        make_trainer(tiny_model, tmp_path, killed_at=4).train()
+    run = load_run(tmp_path)
+    assert [entry["step"] for entry in run.log_history] == [1, 2, 3]
+    assert (run.last_step, run.max_steps, run.finished) == (3, 4, False)
+
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.train(resume_from_checkpoint=True)  # from step 2: step 3 is taken again
+    assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
+    run = load_run(tmp_path)
+    assert run.finished
+    assert run.log_history == trainer.state.log_history
+    assert run.notes == []
+
+
+def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
+    (tmp_path / "log_history.jsonl").write_text('{"step": 99}\n')
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.evaluate(prompts(4))  # not yet the run
+    assert lines(tmp_path) == [{"step": 99}]
+    trainer.train()
+    assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
+
+
+def test_what_json_has_no_word_for_does_not_stop_a_run(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.train()
+    trainer.log({"reward": float("nan"), "device": trainer.model.device})
+    assert lines(tmp_path)[-1]["device"] == "cpu"
+    assert load_run(tmp_path).notes == []

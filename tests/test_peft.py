@@ -1,0 +1,201 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters: LoRA, DoRA and QLoRA, a fresh one or one that has been trained before, with and without a reference."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from helpers import ScriptedTrainer, make_tokenizer, prompts, tiny_config
+from jobs import number, right, script
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from trl_dapo import DAPOTrainer
+
+
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None,
+    reason="bitsandbytes is not installed; for the CPU: pip install -r requirements/deepspeed-cpu.txt",
+)
+FRESH = ["lora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)]
+ADAPTERS = [*FRESH, "continued"]
+TOKENS = torch.arange(3, 40).unsqueeze(0)
+
+
+def adapter_config(**overrides):
+    return LoraConfig(**{"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **overrides})
+
+
+def trained_before(tiny_model):
+    """A model with an adapter that is no longer what it was initialised to."""
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    return get_peft_model(base, adapter_config(init_lora_weights=False))
+
+
+def make(tiny_model, tmp_path, adapter, cls=ScriptedTrainer, **overrides):
+    """A trainer of an adapter. In every call with the same arguments it starts from the same values."""
+    model, options = tiny_model, {}
+    if adapter == "continued":
+        model, options["processing_class"] = trained_before(tiny_model), make_tokenizer()
+    else:
+        options["peft_config"] = adapter_config(use_dora=adapter == "dora")
+    if adapter == "qlora":
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    if cls is ScriptedTrainer:
+        options["script"] = overrides.pop("script", script)
+    settings = {"shuffle_dataset": False, "learning_rate": 1e-2, "lr_scheduler_type": "constant", **overrides}
+    torch.manual_seed(0)
+    reward = right if cls is ScriptedTrainer else vowels
+    return cls(model, reward, tiny_config(tmp_path, **settings), train_dataset=prompts(40), **options)
+
+
+def vowels(completions, **kwargs):
+    return [float(any(letter in "aeiou" for letter in completion)) for completion in completions]
+
+
+def parameters(model, trainable):
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad is trainable
+    }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@torch.no_grad()
+def logits(model):
+    # There is no dropout. Out of training, bitsandbytes packs weights for kernels that need wider layers.
+    return model.train()(TOKENS).logits
+
+
+def kl_of(trainer):
+    return [log["kl"] for log in trainer.state.log_history if "kl" in log]
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_the_adapter_trains_from_where_it_is_and_the_model_under_it_stays(tiny_model, tmp_path, adapter):
+    trainer = make(tiny_model, tmp_path, adapter)
+    base, start = parameters(trainer.model, trainable=False), parameters(trainer.model, trainable=True)
+    assert start
+    assert all("lora_" in name for name in start)
+    if adapter == "continued":
+        assert same(start, parameters(trained_before(tiny_model), trainable=True))
+    trainer.train()
+    assert same(parameters(trainer.model, trainable=False), base)
+    moved = {
+        name: not torch.equal(value, start[name]) for name, value in trainer.model.named_parameters() if name in start
+    }
+    assert all(moved.values()), moved
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_rollout_without_an_accepted_group_moves_no_adapter_weight(tiny_model, tmp_path, adapter):
+    seen = []
+
+    def second_rollout_is_all_wrong(text, i):
+        return "wrong" if 4 <= number(text) < 8 else script(text, i)
+
+    settings = {"dynamic_sampling_max_rounds": 1, "max_steps": 3, "weight_decay": 0.1}
+    trainer = make(tiny_model, tmp_path, adapter, script=second_rollout_is_all_wrong, **settings)
+    log = trainer.log
+    trainer.log = lambda *args: (seen.append(parameters(trainer.model, trainable=True)), log(*args))
+    trainer.train()
+    first, second, third, *_ = seen
+    assert same(first, second)
+    assert not same(second, third)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_the_reference_is_where_the_policy_started(tiny_model, tmp_path, adapter):
+    # For a fresh adapter that is the model without it, for one trained before a copy of what it was.
+    trainer = make(tiny_model, tmp_path, adapter, beta=0.1, max_steps=3)
+    assert trainer.ref_model is None
+    trainer.train()
+    first, *others = kl_of(trainer)
+    assert first == pytest.approx(0, abs=1e-6)
+    assert min(others) > 1e-5
+    if adapter == "continued":
+        kept = {name: value for name, value in trainer.model.named_parameters() if ".ref." in name}
+        start = parameters(trained_before(tiny_model), trainable=True)
+        assert same(kept, {name.replace(".default.", ".ref."): value for name, value in start.items()})
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_resumed_adapter_ends_bit_for_bit_where_the_uninterrupted_one_does(tiny_model, tmp_path, adapter):
+    settings = {"cls": DAPOTrainer, "beta": 0.1, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make(tiny_model, tmp_path, adapter, **settings)
+    whole.train()
+    resumed = make(tiny_model, tmp_path, adapter, **settings)
+    start = parameters(resumed.model, trainable=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    end = parameters(resumed.model, trainable=True)
+    assert not same(end, start)
+    assert same(end, parameters(whole.model, trainable=True))
+    assert kl_of(resumed) == kl_of(whole)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_saved_adapter_is_the_trained_policy_again(tiny_model, tmp_path, adapter):
+    trainer = make(tiny_model, tmp_path, adapter, beta=0.1)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    options = {}
+    if adapter == "qlora":
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, **options)
+    plain = logits(base)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "saved")
+    # A quantized model's adapter is trained in bfloat16 and loaded in float32.
+    atol = 1e-3 if adapter == "qlora" else 1e-6
+    torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0, atol=atol)
+    assert (logits(loaded) - plain).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora", "continued"])
+def test_a_merged_adapter_answers_as_the_adapted_model_does(tiny_model, tmp_path, adapter):
+    trainer = make(tiny_model, tmp_path, adapter)
+    trainer.train()
+    adapted = logits(trainer.model)
+    merged = trainer.model.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not any("lora_" in name for name, _ in merged.named_parameters())
+    torch.testing.assert_close(logits(merged), adapted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_carried_rows_keep_the_log_probabilities_of_the_adapter_that_sampled_them(tiny_model, tmp_path, adapter):
+    settings = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "max_steps": 2}
+    trainer = make(tiny_model, tmp_path, adapter, **settings)
+    rollouts, generate = [], trainer._generate_and_score_completions
+
+    def logps(rollout):
+        ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+        mask = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+        with torch.no_grad():
+            width = rollout["completion_ids"].size(1)
+            return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
+
+    def spy(inputs):
+        rollout = generate(inputs)
+        rollouts.append((rollout, logps(rollout)))
+        return rollout
+
+    trainer._generate_and_score_completions = spy
+    before = parameters(trainer.model, trainable=True)
+    trainer.train()
+    rollout, present = rollouts[1]
+    for name, value in before.items():
+        trainer.model.get_parameter(name).data.copy_(value)
+    sampling = logps(rollout)
+    # Prompts 1, 2, 4 and 5 train first, found in two rounds of four: 7 is left over and trains in the second rollout.
+    carried = ~rollout["old_per_token_logps"].isnan().all(1)
+    assert carried.sum() == 4
+    tokens = carried.unsqueeze(1) & rollout["completion_mask"].bool()
+    torch.testing.assert_close(rollout["old_per_token_logps"][tokens], sampling[tokens], rtol=0, atol=1e-5)
+    assert (sampling - present)[tokens].abs().max() > 1e-3

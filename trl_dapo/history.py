@@ -1,0 +1,52 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves for whoever reads or resumes it: its last whole checkpoint, and a log that grows with it."""
+
+import json
+import os
+from pathlib import Path
+
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+
+LOG_HISTORY_NAME = "log_history.jsonl"
+
+
+def last_complete_checkpoint(output_dir: str) -> Path | None:
+    """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
+    return max((state.parent for state in states), key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
+
+
+class LogHistoryCallback(TrainerCallback):
+    """
+    Appends every entry of the log to `log_history.jsonl` in the run's output folder, one JSON object a line.
+
+    A run that starts begins the file anew. A run that resumes keeps the entries of its checkpoint: steps beyond it are
+    about to be taken again.
+    """
+
+    def __init__(self):
+        self._path: Path | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        self._path = Path(args.output_dir) / LOG_HISTORY_NAME
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
+        os.replace(temporary, self._path)
+
+    def on_log(self, args, state, control, **kwargs):
+        if self._path is None:  # another process, or an evaluation outside of a run
+            return
+        # Opened for each line, so that nothing waits in a buffer when the run is killed.
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(state.log_history[-1], state))
+
+
+def _line(entry: dict, state) -> str:
+    # What JSON has no word for is kept as text: the log must not stop a run.
+    return json.dumps({**entry, "max_steps": state.max_steps}, default=str) + "\n"
