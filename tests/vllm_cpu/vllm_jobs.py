@@ -1,0 +1,198 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the vLLM tests run in processes of their own: `python vllm_jobs.py JOB ARGS`.
+
+Each run reports how far the log-probabilities that vLLM returned are from those of the trainer's live weights. A run
+that merely ends proves nothing: it does so with an engine that never saw an update as well.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import torch
+import trl.generation.vllm_generation
+import vllm
+import vllm.model_executor.layers.utils
+from helpers import prompts, tiny_config
+from peft import LoraConfig
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm_store import StoreClient
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli import main
+
+
+TEMPERATURE = 0.9
+
+
+def leave_unpacked(layer, remove_weight):
+    """Keeps a layer's weight where TRL's sync finds it: vLLM's own function packs it away for the CPU."""
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+# All that differs from a GPU. TRL's sync and vLLM's loading run as they are; TRL passes no dtype, and vLLM's "auto"
+# turns float32 into bfloat16, whose noise would hide weights that are a little stale.
+vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm = leave_unpacked
+vllm.LLM = partial(vllm.LLM, dtype="float32")
+trl.generation.vllm_generation.LLM = vllm.LLM
+trl.generation.vllm_generation.VLLMClient = StoreClient
+
+
+def number(text):
+    return int(text.split()[1].rstrip(":"))
+
+
+def letters(prompts, completions, **kwargs):
+    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
+    return [
+        sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+def make_trainer(model, folder, *, lora=False, **overrides):
+    settings = {
+        "use_vllm": True,
+        "vllm_max_model_length": 128,
+        "temperature": TEMPERATURE,
+        "learning_rate": 1e-2,  # every step moves the weights by far more than the arithmetic's noise
+        "lr_scheduler_type": "constant",
+        "shuffle_dataset": False,
+        "max_steps": 3,
+    }
+    args = tiny_config(folder / "run", **{**settings, **overrides})
+    peft_config = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear") if lora else None
+    return DAPOTrainer(model, letters, args, train_dataset=prompts(200), peft_config=peft_config)
+
+
+class Observer:
+    """What vLLM returned at every call, and what became of it."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.calls, self.trained, self.num_syncs = [], [], Counter()
+        self.sampled = {}  # step and log-probabilities of every completion
+        engine = trainer.vllm_generation
+        self.generate, self.sync_weights = engine.generate, engine.sync_weights
+        self.compute_loss = trainer._compute_loss
+        engine.generate, engine.sync_weights = self.on_generate, self.on_sync
+        trainer._compute_loss = self.on_loss
+
+    @property
+    def step(self):
+        return self.trainer.state.global_step
+
+    def on_sync(self):
+        self.num_syncs[self.step] += 1
+        self.sync_weights()
+
+    def on_generate(self, prompts, *args, **kwargs):
+        output = self.generate(prompts, *args, **kwargs)
+        errors = []
+        for prompt, completion, tops in zip(prompts, *output[1:3], strict=True):
+            logprobs = torch.tensor([top[0] for top in tops])
+            self.sampled[(*prompt,), (*completion,)] = self.step, logprobs
+            errors.append((logprobs - self.live_logprobs(prompt, completion)).abs().max().item())
+        self.calls.append({"step": self.step, "num_rows": len(prompts), "error": max(errors)})
+        return output
+
+    @torch.no_grad()
+    def live_logprobs(self, prompt, completion):
+        completion = torch.tensor([*completion])
+        ids = torch.cat([torch.tensor([*prompt]), completion])
+        logits = self.trainer.model(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+    def on_loss(self, model, inputs):
+        columns = [inputs[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
+        rows = zip(*columns, strict=True)
+        for i, (prompt, prompt_mask, completion, mask) in enumerate(rows):
+            if not mask.any():
+                continue
+            prompt, completion = prompt[prompt_mask.bool()].tolist(), completion[mask.bool()].tolist()
+            step, logprobs = self.sampled[(*prompt,), (*completion,)]
+            old = inputs["old_per_token_logps"][i, : len(completion)]
+            self.trained.append(
+                {
+                    "step": self.step,
+                    "sampled_in": step,
+                    "prompt": number(self.trainer.processing_class.decode(prompt)),
+                    "old_from_sampled": (old - logprobs).abs().max().item(),
+                    "old_from_live": (old - self.live_logprobs(prompt, completion)).abs().max().item(),
+                    "ratio": inputs["importance_sampling_ratio"][i, : len(completion)].tolist(),
+                }
+            )
+        return self.compute_loss(model, inputs)
+
+    def report(self):
+        return {
+            "calls": self.calls,
+            "trained": self.trained,
+            "num_syncs": dict(self.num_syncs),
+            "step": self.step,
+            "logs": [log for log in self.trainer.state.log_history if "loss" in log],
+        }
+
+
+def train(model, folder, *, sabotage=None, save_as=None, **settings):
+    """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
+    trainer = make_trainer(model, folder, **settings)
+    if sabotage == "no sync":
+        trainer.vllm_generation.sync_weights = lambda: None
+    elif sabotage == "no merge":
+        trainer.model.merge_adapter = trainer.model.unmerge_adapter = lambda: None
+    observer = Observer(trainer)
+    trainer.train()
+    if save_as is not None:
+        observer.sync_weights()
+        trainer.save_model(save_as)
+    if trainer.vllm_mode == "colocate":
+        trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(observer.report()))
+
+
+def runs(folder, variants):
+    for name, settings in json.loads(variants).items():
+        train(folder=Path(folder) / name, **settings)
+
+
+def server_dies(model, folder, group, settings):
+    """Kills the server before the second round of the third rollout; the error goes to a file and up."""
+    trainer = make_trainer(model, Path(folder), **json.loads(settings))
+    observer = Observer(trainer)
+    single_turn = trainer._generate_single_turn
+
+    def kill_before_second_round(*args, **kwargs):
+        if [call["step"] for call in observer.calls][-1:] == [2]:
+            os.killpg(int(group), signal.SIGKILL)
+        return single_turn(*args, **kwargs)
+
+    trainer._generate_single_turn = kill_before_second_round
+    try:
+        trainer.train()
+    except Exception as error:
+        (Path(folder) / "error.json").write_text(json.dumps([type(error).__name__, str(error)]))
+        raise
+
+
+def resumes(model, folder, settings):
+    folder = Path(folder)
+    trainer = make_trainer(model, folder, **json.loads(settings))
+    observer = Observer(trainer)
+    trainer.train(resume_from_checkpoint=True)
+    (folder / "report.json").write_text(json.dumps(observer.report()))
+
+
+def evaluates(*arguments):
+    sys.exit(main([*arguments]))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,95 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM server on this machine's CPU."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+HOST = "127.0.0.1"
+START_TIMEOUT = 240  # seconds; about 20 on a quiet machine
+
+
+@dataclass
+class Server:
+    """A running server: its address and its process group."""
+
+    port: int
+    group: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+def cpu_environment(*path: Path) -> dict[str, str]:
+    """Environment of a process that runs vLLM on the CPU, with `path` to import from."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput collapses now and then
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "VLLM_CPU_CI_ENV": "1",  # no compilation by inductor
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def vllm_server(model: str, log: Path) -> Iterator[Server]:
+    """Serves `model` with the flags that TRL asks for, until the block is left."""
+    port = free_port()
+    # Not `vllm serve`, which looks for a distribution named vllm; this one is named vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
+    command += ["--host", HOST, "--port", str(port), "--max-model-len", "128"]
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
+    command += ["--weight-transfer-config", '{"backend": "cpu_store"}']
+    command += ["--worker-extension-cls", "vllm_store.Extension"]
+    environment = {
+        **cpu_environment(Path(__file__).parent),  # for vllm_store
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of the weight sync
+        "VLLM_HOST_IP": HOST,
+    }
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        try:
+            _wait_until_healthy(process, port, log)
+            yield Server(port, process.pid)
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the engine and its worker are processes of their own
+
+
+def _wait_until_healthy(process: subprocess.Popen, port: int, log: Path):
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=10):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"No server after {START_TIMEOUT} s:\n{log.read_text()[-5000:]}") from error
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            raise RuntimeError(f"The server ended with {process.wait(timeout=0.5)}:\n{log.read_text()[-5000:]}")
