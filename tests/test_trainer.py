@@ -502,6 +502,18 @@ def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp
     assert again["eval_avg@4"] == 3 / 4  # nothing is left of the first evaluation
 
 
+def test_a_run_whose_last_step_evaluates_ends_with_its_summary(tiny_model, tmp_path):
+    args = tiny_config(tmp_path, eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8)
+    trainer = ScriptedTrainer(
+        tiny_model, right, args, train_dataset=prompts(24), eval_dataset=prompts(2), script=mixed_unless_multiple_of_3
+    )
+    trainer.train()
+    *_, evaluated, summary = trainer.state.log_history
+    assert evaluated["eval_avg@4"] == 1 / 8  # of prompts 0 and 1 only the latter is solved, once in four
+    assert "train_runtime" in summary
+    assert not any(name.startswith("eval_") for name in summary)
+
+
 def test_conversational_evaluations_are_voted_on_by_the_text_of_the_answer(tiny_model, tmp_path):
     def is_seven(completions, **kwargs):
         return [1.0 if completion[0]["content"].endswith("7") else 0.0 for completion in completions]

@@ -56,9 +56,9 @@ def _make_parser() -> argparse.ArgumentParser:
     add_compare_arguments(comparison)
     comparison.set_defaults(run=run_compare)
 
-    report = commands.add_parser("report", help="plot a run from its logs", **formatter)
-    report.add_argument("output_dir", help="a run's output directory")
-    report.add_argument("--png", help="picture to write (default: report.png in the output directory)")
+    report = commands.add_parser("report", help="a page about one or several runs, from what they left on disk")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
+    report.add_argument("--output_dir", help="where page and pictures are saved (default: report/ in the first run)")
     report.set_defaults(run=_report)
     return parser
 
@@ -73,13 +73,11 @@ def _quickstart(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from .report import load_log_history, plot_run
+    from .report import write_report
 
-    path = args.png or os.path.join(args.output_dir, "report.png")
     try:
-        plot_run(load_log_history(args.output_dir), path, title=args.output_dir)
-        print(path)
-    except OSError as error:
+        print(write_report(args.runs, args.output_dir))
+    except (OSError, ValueError) as error:
         print(f"trl-dapo report: {error}", file=sys.stderr)
         return 2
     return 0

@@ -545,6 +545,8 @@ class DAPOTrainer(UpdatePhase):
 
     def _publish_evaluated(self):
         """avg@k, pass@k and maj@k over the problems evaluated, and of each source where they name one."""
+        if not self._evaluated:  # a run whose last step evaluated logs its summary in evaluation mode too
+            return
         problems, self._evaluated = list(self._evaluated.values()), {}
         k, sources = self.num_generations_eval, dict.fromkeys(source for source, *_ in problems)
         for source in [*sources, *([] if None in sources else [ALL_SOURCES])]:

@@ -1,0 +1,197 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs to one HTML page that stands alone. What a model wrote is shown, never obeyed."""
+
+import base64
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from ..version import __version__
+from .panels import (
+    PANELS,
+    PAPER,
+    RUN_COLOURS,
+    VERDICTS,
+    Panel,
+    plot_panel,
+    plot_runs,
+    render,
+    smooth,
+    smoothing_window,
+)
+from .runs import Run, is_number, load_runs, series
+
+
+PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
+NUM_OVERVIEW_PANELS = 6
+MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
+
+
+def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
+    """
+    Writes a page about one or several runs, and its pictures.
+
+    Args:
+        run_dirs (`Sequence[str | os.PathLike]`):
+            Output folders of the runs.
+        output_dir (`str` or `os.PathLike`, *optional*):
+            Folder for `report.html`, which needs no other file, and the pictures as PNGs. Defaults to `report` in the
+            first run's folder.
+
+    Returns:
+        `pathlib.Path`: The page.
+
+    Raises:
+        `FileNotFoundError`: If a folder holds no log.
+        `ValueError`: If there are more runs than colours.
+
+    Example:
+
+    ```python
+    write_report(["outputs/dapo", "outputs/grpo"], "outputs/comparison")
+    ```
+    """
+    runs = load_runs(run_dirs)
+    if len(runs) > len(RUN_COLOURS):
+        raise ValueError(
+            f"At most {len(RUN_COLOURS)} runs can be told apart by colour, got {len(runs)}. Report on fewer at a time."
+        )
+    output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    shown = [panel for panel in PANELS if any(panel.find(run.log_history) for run in runs)]
+    histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
+    for panel in shown:
+        (output_dir / f"{panel.name}.png").write_bytes(
+            render(plot_panel(panel, histories, labels, panel.title), "png")
+        )
+    # Verdicts of several runs do not fit into one small picture.
+    overview = [panel for panel in shown if panel is not VERDICTS or len(runs) == 1][:NUM_OVERVIEW_PANELS]
+    (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
+    path = output_dir / PAGE_NAME
+    path.write_text(_page(runs, labels, shown), encoding="utf-8")
+    return path
+
+
+def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(visible=_visible, cut=_cut, figure=_figure)
+    template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
+    left_out = [panel.title for panel in PANELS if panel not in shown]
+    return template.render(
+        version=__version__,
+        runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
+        panels=[_rendered(panel, runs, labels) for panel in shown],
+        left_out=left_out,
+        notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
+    )
+
+
+# ---- The table ----
+
+
+def _summary(run: Run) -> dict[str, str | None]:
+    """One run's line in the table; `None` where nothing was logged."""
+    log_history, step = run.log_history, f"step {run.last_step:,}"
+    of = "" if run.max_steps is None else f" of {run.max_steps:,}"
+    if not run.finished:
+        state = f"not finished: going on or stopped at {step}{of}"
+    elif run.max_steps is not None and run.last_step < run.max_steps:
+        state = f"finished early, at {step}{of}"
+    else:
+        state = f"finished, {step}"
+    _, generated = series(log_history, "dynamic_sampling/tokens_generated")
+    _, trained = series(log_history, "dynamic_sampling/tokens_trained")
+    return {
+        "state": state,
+        "written": f"{run.written:%Y-%m-%d %H:%M %Z}" if run.written else None,
+        "reward": _latest(log_history, "reward", "{:.3f}"),
+        "filtered_reward": _latest(log_history, "filtered_reward", "{:.3f}"),
+        "acceptance": _latest(log_history, "dynamic_sampling/acceptance_rate", "{:.0%}"),
+        "price": f"{sum(generated) / sum(trained):.2f}" if sum(trained) > 0 else None,
+        "evaluation": _last_evaluation(log_history),
+    }
+
+
+def _latest(log_history: list[dict], metric: str, template: str) -> str | None:
+    """The end of the line in the picture: the mean over the last twentieth of the run."""
+    _, values = series(log_history, metric)
+    return template.format(smooth(values, smoothing_window(values))[-1]) if values else None
+
+
+def _last_evaluation(log_history: list[dict]) -> str | None:
+    for entry in reversed(log_history):
+        for metric, value in entry.items():
+            if re.fullmatch(r"eval_avg@\d+", metric) and is_number(value):
+                return f"{value:.1%}\n{metric.removeprefix('eval_')} at step {entry['step']:,}"
+    return None
+
+
+# ---- Pictures ----
+
+
+def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any]:
+    histories = [run.log_history for run in runs]
+    pictures = {theme: render(plot_panel(panel, histories, labels, theme=theme), "svg", theme) for theme in PAPER}
+    return {
+        "name": panel.name,
+        "title": panel.title,
+        "caption": panel.caption,
+        "is_wide": panel is VERDICTS and sum(bool(panel.find(history)) for history in histories) > 1,
+        "alt": _in_words(panel, runs, labels),
+        **{
+            theme: f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
+            for theme, picture in pictures.items()
+        },
+    }
+
+
+def _in_words(panel: Panel, runs: list[Run], labels: list[str]) -> str:
+    """What a picture shows, for those who do not see it."""
+    sentences = []
+    for label, run in zip(labels, runs, strict=True):
+        for name, (steps, values) in panel.find(run.log_history).items():
+            means = smooth(values, smoothing_window(values))
+            sentences.append(
+                f"{label}, {name}: {means[0]:.3g} at step {steps[0]}, {means[-1]:.3g} at step {steps[-1]}, between "
+                f"{min(means):.3g} and {max(means):.3g}."
+            )
+    return f"{panel.title}, {panel.unit} over optimizer steps. " + " ".join(sentences)
+
+
+# ---- What a model wrote ----
+
+
+def _visible(text: Any) -> str:
+    """Text in which every character that would not show, or would act on others, stands as its escape."""
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else _escape(char)
+        for char in str(text)
+    )
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
+    """The beginning of a text, the number of characters left out, and its end."""
+    text = str(text)
+    if len(text) <= limit:
+        return text, 0, ""
+    half = limit // 2
+    return text[:half], len(text) - 2 * half, text[-half:]
+
+
+def _figure(value: Any) -> str:
+    """A reward, or whatever else a reward function logged of a completion."""
+    if is_number(value):
+        return f"{value:.4g}"
+    begin, num_left_out, end = _cut("none" if value is None else value, limit=60)
+    return _visible(f"{begin} ... {end}" if num_left_out else begin)

@@ -1,0 +1,455 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of runs: one colour a run, one line style a metric."""
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ..sampling.groups import REASONS
+from .runs import series
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
+RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Tol's muted colours, for what does not stand for a run.
+VERDICT_COLOURS = {
+    "accepted": "#44AA99",
+    "all_correct": "#DDCC77",
+    "all_wrong": "#882255",
+    "constant": "#BBBBBB",
+    "outside_band": "#88CCEE",
+    "unscored": "#AA4499",
+    "masked": "#999933",
+}
+LINE_STYLES = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
+INK = {"light": "#1f2328", "dark": "#e6edf3"}
+PAPER = {"light": "#ffffff", "dark": "#0d1117"}
+GRID = {"light": "#e6e9ed", "dark": "#232a33"}
+MAX_POINTS = 600  # of a line
+SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a page of 1000 pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """
+    One picture.
+
+    Args:
+        name (`str`):
+            Name of its file.
+        title (`str`):
+            Heading.
+        unit (`str`):
+            What the vertical axis counts.
+        metrics (`dict[str, str]`):
+            Regular expressions of the metrics drawn, and how each is called in the legend.
+        caption (`str`):
+            What to look for, in one sentence.
+        bottom (`float`, *optional*, defaults to `0.0`):
+            Where the vertical axis begins; `None` leaves it to the values.
+        top (`float`, *optional*):
+            Where it ends, if not by the values.
+    """
+
+    name: str
+    title: str
+    unit: str
+    metrics: dict[str, str]
+    caption: str
+    bottom: float | None = 0.0
+    top: float | None = None
+
+    def find(self, log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]:
+        """
+        What a run has to show in this panel.
+
+        Args:
+            log_history (`list[dict]`):
+                The run's log.
+
+        Returns:
+            `dict[str, tuple[list[int], list[float]]]`: Steps and values by name in the legend; empty if nothing was
+            logged.
+        """
+        if self is VERDICTS:
+            return _shares(log_history)
+        logged = dict.fromkeys(metric for entry in log_history for metric in entry)
+        found = {}
+        for pattern, label in self.metrics.items():
+            for metric in logged:
+                if re.fullmatch(pattern, metric):
+                    points = series(log_history, metric)
+                    if points[0]:
+                        found[label] = points
+        return found
+
+
+REWARD = Panel(
+    name="reward",
+    title="Reward",
+    unit="mean reward",
+    metrics={"reward": "all that was sampled", "filtered_reward": "what the filter kept"},
+    caption="The solid line should rise; it counts what was dropped, so the filter does not flatter it.",
+    bottom=None,
+)
+ACCEPTANCE = Panel(
+    name="acceptance",
+    title="Acceptance rate",
+    unit="share of groups sampled",
+    metrics={"dynamic_sampling/acceptance_rate": "accepted"},
+    caption="A falling rate makes every step dearer: see in the next picture what takes the groups away.",
+    top=1.0,
+)
+VERDICTS = Panel(
+    name="verdicts",
+    title="Verdicts on the groups sampled",
+    unit="share of groups sampled",
+    metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
+    caption="A growing all_correct means that the prompts become too easy, all_wrong that they are too hard, masked "
+    "that completions are cut off.",
+    top=1.0,
+)
+LENGTH = Panel(
+    name="length",
+    title="Completion length",
+    unit="tokens",
+    metrics={"completions/mean_length": "mean", "completions/max_length": "longest"},
+    caption="A mean that runs up to the limit without more reward is padding; one that collapses has found a short "
+    "cut.",
+)
+ENTROPY = Panel(
+    name="entropy",
+    title="Entropy",
+    unit="nats a token",
+    metrics={"entropy": "policy"},
+    caption="It may fall slowly; a plunge to zero means that all completions of a prompt become one and the same.",
+)
+PANELS = (
+    REWARD,
+    Panel(
+        name="evaluation",
+        title="Evaluation during training",
+        unit="share of problems",
+        metrics={r"eval_avg@\d+": "avg@k", r"eval_pass@\d+": "pass@k", r"eval_maj@\d+": "maj@k"},
+        caption="Reward that rises while this stands still is learned by heart, or got by a fault of the reward.",
+    ),
+    ACCEPTANCE,
+    VERDICTS,
+    Panel(
+        name="tokens",
+        title="Tokens generated and trained",
+        unit="tokens a rollout batch",
+        metrics={"dynamic_sampling/tokens_generated": "generated", "dynamic_sampling/tokens_trained": "trained"},
+        caption="The gap between the lines is the price of dynamic sampling.",
+    ),
+    ENTROPY,
+    LENGTH,
+    Panel(
+        name="rounds",
+        title="Rounds of generation",
+        unit="rounds a rollout batch",
+        metrics={"dynamic_sampling/rounds": "rounds"},
+        caption="Each round waits for its longest completion; at dynamic_sampling_max_rounds a batch stays short.",
+    ),
+    Panel(
+        name="truncation",
+        title="Completions cut off",
+        unit="share of completions",
+        metrics={"completions/clipped_ratio": "cut off by max_completion_length"},
+        caption="Above a few percent, right answers are lost: raise max_completion_length or punish length softly.",
+    ),
+    Panel(
+        name="clipping",
+        title="Clipped tokens",
+        unit="share of tokens",
+        metrics={
+            "clip_ratio/high_mean": "at the upper clip",
+            "clip_ratio/low_mean": "at the lower clip",
+            "clip_ratio/dual_mean": "at the dual clip",
+        },
+        caption="All zero with one optimizer step a rollout batch; a share that climbs says the steps are too large.",
+    ),
+    Panel(
+        name="gradient",
+        title="Gradient norm",
+        unit="norm before clipping",
+        metrics={"grad_norm": "norm"},
+        caption="Spikes that come before a drop in reward ask for a lower learning rate.",
+    ),
+)
+
+
+def plot_panel(
+    panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str], title: str = "", theme: str = "light"
+) -> Figure:
+    """
+    Draws one panel for one or several runs.
+
+    Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them.
+
+    Args:
+        panel ([`Panel`]):
+            One of `PANELS`.
+        log_histories (`Sequence[list[dict]]`):
+            A log for each run.
+        labels (`Sequence[str]`):
+            A name for each run, drawn where there are several.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
+        theme (`str`, *optional*, defaults to `"light"`):
+            `"light"` or `"dark"`.
+
+    Returns:
+        [`~matplotlib.figure.Figure`]: The picture.
+    """
+    with _style(theme):
+        if panel is VERDICTS:
+            figure = _plot_verdicts(log_histories, labels)
+        else:
+            # The names of the runs stand above and must not make the picture smaller.
+            key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
+            figure = Figure(figsize=(SIZE[0], SIZE[1] + key_height), layout="constrained")
+            _draw(figure.subplots(), panel, log_histories)
+            _draw_key(figure, labels, num_columns=2)
+        figure.suptitle(title)
+        return figure
+
+
+def _plot_verdicts(log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
+    """Areas cannot lie over one another: a picture for each run that has them, two in a row."""
+    shown = [i for i, log_history in enumerate(log_histories) if _shares(log_history)]
+    num_columns = min(len(shown), 2)
+    num_rows = -(-len(shown) // num_columns)
+    figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
+    places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
+    for place, i in zip(places, shown, strict=False):
+        _draw_verdicts(place, log_histories[i])
+        if len(log_histories) > 1:
+            place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
+    for place in places[len(shown) :]:
+        place.remove()
+    return figure
+
+
+def plot_runs(
+    log_histories: Sequence[list[dict]], labels: Sequence[str], panels: Sequence[Panel] = PANELS, title: str = ""
+) -> Figure:
+    """
+    Draws several panels into one picture.
+
+    Args:
+        log_histories (`Sequence[list[dict]]`):
+            A log for each run.
+        labels (`Sequence[str]`):
+            A name for each run.
+        panels (`Sequence[Panel]`, *optional*):
+            What to draw. Defaults to all. A panel whose metrics were never logged says so.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
+
+    Returns:
+        [`~matplotlib.figure.Figure`]: The picture.
+    """
+    with _style("light"):
+        num_columns = 2 if len(panels) <= 4 else 3
+        num_rows = -(-len(panels) // num_columns)
+        figure = Figure(figsize=(4.2 * num_columns, 2.9 * num_rows), layout="constrained")
+        figure.suptitle(title)
+        places = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+        for place, panel in zip(places, panels, strict=False):
+            if panel is VERDICTS:
+                _draw_verdicts(place, log_histories[0])
+            else:
+                _draw(place, panel, log_histories)
+            place.set_title(panel.title)
+        for place in places[len(panels) :]:
+            place.remove()
+        _draw_key(figure, labels, num_columns)
+        return figure
+
+
+def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
+    """
+    Draw reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG.
+
+    Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A panel
+    whose metrics were never logged says so.
+
+    Args:
+        log_history (`list[dict]`):
+            From [`load_log_history`], or a trainer's `state.log_history`.
+        path (`str` or `os.PathLike`):
+            File to write. Its folder is made if need be.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
+
+    Example:
+
+    ```python
+    plot_run(trainer.state.log_history, "run.png")
+    ```
+    """
+    figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(render(figure, "png"))
+
+
+def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
+    """
+    A picture as the content of a file.
+
+    Args:
+        figure ([`~matplotlib.figure.Figure`]):
+            From [`plot_panel`] or [`plot_runs`].
+        file_format (`str`):
+            `"png"` or `"svg"`.
+        theme (`str`, *optional*, defaults to `"light"`):
+            The one it was drawn with.
+
+    Returns:
+        `bytes`: The file's content. It holds no date: the same log gives the same file.
+    """
+    buffer = io.BytesIO()
+    with _style(theme):  # ticks are made, and take their colours, only now
+        figure.savefig(buffer, format=file_format, dpi=140, metadata={"Date": None} if file_format == "svg" else None)
+    return buffer.getvalue()
+
+
+def smooth(values: list[float], window: int) -> list[float]:
+    """
+    Running mean over the last `window` values, or over as many as there are at the start.
+
+    Args:
+        values (`list[float]`):
+            Values in order.
+        window (`int`):
+            Number of values, at least 1.
+
+    Returns:
+        `list[float]`: One mean for each value.
+    """
+    sums = np.convolve(values, np.ones(window))[: len(values)]
+    return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
+
+
+def thin(values: list) -> list:
+    """At most `MAX_POINTS` of them, evenly spaced, the last among them: more do not show."""
+    stride = -(-len(values) // MAX_POINTS)
+    return values[::-1][:: max(stride, 1)][::-1]
+
+
+def smoothing_window(values: list[float]) -> int:
+    """A twentieth of the run."""
+    return max(1, len(values) // 20)
+
+
+def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]):
+    drawn, num_points = {}, 0
+    for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
+        for label, (steps, values) in panel.find(log_history).items():
+            style = LINE_STYLES[list(panel.metrics.values()).index(label)]
+            window = smoothing_window(values)
+            marker = "o" if len(values) < 15 else None
+            if window > 1:
+                # Drawn as pixels where a line would be megabytes.
+                raster = len(values) > MAX_POINTS
+                axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.7, rasterized=raster)
+            means = smooth(values, window)
+            axes.plot(thin(steps), thin(means), color=colour, linestyle=style, marker=marker, markersize=3)
+            drawn[label] = style
+            num_points += len(values)
+    if not drawn:
+        axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
+    elif len(panel.metrics) > 1:
+        # Of several runs, the colour in the legend would be wrong for all but one.
+        colour = RUN_COLOURS[0] if len(log_histories) == 1 else matplotlib.rcParams["text.color"]
+        handles = [Line2D([], [], color=colour, linestyle=style) for style in drawn.values()]
+        # The best place takes seconds to find among many points.
+        axes.legend(handles, list(drawn), loc="best" if num_points <= 10 * MAX_POINTS else "upper right")
+    _label(axes, panel)
+
+
+def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int):
+    """Names the runs above the picture, where there are several."""
+    if len(labels) > 1:
+        handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
+        figure.legend(handles, list(map(_shorten, labels)), loc="outside upper center", ncols=num_columns)
+
+
+def _draw_verdicts(axes: Axes, log_history: list[dict]):
+    shares = _shares(log_history)
+    if shares:
+        steps, _ = shares["accepted"]
+        stack = [thin(smooth(values, smoothing_window(values))) for _, values in shares.values()]
+        colours = [VERDICT_COLOURS[verdict] for verdict in shares]
+        axes.stackplot(thin(steps), stack, labels=list(shares), colors=colours, linewidth=0)
+        axes.margins(x=0)
+        handles, verdicts = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], verdicts[::-1], loc="lower left", frameon=True, framealpha=0.85, edgecolor="none")
+    else:
+        axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
+    _label(axes, VERDICTS)
+
+
+def _shares(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]:
+    """Share of the groups sampled that was accepted, and that was dropped for each reason that ever occurred."""
+    steps, total = series(log_history, "dynamic_sampling/groups_generated")
+    # A rollout that was full of carried groups sampled none.
+    total = {step: count for step, count in zip(steps, total, strict=True) if count > 0}
+    dropped = {}
+    for reason in REASONS:
+        counts = dict(zip(*series(log_history, f"dynamic_sampling/dropped/{reason}"), strict=True))
+        if any(counts.values()):
+            dropped[reason] = [counts.get(step, 0) / total[step] for step in total]
+    if not total:
+        return {}
+    accepted = [1 - sum(shares) for shares in zip(*dropped.values(), strict=True)] if dropped else [1.0] * len(total)
+    return {verdict: (list(total), shares) for verdict, shares in {"accepted": accepted, **dropped}.items()}
+
+
+def _label(axes: Axes, panel: Panel):
+    axes.set(xlabel="optimizer step", ylabel=panel.unit)
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.set_ylim(panel.bottom, panel.top)
+
+
+def _shorten(label: str) -> str:
+    # A label that begins with an underscore is none to matplotlib; a space before it is not seen.
+    return " " + (label if len(label) <= 40 else f"{label[:18]}...{label[-18:]}")
+
+
+def _style(theme: str):
+    return matplotlib.rc_context(
+        {
+            "font.size": 9,
+            "axes.titlesize": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": GRID[theme],
+            "lines.linewidth": 1.6,
+            "legend.frameon": False,
+            "legend.fontsize": 8.5,
+            "legend.facecolor": PAPER[theme],
+            "legend.handlelength": 2.6,
+            "text.parse_math": False,  # a run may be called `a$b$`
+            "svg.hashsalt": "trl-dapo",
+            **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER[theme]),
+            **dict.fromkeys(
+                ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color"),
+                INK[theme],
+            ),
+        }
+    )

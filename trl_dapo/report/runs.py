@@ -1,0 +1,290 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves on disk, read with the suspicion that it was killed while it wrote."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ..evaluation.run import SUMMARY_FILE
+from ..history import LOG_HISTORY_NAME
+
+
+STATE_NAME = "trainer_state.json"
+NUM_SAMPLED_PROMPTS = 2  # of each table of completions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """
+    What one run left on disk.
+
+    Args:
+        label (`str`):
+            Name of the run in pictures and tables.
+        log_history (`list[dict]`):
+            One dictionary of metrics for each time the trainer logged, oldest first.
+        max_steps (`int`, *optional*):
+            Optimizer steps that the run was to make.
+        written (`datetime.datetime`, *optional*):
+            When its log was last written to.
+        notes (`list[str]`, *optional*):
+            What could not be read, one sentence each.
+        samples (`list[dict]`, *optional*):
+            Prompts with their best and their worst completion, from the first and the last table of completions.
+        evaluations (`dict[str, dict]`, *optional*):
+            Summaries of the evaluations in its folder, by the name of theirs.
+    """
+
+    label: str
+    log_history: list[dict]
+    max_steps: int | None = None
+    written: datetime | None = None
+    notes: list[str] = field(default_factory=list)
+    samples: list[dict] = field(default_factory=list)
+    evaluations: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """Optimizer steps made when it last logged."""
+        return self.log_history[-1]["step"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether training ended, by itself or by a callback that stopped it."""
+        # The trainer's last words are its running time. A run that was extended still holds those of its first end.
+        ended = any("train_runtime" in entry for entry in self.log_history if entry["step"] == self.last_step)
+        return ended or (self.max_steps is not None and self.last_step >= self.max_steps)
+
+
+def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
+    """
+    Reads several runs, each labelled with its folder's name, and as many of its parents' as tell it from the others.
+
+    Args:
+        run_dirs (`Sequence[str | os.PathLike]`):
+            Output folders. One that is named twice is read once.
+
+    Returns:
+        `list[Run]`: The runs, in their order.
+
+    Raises:
+        `FileNotFoundError`: If a folder holds no log.
+    """
+    folders = list(dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs))
+    depth = 1
+    while len({folder.parts[-depth:] for folder in folders}) < len(folders):
+        depth += 1
+    return [load_run(folder, label="/".join(folder.parts[-depth:])) for folder in folders]
+
+
+def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
+    """
+    Reads a run, whether it has ended, goes on or was killed.
+
+    The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`
+    of the folder and its checkpoints. Files that were being written when the run died are passed over and noted.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            The run's `output_dir`, or one of its checkpoints.
+        label (`str`, *optional*):
+            Name of the run. Defaults to the folder's.
+
+    Returns:
+        [`Run`]: The run.
+
+    Raises:
+        `FileNotFoundError`: If there is no such folder, or no log in it.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise FileNotFoundError(f"There is no folder `{run_dir}`.")
+    notes: list[str] = []
+    # First the file that grows: checkpoints may be those of an earlier run into the same folder.
+    log = _read_lines(run_dir / LOG_HISTORY_NAME, notes) or _read_states(run_dir, notes)
+    if log is None:
+        raise FileNotFoundError(
+            f"`{run_dir}` holds no log: neither a `{LOG_HISTORY_NAME}` with an entry, nor a complete `{STATE_NAME}` "
+            "in itself or in a checkpoint. It is not the `output_dir` of a run, or the run has not logged yet."
+        )
+    path, log_history, max_steps = log
+    return Run(
+        label=label or run_dir.resolve().name,
+        log_history=log_history,
+        max_steps=max_steps,
+        written=datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
+        notes=notes,
+        samples=_read_samples(run_dir / "completions", notes),
+        evaluations=_read_evaluations(run_dir),
+    )
+
+
+def load_log_history(run_dir: str | os.PathLike) -> list[dict]:
+    """
+    Log history of a run, from what its folder holds.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            The run's `output_dir`, or one of its checkpoints.
+
+    Returns:
+        `list[dict]`: One dictionary of metrics for each time the trainer logged, oldest first.
+
+    Raises:
+        `FileNotFoundError`: If there is no such folder, or no log in it.
+    """
+    return load_run(run_dir).log_history
+
+
+def series(log_history: list[dict], metric: str) -> tuple[list[int], list[float]]:
+    """
+    Steps and values of one metric, without the entries that lack it or hold no finite number.
+
+    Args:
+        log_history (`list[dict]`):
+            From [`load_log_history`], or a trainer's `state.log_history`.
+        metric (`str`):
+            Name of the metric.
+
+    Returns:
+        `tuple[list[int], list[float]]`: Optimizer steps, and the metric at each of them.
+    """
+    points = [(entry["step"], entry[metric]) for entry in log_history if is_number(entry.get(metric))]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be drawn: a number, and neither infinite nor NaN."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+
+
+# ---- Logs ----
+
+
+def _read_lines(path: Path, notes: list[str]) -> tuple[Path, list[dict], int | None] | None:
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    entries = [entry for entry in map(_parse, lines) if _is_entry(entry)]
+    if len(entries) < len(lines):
+        notes.append(f"{path.name}: {len(lines) - len(entries)} of {len(lines)} lines are incomplete and left out.")
+    if not entries:
+        notes.append(f"{path.name} holds no entry yet: what is shown is the newest checkpoint's.")
+        return None
+    max_steps = [entry.pop("max_steps", None) for entry in entries][-1]
+    return path, entries, _steps_or_none(max_steps)
+
+
+def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int | None] | None:
+    states = []
+    for path in (run_dir / STATE_NAME, *sorted(folder / STATE_NAME for folder in run_dir.glob("checkpoint-*"))):
+        if path.parent == run_dir and not path.exists():
+            continue  # written at the very end, if at all
+        state = _parse(path.read_bytes()) if path.exists() else None
+        entries = state.get("log_history") if isinstance(state, dict) else None
+        if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+            what = "is incomplete" if path.exists() else "is missing"
+            notes.append(f"{path.relative_to(run_dir)} {what}: the checkpoint is passed over.")
+        elif entries:
+            states.append((entries[-1]["step"], path, entries, _steps_or_none(state.get("max_steps"))))
+    return max(states, key=lambda state: state[0])[1:] if states else None
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # what is no JSON, and what is no UTF-8
+        return None
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("step"), int)
+
+
+def _steps_or_none(max_steps: Any) -> int | None:
+    return max_steps if isinstance(max_steps, int) and max_steps > 0 else None
+
+
+# ---- Completions and evaluations ----
+
+
+def _read_samples(folder: Path, notes: list[str]) -> list[dict]:
+    """The first prompts of the first and of the last readable table that `log_completions=True` left."""
+    paths = sorted(folder.glob("completions_*.parquet"), key=lambda path: (len(path.name), path.name))
+    samples: dict[Path, list[dict]] = {}
+    for ordered in (paths, paths[::-1]):
+        for path in ordered:
+            if path not in samples:
+                samples[path] = _read_table(path, notes)
+            if samples[path]:
+                break
+    return [sample for path in paths for sample in samples.get(path, [])]
+
+
+def _read_table(path: Path, notes: list[str]) -> list[dict]:
+    try:
+        with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
+            rows = pq.read_table(file).to_pylist()
+        return [_sample(group) for group in _groups(rows)[:NUM_SAMPLED_PROMPTS]]
+    except (OSError, ValueError, KeyError, TypeError):  # what pyarrow raises, and a table of another kind
+        notes.append(f"completions/{path.name} cannot be read and is passed over.")
+        return []
+
+
+def _groups(rows: list[dict]) -> list[list[dict]]:
+    """Rows of each prompt, without those that only filled the batch and have no reward."""
+    scored = [row for row in rows if any(is_number(value) for value in _rewards(row).values())]
+    return [list(group) for _, group in groupby(scored, key=lambda row: row["prompt"])]
+
+
+def _rewards(row: dict) -> dict[str, Any]:
+    """What the reward functions returned and logged of a completion."""
+    return {name: value for name, value in row.items() if name not in ("step", "prompt", "completion", "advantage")}
+
+
+def _sample(group: list[dict]) -> dict:
+    """A prompt with its best and its worst completion, or with one where all are worth the same."""
+    ranked = sorted(group, key=lambda row: row["advantage"] if is_number(row["advantage"]) else 0.0, reverse=True)
+    chosen = [ranked[0], ranked[-1]] if ranked[0]["advantage"] != ranked[-1]["advantage"] else ranked[:1]
+    return {
+        "step": group[0]["step"],
+        "prompt": _as_text(group[0]["prompt"]),
+        "num_completions": len(group),
+        "completions": [
+            {"text": _as_text(row["completion"]), "advantage": row["advantage"], "rewards": _rewards(row)}
+            for row in chosen
+        ],
+    }
+
+
+def _as_text(messages: Any) -> str:
+    """A prompt or a completion, plain or conversational, as one text."""
+    if not isinstance(messages, list):
+        return str(messages)
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _read_evaluations(run_dir: Path) -> dict[str, dict]:
+    summaries = {path.parent.name: _parse(path.read_bytes()) for path in sorted(run_dir.glob(f"*/{SUMMARY_FILE}"))}
+    return {name: summary for name, summary in summaries.items() if _is_summary(summary)}
+
+
+def _is_summary(summary: Any) -> bool:
+    """Whether a `summary.json` is one of `trl-dapo eval`: another program may have left a file of that name."""
+    metrics = summary.get("metrics") if isinstance(summary, dict) else None
+    return isinstance(metrics, dict) and all(
+        isinstance(estimate, dict) and all(is_number(estimate.get(end)) for end in ("mean", "low", "high"))
+        for estimate in metrics.values()
+    )
