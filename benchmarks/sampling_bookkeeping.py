@@ -6,6 +6,7 @@ What the sampler itself costs at the paper's size: 512 prompts x 16 completions 
 Generation is scripted: completions are slices of one list of tokens, made before the clock starts. Timed is what the
 sampler does with them: rows are recorded as arrays, groups judged, the next round sized, the batch dealt, and its rows
 read back once as TRL reads them. All rows are handled by one process; in training each process handles its share.
+Seconds are CPU seconds, so that other work on the machine does not count.
 
     python benchmarks/sampling_bookkeeping.py
 """
@@ -62,7 +63,7 @@ def rollout(script, args, after_generation=lambda: None):
         size = refill.next_round_size()
         generated, rewards = script.round(size)
         after_generation()
-        started = time.perf_counter()
+        started = time.process_time()
         rows = record_rows(generated, generated[3], None)
         verdicts = judge(rewards.view(-1, G), torch.zeros(size, G, dtype=torch.bool), Criterion())
         refill.offer(verdicts)
@@ -70,16 +71,16 @@ def rollout(script, args, after_generation=lambda: None):
         pack_rows(rows, [verdict is None for verdict in verdicts for _ in range(G)])
         blank = torch.zeros(size * G)
         rounds.append(Round([("", {})] * size, rows, rewards, blank, blank.bool(), {}, {}))
-        seconds += time.perf_counter() - started
+        seconds += time.process_time() - started
         num_bytes += sum(a.nbytes for name in ("prompt_ids", "completion_ids", "logprobs") for a in rows[name])
         del generated
-    started = time.perf_counter()
+    started = time.process_time()
     rows = deal_groups(rounds, refill.taken, [], G, torch.device("cpu"))
     select_groups([round_.rewards_BF for round_ in rounds], refill.taken, G)
     for part in replay_rows(rows)[:5]:
         for _ in part or ():
             pass
-    seconds += time.perf_counter() - started
+    seconds += time.process_time() - started
     return seconds, num_bytes, num_tokens
 
 
@@ -99,7 +100,7 @@ def measure(console, args):
     share, ratio = seconds / ROLLOUT_SECONDS, peak / num_bytes
     console.print(
         f"bookkeeping, {args.num_prompts} x {args.num_generations} rows of up to {args.max_length:,} tokens, "
-        f"{num_tokens / 1e6:.0f} M tokens generated: {seconds:.2f} s, {share:.2%} of a rollout of 5 minutes; "
+        f"{num_tokens / 1e6:.0f} M tokens generated: {seconds:.2f} CPU s, {share:.2%} of a rollout of 5 minutes; "
         f"peak memory {peak / 1e9:.2f} GB, {ratio:.2f} of the rollouts' own arrays"
     )
     return share, ratio

@@ -1,0 +1,475 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Generated tokens and seconds until a small model reaches an accuracy on held-out problems.
+
+    python benchmarks/time_to_accuracy.py           # about 25 minutes on two cores
+    python benchmarks/time_to_accuracy.py --full    # twice the seeds, twice the gain, hours
+
+All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in nothing
+but what their line below says. The target is fixed before any run: the checkpoint's accuracy plus 10 points in the
+first task and 5 in the second. A run ends when it is reached or when `--max-seconds` are spent; a run that never
+reaches it counts as slower than every other.
+
+- GRPO: `GRPOTrainer`, TRL's defaults but for sizes and the learning rate, which all methods share
+- GRPO, Clip-Higher: the same with TRL's `loss_type="dapo"`, which is its default, and `epsilon_high=0.28`
+- full batch again: each round samples as many prompts as the batch holds and surplus is discarded, as in SkyRL and
+  ms-swift; the rest is ours
+- ours: rounds sized by the missing groups over the acceptance rate
+- ours, carry: and surplus trains in the next rollout
+- ours, carry, memory: and prompts likely to be dropped are passed over for a while
+
+Two tasks: the quickstart's own mix of problems, and one in which one prompt in ten can be learnt: the others are
+products, which the model never gets right, and sums of two digits, which it gets right nearly always. Without an
+engine that schedules completions, ours samples no round larger than the batch; where acceptance is low, its rounds are
+then those of a full batch again but for the last.
+
+Accuracy is the probability that a completion sampled at temperature 1 is right, averaged over every third of the
+quickstart's held-out problems. It is read off the logits after every rollout, so it has no sampling noise, and neither
+its time nor its tokens count. Seconds are CPU seconds of one thread, so that other work on the machine does not count.
+With n seeds, the lowest and the highest value enclose the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+from datasets import Dataset
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
+
+
+CHECKPOINT_SEED = 42
+NUM_PROMPTS = 1024  # in the dataset
+NUM_GENERATIONS = 8
+
+
+class Task(NamedTuple):
+    shares: list[float]  # of each family among the prompts, in the order of the quickstart's FAMILIES
+    gain: float  # the target, above the checkpoint's accuracy
+
+
+TASKS = {
+    "quickstart": Task([family.share for family in FAMILIES], gain=0.10),
+    "one in ten": Task([0.05, 0.03, 0.07, 0.85], gain=0.05),
+}
+
+
+class Meter:
+    """Adds up what is generated."""
+
+    num_tokens = 0
+
+    def _generate_single_turn(self, *args, **kwargs):
+        completion_ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        self.num_tokens += sum(map(len, completion_ids))
+        return completion_ids, *rest
+
+
+class GRPO(Meter, GRPOTrainer):
+    pass
+
+
+class DAPO(Meter, DAPOTrainer):
+    pass
+
+
+class Method(NamedTuple):
+    trainer: type
+    config: type
+    settings: dict
+
+
+# SkyRL's limit on rounds, for every resampler.
+ROUNDS = {"dynamic_sampling_max_rounds": 30}
+CARRY = {**ROUNDS, "dynamic_sampling_surplus": "carry"}
+
+METHODS = {
+    "GRPO": Method(GRPO, GRPOConfig, {}),
+    "GRPO, Clip-Higher": Method(GRPO, GRPOConfig, {"loss_type": "dapo", "epsilon_high": 0.28}),
+    "full batch again": Method(DAPO, DAPOConfig, {**ROUNDS, "batch_multiplier": 1.0}),
+    "ours": Method(DAPO, DAPOConfig, ROUNDS),
+    "ours, carry": Method(DAPO, DAPOConfig, CARRY),
+    "ours, carry, memory": Method(DAPO, DAPOConfig, {**CARRY, "dynamic_sampling_memory": True}),
+}
+
+
+OURS = ("ours", "ours, carry", "ours, carry, memory")
+
+
+class Promise(NamedTuple):
+    """`method` over `other` in tokens or seconds, of the medians: at most `bound`."""
+
+    task: str
+    method: str
+    other: str
+    what: str
+    bound: float
+
+
+PROMISES = (
+    Promise("one in ten", "ours, carry, memory", "full batch again", "tokens", 0.5),
+    Promise("one in ten", "ours", "GRPO", "seconds", 1.0),
+    Promise("quickstart", "ours", "GRPO", "seconds", 1.0),
+)
+
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome."""
+
+    task: str
+    method: str
+    seed: int
+    target: float
+    max_seconds: float
+    settings: dict
+
+
+# ---- One run ----
+
+
+def accuracy(model, tokenizer, problems):
+    """Probability that a completion sampled at temperature 1 is right, averaged over the problems."""
+    texts = [f"{problem.text}={problem.answer}{tokenizer.eos_token}" for problem in problems]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
+    in_answer = (is_equals.cumsum(dim=1) - is_equals)[:, 1:]
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
+    model.train(was_training)
+    logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
+    return (logps * in_answer).sum(dim=1).exp().mean().item()
+
+
+def held_out(problems):
+    """Few enough to be asked after every rollout; of every family its share."""
+    return problems.held_out[::3]
+
+
+def prompts(problems, shares, seed):
+    """Training prompts without repetition, in random order; a family is drawn as often as its share says."""
+    draw = random.Random(seed)
+    chosen = []
+    for (name, family), share in zip(problems.train.items(), shares, strict=True):
+        chosen += [(name, problem) for problem in draw.sample(family, min(len(family), round(share * NUM_PROMPTS)))]
+    draw.shuffle(chosen)
+    return Dataset.from_list(
+        [
+            {"prompt": [{"role": "user", "content": problem.text}], "solution": problem.answer, "source": name}
+            for name, problem in chosen
+        ]
+    )
+
+
+class Clock(TrainerCallback):
+    """After every rollout: tokens, seconds and accuracy so far; ends the run at the target or at the limit."""
+
+    def __init__(self, job, measure, num_tokens):
+        self.job, self.measure, self.num_tokens = job, measure, num_tokens
+        self.curve = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start = time.process_time()
+        self._note(args, state, control)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % args.steps_per_generation == 0:
+            self._note(args, state, control)
+
+    def _note(self, args, state, control):
+        now = time.process_time()
+        seconds, value = now - self.start, self.measure()
+        self.curve.append(
+            {
+                "rollouts": state.global_step // args.steps_per_generation,
+                "tokens": self.num_tokens(),
+                "seconds": seconds,
+                "accuracy": value,
+            }
+        )
+        control.should_training_stop = value >= self.job.target or seconds >= self.job.max_seconds
+        self.start += time.process_time() - now
+
+
+def quiet():
+    """One thread, and no line but the benchmark's own."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def train(job, checkpoint, output_dir):
+    """Trains until the target or the limit; returns the curve and the mean acceptance rate."""
+    quiet()
+    problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    method = METHODS[job.method]
+    config = method.config(
+        output_dir=str(output_dir),
+        seed=job.seed,
+        max_steps=1_000_000,
+        logging_steps=job.settings["steps_per_generation"],
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **job.settings,
+        **method.settings,
+    )
+    trainer = method.trainer(
+        model,
+        exact_answer_reward,
+        config,
+        train_dataset=prompts(problems, TASKS[job.task].shares, job.seed),
+        processing_class=tokenizer,
+    )
+    clock = Clock(job, lambda: accuracy(model, tokenizer, held_out(problems)), lambda: trainer.num_tokens)
+    trainer.add_callback(clock)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    rates = [1 - entry["frac_reward_zero_std"] for entry in trainer.state.log_history if "reward" in entry]
+    return {"curve": clock.curve, "acceptance": statistics.mean(rates) if rates else math.nan}
+
+
+def run(job, checkpoint, path):
+    """Trains and leaves a JSON file. Top level, since it is called in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(job, checkpoint, folder)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"job": job._asdict(), **result}) + "\n")
+    partial.rename(path)
+    return job, result
+
+
+def make_checkpoint(folder, num_steps):
+    """The quickstart's model after its warm-up; returns its accuracy. Kept for the next time."""
+    path = folder / "checkpoint"
+    facts = path / "facts.json"
+    if facts.exists() and json.loads(facts.read_text())["num_steps"] == num_steps:
+        return path, json.loads(facts.read_text())["accuracy"]
+    quiet()
+    problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
+    model = build_model(tokenizer, CHECKPOINT_SEED)
+    warm_up(model, tokenizer, problems, num_steps)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    start = accuracy(model, tokenizer, held_out(problems))
+    facts.write_text(json.dumps({"num_steps": num_steps, "accuracy": start}) + "\n")
+    return path, start
+
+
+# ---- All runs ----
+
+
+def run_all(jobs, checkpoint, folder, num_processes, console):
+    """Runs what no earlier call has finished, each run in a process of its own; returns results by job."""
+    results, missing = {}, []
+    for job in jobs:
+        name = f"{job.task}-{job.method}-{job.seed}".replace(", ", "-").replace(" ", "_")
+        path = folder / f"{name}.json"
+        # An earlier call's result stands in only for the very same run.
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if kept.get("job") == job._asdict():
+            results[key(job)] = kept
+        else:
+            missing.append((job, checkpoint, path))
+    if results:
+        console.print(f"{len(results)} runs are taken from {folder}.")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
+        for job, result in pool.imap_unordered(_run, missing, chunksize=1):
+            results[key(job)] = result
+            last = result["curve"][-1]
+            console.print(
+                f"[{len(results)} of {len(jobs)}] {job.task}, {job.method}, seed {job.seed}: {last['accuracy']:.1%} "
+                f"after {last['tokens']:,} tokens and {last['seconds']:.0f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
+    return results
+
+
+def _run(arguments):
+    return run(*arguments)
+
+
+def key(job):
+    return job.task, job.method, job.seed
+
+
+def cost(result, target, what):
+    """Tokens or seconds at the first accuracy that reaches the target; infinite if none does."""
+    return next((point[what] for point in result["curve"] if point["accuracy"] >= target), math.inf)
+
+
+def spread(costs, digits=0):
+    """Median, lowest and highest as text; a cost that no run paid is `-`."""
+    low, middle, high = (
+        "-" if math.isinf(value) else f"{value:,.{digits}f}"
+        for value in (min(costs), statistics.median_low(costs), max(costs))
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def ratio(mine, theirs, spent):
+    """Ours over theirs, of medians, and what to print; theirs may be a bound where their median never got there."""
+    mine, median = statistics.median_low(mine), statistics.median_low(theirs)
+    if math.isinf(mine):
+        return math.inf, "not reached"
+    if math.isinf(median):
+        bound = mine / statistics.median_low(spent)
+        return bound, f"below {bound:.2f}"
+    return mine / median, f"{mine / median:.2f}"
+
+
+def report(console, results, seeds, targets):
+    """A table a task, then ours beside the others as ratios, then what was promised."""
+    costs = {}
+    for task, target in targets.items():
+        title = f"{task}: to {target:.1%} held out, {len(seeds)} seeds, median (lowest to highest)"
+        table = Table("method", title=title)
+        for column in ("reached", "generated tokens", "seconds", "acceptance"):
+            table.add_column(column, justify="right")
+        for method in METHODS:
+            runs = [results[task, method, seed] for seed in seeds]
+            paid = {what: [cost(run, target, what) for run in runs] for what in ("tokens", "seconds")}
+            spent = {what: [run["curve"][-1][what] for run in runs] for what in paid}
+            costs[task, method] = paid, spent
+            table.add_row(
+                method,
+                f"{sum(map(math.isfinite, paid['tokens']))} of {len(seeds)}",
+                spread(paid["tokens"]),
+                spread(paid["seconds"], 1),
+                f"{statistics.mean(run['acceptance'] for run in runs):.0%}",
+            )
+        console.print(table)
+
+    def compared(task, method, other, what):
+        (paid, _), (their_paid, their_spent) = costs[task, method], costs[task, other]
+        return ratio(paid[what], their_paid[what], their_spent[what])
+
+    table = Table("of the medians", title="Ours over the others")
+    for column in ("tokens", "seconds"):
+        table.add_column(column, justify="right")
+    for task in targets:
+        for other in [method for method in METHODS if method not in OURS]:
+            for method in OURS:
+                cells = [compared(task, method, other, what)[1] for what in ("tokens", "seconds")]
+                table.add_row(f"{task}: {method} / {other}", *cells)
+    console.print(table)
+    table = Table("promise", "measured", "kept", title="Promises")
+    for promise in PROMISES:
+        if promise.task in targets:
+            value, text = compared(*promise[:4])
+            what = f"{promise.task}: {promise.what}, {promise.method} / {promise.other}, at most {promise.bound:g}"
+            table.add_row(what, text, "yes" if value <= promise.bound else "NO")
+    console.print(table)
+
+
+def plot(results, seeds, targets, path):
+    """Held-out accuracy over generated tokens, a panel a task, a line a run."""
+    figure = Figure(figsize=(6 * len(targets), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(targets), squeeze=False).flat
+    for axes, (task, target) in zip(panels, targets.items(), strict=True):
+        for index, method in enumerate(METHODS):
+            for seed in seeds:
+                curve = results[task, method, seed]["curve"]
+                tokens, values = ([point[what] for point in curve] for what in ("tokens", "accuracy"))
+                label = method if seed == seeds[0] else None
+                axes.plot(tokens, values, color=f"C{index}", alpha=0.6, linewidth=1, label=label)
+        axes.axhline(target, color="black", linewidth=0.8, linestyle="--")
+        axes.set(title=task, xlabel="generated tokens", ylabel="held-out accuracy")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="10 seeds, twice the gain, 300 seconds a run")
+    parser.add_argument("--task", choices=list(TASKS), help="only this task (default: both)")
+    parser.add_argument("--num-seeds", type=int, help="runs a method, seeds 0, 1, ... (default: 5)")
+    parser.add_argument("--max-seconds", type=float, help="CPU seconds after which a run is given up (default: 75)")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of all methods (default: %(default)s)")
+    parser.add_argument("--num-prompts", type=int, default=16, help="prompts a rollout batch (default: %(default)s)")
+    parser.add_argument("--num-steps", type=int, default=4, help="optimizer steps a rollout (default: %(default)s)")
+    parser.add_argument("--num-warm-up-steps", type=int, default=250, help="of the checkpoint (default: %(default)s)")
+    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("outputs/time_to_accuracy"),
+        help="a file a run; a benchmark that was interrupted goes on from them (default: %(default)s)",
+    )
+    parser.add_argument("--plot", type=Path, help="draw the runs here, as a PNG")
+    args = parser.parse_args(argv)
+    args.num_seeds = args.num_seeds or (10 if args.full else 5)
+    args.max_seconds = args.max_seconds or (300.0 if args.full else 75.0)
+    return args
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    console = Console(width=110)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps)
+    tasks = [args.task] if args.task else list(TASKS)
+    targets = {task: start + TASKS[task].gain * (2 if args.full else 1) for task in tasks}
+    settings = {
+        "num_generations": NUM_GENERATIONS,
+        "per_device_train_batch_size": args.num_prompts * NUM_GENERATIONS // args.num_steps,
+        "steps_per_generation": args.num_steps,
+        "max_completion_length": 8,
+        "learning_rate": args.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 2 * args.num_steps,
+    }
+    console.print(
+        f"{args.num_prompts} prompts x {NUM_GENERATIONS} completions and {args.num_steps} optimizer steps a rollout, "
+        f"learning rate {args.learning_rate:g}. The checkpoint has {start:.1%} held out; a run is given up after "
+        f"{args.max_seconds:g} CPU seconds.",
+        soft_wrap=True,
+    )
+    for task in tasks:
+        shares = zip((family.name for family in FAMILIES), TASKS[task].shares, strict=True)
+        mix = ", ".join(f"{share:.0%} {name}" for name, share in shares)
+        console.print(f"{task}, {NUM_PROMPTS:,} prompts: {mix}; target {targets[task]:.1%}", soft_wrap=True)
+    seeds = range(args.num_seeds)
+    jobs = [
+        Job(task, method, seed, targets[task], args.max_seconds, settings)
+        for task in tasks
+        for seed in seeds
+        for method in METHODS
+    ]
+    results = run_all(jobs, checkpoint, args.output_dir, args.num_processes, console)
+    report(console, results, seeds, targets)
+    if args.plot:
+        plot(results, seeds, targets, args.plot)
+
+
+if __name__ == "__main__":
+    main()
