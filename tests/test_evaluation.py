@@ -768,8 +768,8 @@ def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, tmp_pa
     assert not caplog.records
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     echo = Echo(model, lambda prompt_ids: [tokenizer.eos_token_id])
-    here(echo, sums(1), tmp_path / "long", k=1, max_completion_length=510, processing_class=tokenizer)
-    assert "come to 513 tokens, the model is made for 512" in caplog.text
+    here(echo, sums(1), tmp_path / "long", k=1, max_completion_length=2046, processing_class=tokenizer)
+    assert "come to 2049 tokens, the model is made for 2048" in caplog.text
 
 
 def test_messages_need_a_chat_template(tiny_model, tmp_path):
