@@ -17,6 +17,7 @@ from helpers import ScriptedTrainer, prompts, tiny_config
 from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.launch import launch
 
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -130,6 +131,14 @@ def sampled_run(model, folder, overrides):
     trainer.train(resume_from_checkpoint=resume_from)
     logs = [{k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log]
     write_report(folder, {"weights": weights(trainer).tolist(), "logs": logs})
+
+
+def launched(folder, command):
+    """Trains what a command line says, and reports which of the process group's threads outlive it."""
+    os.chdir(folder)
+    status = launch(json.loads(command))
+    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    write_report(Path(folder), {"status": status, "threads": [name for name in threads if "gloo" in name]})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from helpers import launch as launch_job
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -247,6 +248,17 @@ def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_res
     rollouts = [log for log in logs if "dynamic_sampling/groups_trained" in log]
     assert [log["step"] for log in rollouts] == [1, 3]
     assert [log["dynamic_sampling/completions_trained"] for log in rollouts] == [16, 16]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read from /proc")
+def test_no_thread_of_the_process_group_outlives_a_launch(tmp_path):
+    """One that does may abort the process while the interpreter ends."""
+    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
+    result = launch_job("launched", tmp_path, json.dumps(command), num_processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())
+        assert report == {"status": 0, "threads": []}
 
 
 def test_a_tiny_model_takes_what_a_recipe_says_of_the_model(tmp_path, monkeypatch):

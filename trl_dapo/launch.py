@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a trained model: what `recipes/train_dapo.py` and `trl-dapo train` share."""
 
+import gc
 import importlib
 import os
 import sys
@@ -110,6 +111,9 @@ def launch(argv: Sequence[str] | None = None) -> int:
         print(f"trl-dapo train: {error}", file=sys.stderr)
         return 2
     train(launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint)
+    # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
+    # then asks for the interpreter's lock aborts the process, and with it a run that was complete.
+    gc.collect()
     return 0
 
 
