@@ -63,6 +63,14 @@ def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
     assert not {problem.text for problem in problems.held_out} & set(texts)
 
 
+@pytest.mark.parametrize(("method", "num_steps"), [("GRPO, one step", 1), ("GRPO", 4), ("ours", 4)])
+def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
+    args = time_to_accuracy.parse_args(["--num-prompts", "6", "--num-steps", "4"])
+    settings = time_to_accuracy.settings_of(method, args, 1e-4)
+    assert settings["steps_per_generation"] == num_steps
+    assert settings["per_device_train_batch_size"] * num_steps == 6 * 8
+
+
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
 
 
