@@ -411,20 +411,24 @@ def report(console, results, seeds, targets):
 
 
 def plot(results, seeds, targets, path):
-    """Held-out accuracy over generated tokens, a panel a task, a line a run."""
-    figure = Figure(figsize=(6 * len(targets), 4.5), layout="constrained")
-    panels = figure.subplots(1, len(targets), squeeze=False).flat
-    for axes, (task, target) in zip(panels, targets.items(), strict=True):
-        for index, method in enumerate(METHODS):
-            for seed in seeds:
-                curve = results[task, method, seed]["curve"]
-                tokens, values = ([point[what] for point in curve] for what in ("tokens", "accuracy"))
-                label = method if seed == seeds[0] else None
-                axes.plot(tokens, values, color=f"C{index}", alpha=0.6, linewidth=1, label=label)
-        axes.axhline(target, color="black", linewidth=0.8, linestyle="--")
-        axes.set(title=task, xlabel="generated tokens", ylabel="held-out accuracy")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    """What every run paid, a row a method, and the medians; a run that never got there is hollow, where it ended."""
+    figure = Figure(figsize=(12, 3.2 * len(targets)), layout="constrained")
+    panels = figure.subplots(len(targets), 2, squeeze=False, sharey=True)
+    for row, (task, target) in zip(panels, targets.items(), strict=True):
+        for axes, (what, unit) in zip(row, (("tokens", "generated tokens"), ("seconds", "CPU seconds")), strict=True):
+            for i, method in enumerate(METHODS):
+                runs = [results[task, method, seed] for seed in seeds]
+                costs = [cost(run, target, what) for run in runs]
+                for run, paid in zip(runs, costs, strict=True):
+                    reached = math.isfinite(paid)
+                    fill = {} if reached else {"markerfacecolor": "none"}
+                    axes.plot(paid if reached else run["curve"][-1][what], i, "o", color=f"C{i}", alpha=0.6, **fill)
+                if math.isfinite(median := statistics.median_low(costs)):
+                    axes.plot(median, i, "|", color=f"C{i}", markersize=20, markeredgewidth=2)
+            axes.set(title=f"{task}: {unit} to {target:.1%}", xlim=(0, None), yticks=range(len(METHODS)))
+            axes.set_yticklabels(METHODS)
+            axes.grid(axis="x", alpha=0.3)
+    axes.invert_yaxis()  # of all panels, which share it
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 

@@ -93,6 +93,29 @@ def test_a_ratio_of_medians_where_some_runs_never_got_there(mine, theirs, spent,
     assert time_to_accuracy.ratio(mine, theirs, spent) == expected
 
 
+def test_a_run_that_never_got_there_is_hollow_in_the_picture(tmp_path, monkeypatch):
+    drawn = []
+
+    class Kept(time_to_accuracy.Figure):
+        def savefig(self, path, **kwargs):
+            drawn.append(self)
+
+    monkeypatch.setattr(time_to_accuracy, "Figure", Kept)
+    results = {("quickstart", method, 0): {"curve": CURVE[:1]} for method in time_to_accuracy.METHODS}
+    results["quickstart", "GRPO", 0] = {"curve": CURVE}
+    time_to_accuracy.plot(results, [0], {"quickstart": 0.5}, tmp_path / "runs.png")
+    tokens, seconds = drawn[0].axes
+    for axes, ended, reached in ((tokens, 10, 30), (seconds, 1.0, 2.5)):
+        dots = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() == "o"}
+        row = list(time_to_accuracy.METHODS).index("GRPO")
+        assert dots[row].get_xdata() == [reached]
+        assert dots[row].get_markerfacecolor() != "none"
+        assert [(dot.get_xdata()[0], dot.get_markerfacecolor()) for y, dot in dots.items() if y != row] == [
+            (ended, "none")
+        ] * 6
+        assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"] == [reached]  # the only median
+
+
 class InProcess:
     """Stands in for `multiprocessing.get_context(...)` and its pool."""
 
@@ -270,6 +293,23 @@ def test_a_rung_keeps_what_the_rungs_before_it_added():
     }
 
 
+def test_grpo_climbs_once_more_until_it_has_generated_as_much_as_the_last_rung(monkeypatch):
+    ran = []
+
+    def run_all(jobs, *how):
+        ran.extend(jobs)
+        tokens = {"GRPO": 100, "+ dynamic sampling": 250}
+        return {(job.rung, job.seed): {"tokens": tokens.get(job.rung, 1)} for job in jobs}
+
+    monkeypatch.setattr(ladder, "run_all", run_all)
+    results = ladder.climb(range(2), 60)
+    assert [(job.rung, job.num_rollouts) for job in ran[:6]] == [(rung, 60) for rung in ladder.RUNGS]
+    assert [(job.seed, job.num_rollouts) for job in ran[12:]] == [(0, 150), (1, 150)]  # 60 x 250 / 100
+    assert {job.rung for job in ran[12:]} == {"GRPO with as many tokens"}
+    assert all(job.settings == ladder.settings_of("GRPO") for job in ran[12:])
+    assert len(results) == 14
+
+
 def test_intervals_are_students():
     mean, half = ladder.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     # The 97.5 % quantile with four degrees of freedom is 2.776.
@@ -290,14 +330,14 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path, capsys):
     # 16 tokens, all about as likely.
     assert result["entropy"] == pytest.approx(math.log(16), abs=0.3)
     assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
-    results = {(rung, 0): result for rung in ladder.RUNGS}
+    results = {(rung, 0): result for rung in ladder.ROWS}
     ladder.write_csv(results, tmp_path / "ladder.csv")
     lines = (tmp_path / "ladder.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["rung", *ladder.RUNGS]
+    assert [line.split(",")[0] for line in lines] == ["rung", *ladder.ROWS]
     start = {"accuracy": 0.1, "truncated": 0.2, "length": 3.0}
     ladder.print_table(results, [0], start, ladder.Console(width=140))
     table = capsys.readouterr().out
-    assert all(rung in table for rung in ladder.RUNGS)
+    assert all(rung in table for rung in ladder.ROWS)
     assert f"{result['tokens']:,}" in table
     ladder.plot(results, [0], start, tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
