@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
 
+import contextlib
 import os
 import signal
 import string
@@ -38,25 +39,24 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast, **overrides) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **overrides,
-    )
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return Qwen3Config(vocab_size=len(tokenizer), **{**settings, **overrides})
 
 
-def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> str:
+def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None, **overrides) -> str:
     torch.manual_seed(0)
     tokenizer = tokenizer or make_tokenizer()
-    Qwen3ForCausalLM(make_config(tokenizer)).save_pretrained(path)
+    Qwen3ForCausalLM(make_config(tokenizer, **overrides)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
 
@@ -83,6 +83,19 @@ def tiny_config(output_dir, **overrides) -> DAPOConfig:
 
 def prompts(num: int, **columns) -> Dataset:
     return Dataset.from_dict({"prompt": [f"prompt {i}:" for i in range(num)], **columns})
+
+
+def number(text: str) -> int:
+    """Which of `prompts` a text begins with."""
+    return int(text.split()[1].rstrip(":"))
+
+
+def letters(prompts, completions, **kwargs):
+    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
+    return [
+        sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
 
 
 class ScriptedTrainer(DAPOTrainer):
@@ -123,18 +136,17 @@ def launch(
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
         launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
-    command = [sys.executable, "-m", *launcher, str(Path(__file__).parent / jobs), job]
-    with subprocess.Popen(
-        [*command, *map(str, args)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    command = [sys.executable, "-m", *launcher, str(Path(__file__).parent / jobs), job, *map(str, args)]
+    return run_alone(command, timeout=timeout, env=environment)
+
+
+def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.CompletedProcess:
+    """Runs a program; nothing that it started outlives it, be it done, out of time or interrupted."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
+    with subprocess.Popen(command, start_new_session=True, **settings) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the workers too, not only the launcher
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
@@ -23,10 +23,6 @@ from trl_dapo.launch import launch
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 TIMED = ("step_time", "dynamic_sampling/refill_seconds")
-
-
-def number(text):
-    return int(text.split()[1].rstrip(":"))
 
 
 def right(completions, **kwargs):

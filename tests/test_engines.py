@@ -4,24 +4,12 @@
 
 import pytest
 import torch
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import ScriptedTrainer, letters, number, prompts, tiny_config
 
 from trl_dapo import DAPOTrainer
 
 
 PARTS = ("prompt", "completion")
-
-
-def number(text):
-    return int(text.split()[1].rstrip(":"))
-
-
-def letters(prompts, completions, **kwargs):
-    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
-    return [
-        sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
 
 
 def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_model, tmp_path):

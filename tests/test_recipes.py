@@ -18,6 +18,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from helpers import launch as launch_job
+from helpers import run_alone
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -186,23 +187,11 @@ def shrink(recipe: Path, folder: Path) -> list[str]:
 
 
 def accelerate_launch(folder: Path, *options: str, command: list[str], timeout: int = 200) -> str:
-    """Launches a recipe as its header does; returns what it printed. Nothing it started survives a timeout."""
+    """Launches a recipe as its header does; returns what it printed."""
     command = ["-m", "accelerate.commands.launch", *options, str(ROOT / "recipes" / "train_dapo.py"), *command]
-    with subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        start_new_session=True,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert process.returncode == 0, stderr[-3000:]
-    return stdout + stderr
+    result = run_alone([sys.executable, *command], timeout=timeout, cwd=folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout + result.stderr
 
 
 def logs_of(folder: Path, step: int) -> list[dict]:

@@ -8,14 +8,10 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import ScriptedTrainer, number, prompts, tiny_config
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-
-
-def number(text):
-    return int(text.split()[1].rstrip(":"))
 
 
 def right(completions, **kwargs):

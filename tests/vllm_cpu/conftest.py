@@ -5,18 +5,13 @@
 This folder must not be named `vllm`: `tests` is on the path, and TRL would take it for the package.
 """
 
-import contextlib
 import importlib.metadata
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from helpers import make_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from helpers import run_alone, save_tiny_model
 from vllm_server import cpu_environment
 
 
@@ -40,25 +35,20 @@ def vllm_on_the_cpu():
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Paths of a model whose output head is its embedding, and of one with a head of its own."""
-    folder, tokenizer = tmp_path_factory.mktemp("models"), make_tokenizer()
-    for name, is_tied in (("tied", True), ("untied", False)):
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer),
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: save_tiny_model(
+            folder / name,
             hidden_size=128,
             intermediate_size=256,
-            num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,  # the smallest that vLLM's attention has for the CPU, and hidden_size / num_attention_heads
             max_position_embeddings=512,
             tie_word_embeddings=is_tied,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
         )
-        Qwen3ForCausalLM(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return {name: str(folder / name) for name in ("tied", "untied")}
+        for name, is_tied in (("tied", True), ("untied", False))
+    }
 
 
 @pytest.fixture(scope="session")
@@ -66,19 +56,8 @@ def run_job():
     """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
 
     def run(job, *args, timeout=300):
-        with subprocess.Popen(
-            [sys.executable, str(HERE / "vllm_jobs.py"), job, *map(str, args)],
-            env=cpu_environment(HERE, HERE.parent),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=timeout)
-            finally:  # an engine that outlived its process, and all of it after a timeout or Ctrl-C
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        return subprocess.CompletedProcess(process.args, process.returncode, output)
+        command = [sys.executable, str(HERE / "vllm_jobs.py"), job, *map(str, args)]
+        environment = cpu_environment(HERE, HERE.parent)
+        return run_alone(command, timeout=timeout, env=environment, stderr=subprocess.STDOUT)
 
     return run

@@ -18,7 +18,7 @@ import torch
 import trl.generation.vllm_generation
 import vllm
 import vllm.model_executor.layers.utils
-from helpers import prompts, tiny_config
+from helpers import letters, number, prompts, tiny_config
 from peft import LoraConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
@@ -41,18 +41,6 @@ vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm = leave_unpacked
 vllm.LLM = partial(vllm.LLM, dtype="float32")
 trl.generation.vllm_generation.LLM = vllm.LLM
 trl.generation.vllm_generation.VLLMClient = StoreClient
-
-
-def number(text):
-    return int(text.split()[1].rstrip(":"))
-
-
-def letters(prompts, completions, **kwargs):
-    """Prompts 0, 3, 6, ... are never rewarded; of the others, hardly two completions get the same."""
-    return [
-        sum(map(ord, completion)) % 997 if number(prompt) % 3 else 0
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
 
 
 def make_trainer(model, folder, *, lora=False, **overrides):
