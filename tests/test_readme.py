@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
 
+import csv
 import dataclasses
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,52 @@ def test_every_metric_of_the_sampler_is_explained(tiny_model, tmp_path):
     assert "rounds" in names
     names = {"dropped/<reason>" if name.startswith("dropped/") else name for name in names}
     assert sorted(name for name in names if f"`{name}`" not in README) == []
+
+
+def section(title: str) -> str:
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def table_cells(text: str) -> list[list[str]]:
+    """Rows of a text's Markdown tables, without headings and rules."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
+    ]
+    rules = [i for i, row in enumerate(rows) if re.fullmatch("[-:]+", row[0])]
+    return [row for i, row in enumerate(rows) if i not in rules and i + 1 not in rules]
+
+
+def test_every_figure_of_the_benchmarks_stands_in_their_results():
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    first_screen = README.partition("\n## ")[0]
+    rows = [row for row in table_cells(first_screen) if row[0] in ("generated tokens", "CPU seconds")]
+    assert len(rows) == 2
+    rows += table_cells(section("Benchmarks"))
+    figures = [
+        figure for row in rows for cell in row[1:] for figure in re.findall(r"\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+", cell)
+    ]
+    assert len(figures) > 20
+    assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.])", results)] == []
+
+
+def test_the_ablation_of_the_readme_is_that_of_its_file():
+    with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    shown = {row[0]: row[1:] for row in table_cells(section("Ablation"))}
+    assert list(shown) == list(dict.fromkeys(run["rung"] for run in runs))
+    for rung, cells in shown.items():
+        accuracy, *others = (
+            statistics.mean(float(run[name]) for run in runs if run["rung"] == rung)
+            for name in ("accuracy", "truncated", "length", "entropy", "tokens")
+        )
+        assert cells[0].startswith(f"{accuracy:.1%} ±".replace("%", " %"))
+        truncated, length, entropy, tokens = others
+        assert cells[-4:] == [
+            f"{truncated:.1%}".replace("%", " %"),
+            f"{length:.1f}",
+            f"{entropy:.2f}",
+            f"{tokens:,.0f}",
+        ]
 
 
 def test_every_path_that_is_named_exists():
