@@ -452,6 +452,15 @@ def parse_args(argv=None):
     )
     parser.add_argument("--plot", type=Path, help="draw the runs here, as a PNG")
     args = parser.parse_args(argv)
+    for name in ("num_seeds", "max_seconds", "learning_rate", "num_prompts", "num_steps", "num_processes"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    if args.num_prompts * NUM_GENERATIONS % args.num_steps:
+        parser.error(
+            f"--num-prompts {args.num_prompts} makes {args.num_prompts * NUM_GENERATIONS} completions, which do not "
+            f"divide into --num-steps {args.num_steps}"
+        )
     args.num_seeds = args.num_seeds or (10 if args.full else 5)
     args.max_seconds = args.max_seconds or (300.0 if args.full else 75.0)
     return args

@@ -74,6 +74,20 @@ def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
 
 
+@pytest.mark.parametrize(
+    ("script", "argv", "said"),
+    [
+        (time_to_accuracy, ["--num-seeds", "0"], "--num-seeds must be above 0, got 0"),
+        (time_to_accuracy, ["--num-steps", "3"], "128 completions, which do not divide into --num-steps 3"),
+        (ladder, ["--num-rollouts", "0"], "--num-rollouts must be at least 1, got 0"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_runs(script, argv, said, capsys):
+    with pytest.raises(SystemExit):
+        script.parse_args(argv)
+    assert said in capsys.readouterr().err
+
+
 def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():
     costs = [time_to_accuracy.cost({"curve": CURVE}, target, "tokens") for target in (0.3, 0.5, 0.7)]
     assert costs == [10, 30, math.inf]

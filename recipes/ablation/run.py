@@ -321,7 +321,11 @@ def parse_args(argv=None):
     parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs/ablation"), help="where to write (default: %(default)s)"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ("num_seeds", "num_rollouts", "num_warm_up_steps", "num_processes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    return args
 
 
 def main(argv=None):
