@@ -35,22 +35,19 @@ With n seeds, the lowest and the highest value enclose the median with a confide
 import argparse
 import json
 import math
-import multiprocessing
-import os
 import random
 import statistics
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import transformers
 from datasets import Dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from runs import fingerprint, quiet, run_all
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -148,6 +145,14 @@ class Job(NamedTuple):
     max_seconds: float
     settings: dict
 
+    @property
+    def key(self):
+        return self.task, self.method, self.seed
+
+    @property
+    def name(self):
+        return f"{self.task}-{self.method}-{self.seed}".replace(", ", "-").replace(" ", "_")
+
 
 # ---- One run ----
 
@@ -231,17 +236,8 @@ class Clock(TrainerCallback):
         self.start += time.process_time() - now
 
 
-def quiet():
-    """One thread, and no line but the benchmark's own."""
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-
-
 def train(job, checkpoint, output_dir):
     """Trains until the target or the limit; returns the curve and the mean acceptance rate."""
-    quiet()
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     method = METHODS[job.method]
@@ -274,71 +270,39 @@ def train(job, checkpoint, output_dir):
     return {"curve": clock.curve, "acceptance": statistics.mean(rates) if rates else math.nan}
 
 
-def run(job, checkpoint, path):
-    """Trains and leaves a JSON file. Top level, since it is called in processes of its own."""
+def run(job, checkpoint):
+    """`train`, leaving no file behind."""
     with tempfile.TemporaryDirectory() as folder:
-        result = train(job, checkpoint, folder)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"job": job._asdict(), **result}) + "\n")
-    partial.rename(path)
-    return job, result
+        return train(job, checkpoint, folder)
 
 
 def make_checkpoint(folder, num_steps):
     """The quickstart's model after its warm-up; returns its accuracy. Kept for the next time."""
-    path = folder / "checkpoint"
-    facts = path / "facts.json"
-    if facts.exists() and json.loads(facts.read_text())["num_steps"] == num_steps:
-        return path, json.loads(facts.read_text())["accuracy"]
+    path = folder / f"checkpoint-{num_steps}-{fingerprint(make_checkpoint)[:8]}"
+    if path.exists():
+        return path, json.loads((path / "accuracy.json").read_text())
     quiet()
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     model = build_model(tokenizer, CHECKPOINT_SEED)
     warm_up(model, tokenizer, problems, num_steps)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    partial = folder / "checkpoint.partial"
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
     start = accuracy(model, tokenizer, held_out(problems))
-    facts.write_text(json.dumps({"num_steps": num_steps, "accuracy": start}) + "\n")
+    (partial / "accuracy.json").write_text(json.dumps(start))
+    partial.rename(path)
     return path, start
 
 
 # ---- All runs ----
 
 
-def run_all(jobs, checkpoint, folder, num_processes, console):
-    """Runs what no earlier call has finished, each run in a process of its own; returns results by job."""
-    results, missing = {}, []
-    for job in jobs:
-        name = f"{job.task}-{job.method}-{job.seed}".replace(", ", "-").replace(" ", "_")
-        path = folder / f"{name}.json"
-        # An earlier call's result stands in only for the very same run.
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        if kept.get("job") == job._asdict():
-            results[key(job)] = kept
-        else:
-            missing.append((job, checkpoint, path))
-    if results:
-        console.print(f"{len(results)} runs are taken from {folder}.")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
-        for job, result in pool.imap_unordered(_run, missing, chunksize=1):
-            results[key(job)] = result
-            last = result["curve"][-1]
-            console.print(
-                f"[{len(results)} of {len(jobs)}] {job.task}, {job.method}, seed {job.seed}: {last['accuracy']:.1%} "
-                f"after {last['tokens']:,} tokens and {last['seconds']:.0f} s",
-                highlight=False,
-                soft_wrap=True,
-            )
-    return results
-
-
-def _run(arguments):
-    return run(*arguments)
-
-
-def key(job):
-    return job.task, job.method, job.seed
+def describe(job, result):
+    last = result["curve"][-1]
+    return (
+        f"{job.task}, {job.method}, seed {job.seed}: {last['accuracy']:.1%} after {last['tokens']:,} tokens and "
+        f"{last['seconds']:.0f} s"
+    )
 
 
 def cost(result, target, what):
@@ -495,7 +459,7 @@ def main(argv=None):
         for seed in seeds
         for method in METHODS
     ]
-    results = run_all(jobs, checkpoint, args.output_dir, args.num_processes, console)
+    results = run_all(run, jobs, checkpoint, args.output_dir, args.num_processes, console, describe)
     report(console, results, seeds, targets)
     if args.plot:
         plot(results, seeds, targets, args.plot)

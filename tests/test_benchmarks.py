@@ -20,6 +20,7 @@ import drop_in  # noqa: E402
 import gpu  # noqa: E402
 import memory_and_scale  # noqa: E402
 import run as ladder  # noqa: E402
+import runs  # noqa: E402
 import sampling_bookkeeping  # noqa: E402
 import task  # noqa: E402
 import time_to_accuracy  # noqa: E402
@@ -146,26 +147,50 @@ class InProcess:
         return map(function, jobs)
 
 
-def test_an_interrupted_benchmark_runs_only_what_is_missing(tmp_path, monkeypatch, capsys):
-    ran = []
+def curve(job, checkpoint):
+    """Stands in for training."""
+    RAN.append((job.method, job.target))
+    return {"curve": CURVE}
 
-    def run(arguments):
-        job = arguments[0]
-        ran.append((job.method, job.target))
-        return job, {"curve": CURVE}
 
-    monkeypatch.setattr(time_to_accuracy.multiprocessing, "get_context", lambda method: InProcess())
-    monkeypatch.setattr(time_to_accuracy, "_run", run)
-    done, changed, missing = (
-        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("GRPO", "ours", "full batch again")
+RAN = []
+
+
+def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs.multiprocessing, "get_context", lambda method: InProcess())
+    RAN.clear()
+    done, changed, old, missing = (
+        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("A", "B", "C", "D")
     )
-    for job in (done, changed._replace(target=0.4)):
-        path = tmp_path / f"quickstart-{job.method}-0.json"
-        path.write_text(json.dumps({"job": job._asdict(), "curve": CURVE[:1]}))
+    code = runs.fingerprint(curve)
+    for job, kept_code in ((done, code), (changed._replace(target=0.4), code), (old, "of yesterday")):
+        text = json.dumps({"job": job._asdict(), "code": kept_code, "curve": CURVE[:1]})
+        (tmp_path / f"quickstart-{job.method}-0.json").write_text(text)
+    jobs = [done, changed, old, missing]
     console = time_to_accuracy.Console()
-    results = time_to_accuracy.run_all([done, changed, missing], None, tmp_path, 1, console)
-    assert ran == [("ours", 0.5), ("full batch again", 0.5)]
-    assert results["quickstart", "GRPO", 0]["curve"] == CURVE[:1]
+    results = runs.run_all(curve, jobs, None, tmp_path, 1, console, time_to_accuracy.describe)
+    assert RAN == [("B", 0.5), ("C", 0.5), ("D", 0.5)]
+    assert results["quickstart", "A", 0]["curve"] == CURVE[:1]
+    assert "quickstart, D, seed 0: 60.0% after 30 tokens and 2 s" in capsys.readouterr().out
+    # All stand in for the next call's.
+    again = runs.run_all(curve, jobs, None, tmp_path, 1, console, time_to_accuracy.describe)
+    assert len(RAN) == 3
+    assert {key: result["curve"] for key, result in again.items()} == {
+        key: result["curve"] for key, result in results.items()
+    }
+
+
+def test_code_that_changes_has_another_fingerprint(tmp_path):
+    def fingerprint(text):
+        (tmp_path / "script.py").write_text(text)
+        spec = importlib.util.spec_from_file_location("script", tmp_path / "script.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return runs.fingerprint(module.run)
+
+    first = fingerprint("def run(): return 1")
+    assert fingerprint("def run(): return 2") != first
+    assert fingerprint("def run(): return 1") == first
 
 
 # ---- drop_in, memory_and_scale, gpu ----
@@ -310,7 +335,7 @@ def test_a_rung_keeps_what_the_rungs_before_it_added():
 def test_grpo_climbs_once_more_until_it_has_generated_as_much_as_the_last_rung(monkeypatch):
     ran = []
 
-    def run_all(jobs, *how):
+    def run_all(function, jobs, *how):
         ran.extend(jobs)
         tokens = {"GRPO": 100, "+ dynamic sampling": 250}
         return {(job.rung, job.seed): {"tokens": tokens.get(job.rung, 1)} for job in jobs}
@@ -322,6 +347,11 @@ def test_grpo_climbs_once_more_until_it_has_generated_as_much_as_the_last_rung(m
     assert {job.rung for job in ran[12:]} == {"GRPO with as many tokens"}
     assert all(job.settings == ladder.settings_of("GRPO") for job in ran[12:])
     assert len(results) == 14
+
+
+def test_a_rollout_without_a_figure_is_left_out_of_its_mean():
+    assert ladder.average([{"entropy": 1.0}, {}, {"entropy": 3.0}], "entropy") == 2.0
+    assert math.isnan(ladder.average([{}], "entropy"))
 
 
 def test_intervals_are_students():
@@ -336,9 +366,8 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path, capsys):
     build_model(tokenizer, 0, **TINY).save_pretrained(tmp_path / "checkpoint")
     tokenizer.save_pretrained(tmp_path / "checkpoint")
     job = ladder.Job("+ token-level loss", 0, 2, ladder.settings_of("+ token-level loss"))
-    _, result = ladder.run(job, tmp_path / "checkpoint", tmp_path / "run.json")
-    kept = json.loads((tmp_path / "run.json").read_text())
-    assert kept == result
+    result = ladder.run(job, tmp_path / "checkpoint")
+    assert json.loads(json.dumps(result)) == result  # it is kept in a file
     assert result["accuracy"] < 0.05  # a random model
     assert len(result["curves"]["entropy"]) == 2
     # 16 tokens, all about as likely.

@@ -14,21 +14,17 @@ that was interrupted goes on where it stopped. The task is described in task.py.
 
 import argparse
 import csv
-import json
 import math
-import multiprocessing
-import os
 import statistics
+import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import task
 import torch
-import transformers
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Column, Table
@@ -37,6 +33,11 @@ from transformers import AutoModelForCausalLM, PrinterCallback
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.evaluation import evaluate
 from trl_dapo.quickstart import Problems, build_model, build_tokenizer, exact_answer, warm_up
+
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where the runner of many runs is
+
+from runs import fingerprint, quiet, run_all
 
 
 SEED = 42  # of the checkpoint and of what is held out
@@ -70,6 +71,14 @@ class Job(NamedTuple):
     num_rollouts: int
     settings: dict
 
+    @property
+    def key(self):
+        return self.rung, self.seed
+
+    @property
+    def name(self):
+        return f"rung{ROWS.index(self.rung)}-seed{self.seed}"
+
 
 def settings_of(rung):
     """What this rung and those before it add."""
@@ -85,16 +94,9 @@ def settings_of(rung):
 # ---- One run ----
 
 
-def quiet():
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-
-
 def make_checkpoint(folder, num_steps):
     """The quickstart's model after its warm-up; kept for the next time."""
-    path = folder / f"checkpoint-{num_steps}"
+    path = folder / f"checkpoint-{num_steps}-{fingerprint(make_checkpoint)[:8]}"
     if not path.exists():
         quiet()
         tokenizer = build_tokenizer()
@@ -171,9 +173,14 @@ def measure(checkpoint, folder, seed):
     }
 
 
-def run(job, checkpoint, path):
-    """One run; leaves a JSON file. Top level, since it is called in processes of its own."""
-    quiet()
+def average(log, name):
+    """Mean over the rollouts that have the figure: one without a group to train on has no entropy."""
+    values = [entry[name] for entry in log if name in entry]
+    return statistics.mean(values) if values else math.nan
+
+
+def run(job, checkpoint):
+    """One run and its figures."""
     with tempfile.TemporaryDirectory() as folder:
         log, seconds = train(job, checkpoint, Path(folder))
         held_out = measure(Path(folder) / "trained", Path(folder), job.seed)
@@ -183,61 +190,36 @@ def run(job, checkpoint, path):
         for entry in log
     ]
     late = log[-max(1, len(log) // 5) :]
-    result = {
-        "job": job._asdict(),
+    return {
         **held_out,
-        "entropy": statistics.mean(entry["entropy"] for entry in late),
-        "clip_ratio": statistics.mean(entry["clip_ratio/region_mean"] for entry in log),
-        "spread": statistics.mean(1 - entry["frac_reward_zero_std"] for entry in log),
+        "entropy": average(late, "entropy"),
+        "clip_ratio": average(log, "clip_ratio/region_mean"),
+        "spread": 1 - average(log, "frac_reward_zero_std"),
         "tokens": round(sum(tokens)),
         "cpu_seconds": seconds,
-        "curves": {name: [entry[name] for entry in log] for name in CURVES},
+        "curves": {name: [entry.get(name, math.nan) for entry in log] for name in CURVES},
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result) + "\n")
-    partial.rename(path)
-    return job, result
 
 
 # ---- The ladder ----
 
 
-def run_all(jobs, checkpoint, folder, num_processes, console):
-    """Runs what no earlier call has finished, each run in a process of its own; returns results by rung and seed."""
-    results, missing = {}, []
-    for job in jobs:
-        path = folder / f"rung{ROWS.index(job.rung)}-seed{job.seed}.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        # An earlier call's result stands in only for the very same run.
-        if kept.get("job") == job._asdict():
-            results[job.rung, job.seed] = kept
-        else:
-            missing.append((job, checkpoint, path))
-    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
-        for job, result in pool.imap_unordered(_run, missing):
-            results[job.rung, job.seed] = result
-            console.print(
-                f"[{len(results)} of {len(jobs)}] {job.rung}, seed {job.seed}: {result['accuracy']:.1%} right, "
-                f"{result['truncated']:.1%} cut off, {result['cpu_seconds']:.0f} CPU seconds",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
-    return results
-
-
-def _run(arguments):
-    return run(*arguments)
+def describe(job, result):
+    return (
+        f"{job.rung}, seed {job.seed}: {result['accuracy']:.1%} right, {result['truncated']:.1%} cut off, "
+        f"{result['cpu_seconds']:.0f} CPU seconds"
+    )
 
 
 def climb(seeds, num_rollouts, *how):
     """Runs the ladder, then GRPO until it has generated as many tokens as the last rung."""
     # Rung by rung within a seed, so that an interrupted ladder has whole seeds.
-    results = run_all([Job(rung, seed, num_rollouts, settings_of(rung)) for seed in seeds for rung in RUNGS], *how)
+    jobs = [Job(rung, seed, num_rollouts, settings_of(rung)) for seed in seeds for rung in RUNGS]
+    results = run_all(run, jobs, *how, describe)
     first, *_, last = (statistics.mean(results[rung, seed]["tokens"] for seed in seeds) for rung in RUNGS)
     longer = round(num_rollouts * last / first)
-    return results | run_all([Job(CONTROL, seed, longer, settings_of(CONTROL)) for seed in seeds], *how)
+    jobs = [Job(CONTROL, seed, longer, settings_of(CONTROL)) for seed in seeds]
+    return results | run_all(run, jobs, *how, describe)
 
 
 def interval(values):

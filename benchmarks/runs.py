@@ -1,0 +1,97 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Many training runs, each in a process of its own with one thread, and a JSON file for each.
+
+A call that was interrupted goes on where it stopped. An earlier result stands in only for the very same run: the same
+job, by the same code, with the same versions of TRL, transformers and torch.
+"""
+
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+import trl
+
+import trl_dapo
+
+
+def quiet():
+    """One thread, and no line but the caller's own."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def fingerprint(function):
+    """Changes with the package, with the scripts beside the one that `function` is from, and with versions."""
+    digest = hashlib.sha256(" ".join((trl.__version__, transformers.__version__, torch.__version__)).encode())
+    folders = Path(trl_dapo.__file__).parent.rglob("*.py"), Path(inspect.getfile(function)).parent.glob("*.py")
+    for path in sorted(path for paths in folders for path in paths):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):
+    """
+    Runs what no earlier call has finished.
+
+    Args:
+        function (`Callable`):
+            Takes a job and `checkpoint`, returns a dictionary that JSON can hold. Top level, since it is called in
+            processes of its own.
+        jobs (`list[NamedTuple]`):
+            Each a run and everything that decides its outcome, with a `name` for its file and a `key`.
+        checkpoint (`Path`):
+            Where every run starts.
+        folder (`Path`):
+            Where the files are.
+        num_processes (`int`):
+            Runs at a time.
+        console (`rich.console.Console`):
+            Gets a line a run.
+        describe (`Callable`):
+            Takes a job and its result, returns the line.
+
+    Returns:
+        `dict`: results by the jobs' keys.
+    """
+    code = fingerprint(function)
+    results, missing = {}, []
+    for job in jobs:
+        path = folder / f"{job.name}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if (kept.get("job"), kept.get("code")) == (job._asdict(), code):
+            results[job.key] = kept
+        else:
+            missing.append((function, job, code, checkpoint, path))
+    if results:
+        console.print(f"{len(results)} runs are taken from {folder}.", soft_wrap=True)
+    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
+        for job, result in pool.imap_unordered(_run, missing, chunksize=1):
+            results[job.key] = result
+            console.print(
+                f"[{len(results)} of {len(jobs)}] {describe(job, result)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+    return results
+
+
+def _run(arguments):
+    function, job, code, checkpoint, path = arguments
+    quiet()
+    result = {"job": job._asdict(), "code": code, **function(job, checkpoint)}
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result) + "\n")
+    partial.rename(path)
+    return job, result
