@@ -3,7 +3,7 @@
 """
 How the sampler's and the batcher's own time and memory grow, up to the paper's 512 prompts x 16 completions x 20,480.
 
-    python benchmarks/memory_and_scale.py           # three minutes
+    python benchmarks/memory_and_scale.py           # one minute
     python benchmarks/memory_and_scale.py --full    # five repetitions, up to twice the paper's size
 
 From each size to the next one of prompts, completions and length doubles. Generation is scripted, as in

@@ -4,7 +4,7 @@
 Many training runs, each in a process of its own with one thread, and a JSON file for each.
 
 A call that was interrupted goes on where it stopped. An earlier result stands in only for the very same run: the same
-job, by the same code, with the same versions of TRL, transformers and torch.
+job, from the same checkpoint, by the same code, with the same versions of TRL, transformers and torch.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
         jobs (`list[NamedTuple]`):
             Each a run and everything that decides its outcome, with a `name` for its file and a `key`.
         checkpoint (`Path`):
-            Where every run starts.
+            Where every run starts; its name says how it was made.
         folder (`Path`):
             Where the files are.
         num_processes (`int`):
@@ -67,11 +67,12 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
     results, missing = {}, []
     for job in jobs:
         path = folder / f"{job.name}.json"
+        run = {"job": job._asdict(), "checkpoint": checkpoint.name, "code": code}
         kept = json.loads(path.read_text()) if path.exists() else {}
-        if (kept.get("job"), kept.get("code")) == (job._asdict(), code):
+        if {name: kept.get(name) for name in run} == run:
             results[job.key] = kept
         else:
-            missing.append((function, job, code, checkpoint, path))
+            missing.append((function, job, checkpoint, path, run))
     if results:
         console.print(f"{len(results)} runs are taken from {folder}.", soft_wrap=True)
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
@@ -88,9 +89,9 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
 
 
 def _run(arguments):
-    function, job, code, checkpoint, path = arguments
+    function, job, checkpoint, path, run = arguments
     quiet()
-    result = {"job": job._asdict(), "code": code, **function(job, checkpoint)}
+    result = {**run, **function(job, checkpoint)}
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result) + "\n")
     partial.rename(path)

@@ -3,7 +3,7 @@
 """
 Generated tokens and seconds until a small model reaches an accuracy on held-out problems.
 
-    python benchmarks/time_to_accuracy.py           # about half an hour on two cores
+    python benchmarks/time_to_accuracy.py           # about 25 minutes on two cores
     python benchmarks/time_to_accuracy.py --full    # twice the seeds, twice the gain, hours
 
 All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in nothing

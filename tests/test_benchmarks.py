@@ -147,34 +147,34 @@ class InProcess:
         return map(function, jobs)
 
 
-def curve(job, checkpoint):
-    """Stands in for training."""
-    RAN.append((job.method, job.target))
-    return {"curve": CURVE}
-
-
-RAN = []
-
-
 def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def train(job, checkpoint):
+        ran.append((job.method, job.target))
+        return {"curve": CURVE}
+
     monkeypatch.setattr(runs.multiprocessing, "get_context", lambda method: InProcess())
-    RAN.clear()
-    done, changed, old, missing = (
-        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("A", "B", "C", "D")
-    )
-    code = runs.fingerprint(curve)
-    for job, kept_code in ((done, code), (changed._replace(target=0.4), code), (old, "of yesterday")):
-        text = json.dumps({"job": job._asdict(), "code": kept_code, "curve": CURVE[:1]})
+    done, changed, old, _, elsewhere = jobs = [
+        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("A", "B", "C", "D", "E")
+    ]
+    code, checkpoint = runs.fingerprint(train), tmp_path / "checkpoint-250"
+    for job, start, kept_code in (
+        (done, "checkpoint-250", code),
+        (changed._replace(target=0.4), "checkpoint-250", code),
+        (old, "checkpoint-250", "of yesterday"),
+        (elsewhere, "checkpoint-5", code),
+    ):
+        text = json.dumps({"job": job._asdict(), "checkpoint": start, "code": kept_code, "curve": CURVE[:1]})
         (tmp_path / f"quickstart-{job.method}-0.json").write_text(text)
-    jobs = [done, changed, old, missing]
     console = time_to_accuracy.Console()
-    results = runs.run_all(curve, jobs, None, tmp_path, 1, console, time_to_accuracy.describe)
-    assert RAN == [("B", 0.5), ("C", 0.5), ("D", 0.5)]
+    results = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+    assert ran == [("B", 0.5), ("C", 0.5), ("D", 0.5), ("E", 0.5)]
     assert results["quickstart", "A", 0]["curve"] == CURVE[:1]
     assert "quickstart, D, seed 0: 60.0% after 30 tokens and 2 s" in capsys.readouterr().out
     # All stand in for the next call's.
-    again = runs.run_all(curve, jobs, None, tmp_path, 1, console, time_to_accuracy.describe)
-    assert len(RAN) == 3
+    again = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+    assert len(ran) == 4
     assert {key: result["curve"] for key, result in again.items()} == {
         key: result["curve"] for key, result in results.items()
     }

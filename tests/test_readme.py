@@ -4,6 +4,7 @@
 
 import csv
 import dataclasses
+import math
 import re
 import shlex
 import statistics
@@ -144,19 +145,26 @@ def test_the_ablation_of_the_readme_is_that_of_its_file():
         runs = list(csv.DictReader(file))
     shown = {row[0]: row[1:] for row in table_cells(section("Ablation"))}
     assert list(shown) == list(dict.fromkeys(run["rung"] for run in runs))
+    above = None
     for rung, cells in shown.items():
-        accuracy, *others = (
-            statistics.mean(float(run[name]) for run in runs if run["rung"] == rung)
+        accuracies, *others = (
+            [float(run[name]) for run in runs if run["rung"] == rung]
             for name in ("accuracy", "truncated", "length", "entropy", "tokens")
         )
-        assert cells[0].startswith(f"{accuracy:.1%} ±".replace("%", " %"))
-        truncated, length, entropy, tokens = others
-        assert cells[-4:] == [
-            f"{truncated:.1%}".replace("%", " %"),
+        steps = [a - b for a, b in zip(accuracies, above or accuracies, strict=True)]
+        # 2.776: the 97.5 % quantile of Student's distribution with the four degrees of freedom of five seeds.
+        halves = [2.776 * statistics.stdev(values) / math.sqrt(5) for values in (accuracies, steps)]
+        truncated, length, entropy, tokens = map(statistics.mean, others)
+        expected = [
+            f"{statistics.mean(accuracies):.1%} ± {halves[0]:.1%}",
+            f"{statistics.mean(steps):+.1%} ± {halves[1]:.1%}" if above else "",
+            f"{truncated:.1%}",
             f"{length:.1f}",
             f"{entropy:.2f}",
             f"{tokens:,.0f}",
         ]
+        assert cells == [cell.replace("%", " %") for cell in expected]
+        above = accuracies
 
 
 def test_every_path_that_is_named_exists():

@@ -246,14 +246,12 @@ def print_table(results, seeds, start, console):
     for column in ("accuracy", "step", "cut off", "length", "entropy", "clipped", "spread", "tokens"):
         table.add_column(column, justify="right")
     table.add_row("warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}")
-    below = None
+    above = None
     for rung in ROWS:
         values = {name: [results[rung, seed][name] for seed in seeds] for name in FIGURES}
-        if rung == CONTROL:  # stands beside the ladder
-            below = None
-        # The same seed, one rung below: what the technique adds.
-        step = [] if below is None else [a - b for a, b in zip(values["accuracy"], below, strict=True)]
-        below = values["accuracy"]
+        # The same seed, one row above: what the technique adds, and what the control lacks.
+        step = [] if above is None else [a - b for a, b in zip(values["accuracy"], above, strict=True)]
+        above = values["accuracy"]
         cells = [
             "{:.1%} ± {:.1%}".format(*interval(values["accuracy"])),
             "{:+.1%} ± {:.1%}".format(*interval(step)) if step else "",
