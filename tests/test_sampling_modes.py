@@ -90,7 +90,7 @@ def test_carried_rows_bring_the_log_probabilities_of_the_policy_that_sampled_the
 def test_a_surplus_that_fills_the_next_batch_asks_for_no_round(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, always_mixed, max_steps=2, dynamic_sampling_surplus="carry")
     # As with an engine that schedules completions: one round of twice the batch, all of it accepted.
-    trainer.use_transformers_continuous_batching, trainer.args.batch_multiplier = True, 2.0
+    trainer._sampler.max_round_size, trainer._sampler.batch_multiplier = None, 2.0
     seen = spy_on_training(trainer)
     trainer.train()
     assert [number(text) for text in trainer.sampled[::4]] == list(range(8))
@@ -172,15 +172,17 @@ def test_a_setting_that_could_not_be_honoured_is_refused(tmp_path, overrides, me
 
 def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_open(tiny_model, tmp_path):
     def run(memory):
-        trainer = make(
-            tiny_model,
+        args = tiny_config(
             tmp_path / str(memory),
+            shuffle_dataset=False,
+            remove_unused_columns=False,
             max_steps=12,
-            num_prompts=12,
             dynamic_sampling_memory=memory,
             save_strategy="steps",
             save_steps=12,
         )
+        dataset = prompts(12, id=list(range(12)))
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=mixed_unless_multiple_of_3)
         trainer.train()
         return trainer
 
@@ -328,4 +330,4 @@ def test_the_state_of_the_sampler_in_a_checkpoint_is_readable(tiny_model, tmp_pa
     trainer = make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     state = json.loads((tmp_path / "checkpoint-1" / "dapo_state.json").read_text())
-    assert state["prompts"]["position"] == len(trainer.sampled) // 4
+    assert state["stream"]["position"] == len(trainer.sampled) // 4

@@ -181,7 +181,7 @@ def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
         per_device_train_batch_size=1,
         num_prompts=3,
     )
-    exact._prompt_stream.take(2)  # so that prompt 2 comes next
+    exact._sampler.stream.take(2)  # so that prompt 2 comes next
     exact.train()
     assert short.state.log_history[0]["grad_norm"] == pytest.approx(exact.state.log_history[0]["grad_norm"], rel=1e-4)
     torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)

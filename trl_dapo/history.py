@@ -1,22 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves for whoever reads or resumes it: its last whole checkpoint, and a log that grows with it."""
+"""What a run leaves for whoever reads it: a log that grows with it."""
 
 import json
 import os
 from pathlib import Path
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 
 LOG_HISTORY_NAME = "log_history.jsonl"
-
-
-def last_complete_checkpoint(output_dir: str) -> Path | None:
-    """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
-    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-    return max((state.parent for state in states), key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
 
 
 class LogHistoryCallback(TrainerCallback):
