@@ -345,6 +345,11 @@ def test_a_plain_grpo_config_is_refused_with_the_fix_in_the_message(tiny_model, 
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
 
 
+def test_a_dictionary_as_args_is_refused_with_the_fix_in_the_message(tiny_model):
+    with pytest.raises(TypeError, match=r"got `dict`. Replace `{...}` by `DAPOConfig\(\*\*{...}\)`"):
+        DAPOTrainer(tiny_model, right, {"output_dir": "out"}, train_dataset=prompts(8))
+
+
 def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="names 'acc', but the reward functions are 'right'"):
         make(tiny_model, tmp_path, dynamic_sampling_rewards=["acc"])

@@ -100,8 +100,8 @@ class DAPOConfig(GRPOConfig):
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):
-            Whether completions cut off by `max_completion_length` are left out of the loss. TRL calls this
-            `mask_truncated_completions`; either name sets both, and they must agree.
+            Whether completions cut off by `max_completion_length` are left out of the loss: another name for TRL's
+            `mask_truncated_completions`, which holds the value.
 
         > Reward scaling
 
@@ -273,10 +273,14 @@ class DAPOConfig(GRPOConfig):
         self._check_overlong()
         self._check_reward_scaling()
         self._check_evaluation()
+        # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
+        num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
-            # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
-            num_processes = int(os.environ.get("WORLD_SIZE", "1"))
             self._size_batches(num_processes)
+        elif self.steps_per_generation is not None:
+            worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
+            if self.generation_batch_size == worked_out:  # a config made from another's fields states both
+                self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         super().__post_init__()
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
@@ -502,16 +506,14 @@ class DAPOConfig(GRPOConfig):
                 f"`overlong_penalty_factor={self.overlong_penalty_factor}` has no effect without "
                 "`overlong_buffer_length`. Set the buffer (the paper: a fifth of `max_completion_length`)."
             )
-        if self.overlong_filtering is None:
-            self.overlong_filtering = self.mask_truncated_completions
-        elif self.overlong_filtering != self.mask_truncated_completions:
-            # TRL's default is False, so True here can only be the user's.
-            if self.mask_truncated_completions:
-                raise ValueError(
-                    "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of "
-                    "one setting. Set only one of them."
-                )
-            self.mask_truncated_completions = True
+        if self.overlong_filtering is False and self.mask_truncated_completions:
+            raise ValueError(
+                "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of one "
+                "setting. Set only one of them."
+            )
+        # One field holds the setting, so that a config made from this one's fields can change it by either name.
+        self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
+        self.overlong_filtering = None
 
 
 def _nearest_multiples(value: int, unit: int) -> str:

@@ -27,7 +27,6 @@ from datasets import Dataset, IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
-from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id, pad
 
 from .checkpoint import MEMORY_NAME, State, find_checkpoint, read_state, write_state
@@ -117,10 +116,12 @@ class DAPOTrainer(UpdatePhase):
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
         if not isinstance(args, DAPOConfig):
-            fix = "DAPOConfig(...)" if isinstance(args, GRPOConfig) else "a `DAPOConfig`"
+            given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
+            if isinstance(args, dict):
+                given, fix = "{...}", "DAPOConfig(**{...})"
             raise TypeError(
-                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{type(args).__name__}(...)` by "
-                f"`{fix}` (`from trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
+                "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
             )
         self._seam = Seam()
         self._completion_lengths: list[int] = []
