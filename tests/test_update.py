@@ -12,6 +12,7 @@ import torch
 from _update_helpers import (
     CASES,
     ROWS,
+    SAMPLED,
     SPLITS,
     Row,
     ScriptedGRPO,
@@ -57,6 +58,16 @@ def test_two_processes_give_the_gradient_of_one_row_at_a_time(ranks, case):
     expected = reference_gradient(rows)
     for rank in ranks:
         assert apart(rank[case]["gradient"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_two_processes_train_on_the_one_row_that_each_has_sampled(ranks, name):
+    found = [rank[f"sampled, {name}"] for rank in ranks]
+    rows = [Row(**row) for rank in found for row in rank["rows"]]
+    assert len(rows) == 2
+    assert rows[0].advantage == -rows[1].advantage != 0
+    for rank in found:
+        assert apart(rank["gradient"], reference_gradient(rows)) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["a single token", "one long row"])

@@ -374,5 +374,7 @@ def unpack_rows(packed: torch.Tensor, like: dict) -> dict:
     rows = {}
     for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
         shape = (len(packed), *like[key].shape[1:])
-        rows[key] = packed[:, start:end].contiguous().view(like[key].dtype).view(shape)
+        # A copy even where one row makes the slice contiguous already: it would start at any byte of the line.
+        column = packed[:, start:end].clone(memory_format=torch.contiguous_format)
+        rows[key] = column.view(like[key].dtype).view(shape)
     return {key: rows[key] for key in like}
