@@ -97,7 +97,7 @@ def tiny_policy():
 
 
 class Scripted:
-    """Takes its rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
+    """Trains on rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
 
     def __init__(self, script=None, model=None, **settings):
         defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
@@ -114,7 +114,7 @@ class Scripted:
 
     def _generate_and_score_completions(self, inputs):
         self.asked.append([example["prompt"] for example in inputs])
-        if self.script is None:
+        if self.script is None or not self.model.training:
             return super()._generate_and_score_completions(inputs)
         num_rows, rank = len(inputs), self.accelerator.process_index
         everyone = self.script[: num_rows * self.accelerator.num_processes]

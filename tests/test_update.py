@@ -29,7 +29,7 @@ from _update_helpers import (
     tiny_policy,
     two_processes,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
@@ -220,8 +220,8 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhase._compute_loss(trainer, model, inputs)
-        trainer._tally.add(real_tokens=1, padded_tokens=1)
-        trainer._publish("train")
+        trainer._step_metrics.add(real_tokens=1, padded_tokens=1)
+        trainer._publish(trainer._step_metrics, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)
@@ -422,7 +422,7 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
     ours = set()
-    for name in ("_compute_loss", "_entropy_bonus_coef", "_count", "_publish", "_adapt_entropy_coef"):
+    for name in ("_compute_loss", "_entropy_bonus_coef", "_publish", "_adapt_entropy_coef"):
         source = inspect.getsource(getattr(UpdatePhase, name)).replace(" args.", " self.args.")
         ours |= {field for field in HONOURED if field in source}
     assert ours == HONOURED
@@ -771,6 +771,32 @@ def test_evaluation_is_trls():
     assert {"eval_loss", "eval_entropy", "eval_reward"} <= shared
     for name in shared:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+
+
+class EvaluatesAfterEachMicroBatch(TrainerCallback):
+    def __init__(self):
+        self.logged = []
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        random_state = torch.get_rng_state()
+        self.logged.append(self.trainer.evaluate())
+        torch.set_rng_state(random_state)
+
+
+def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_of_the_steps():
+    evaluates, runs = EvaluatesAfterEachMicroBatch(), []
+    for callbacks in ([], [evaluates]):
+        trainer = evaluates.trainer = ScriptedUpdate(make_rows(32), max_steps=2, max_completion_length=16)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        runs.append([{name: value for name, value in log.items() if name not in TIMED} for log in logs])
+    assert runs[0] == runs[1]
+    assert len(evaluates.logged) == 2 * 3  # between four micro-batches lie three gaps
+    for log in evaluates.logged:
+        # 4 prompts x 2 completions in one batch.
+        assert log["eval_num_loss_tokens"] == 8 * log["eval_completions/mean_length"]
 
 
 def test_the_trainer_has_this_update_phase():

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
-from collections import defaultdict, deque
+from collections import deque
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from .batching import (
     widths,
 )
 from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
+from .step_metrics import StepMetrics, metrics_of_tokens
 
 
 # What a rollout holds for the model besides tokens and masks.
@@ -47,43 +48,6 @@ MODEL_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-
-
-class _Tally:
-    """Sums and extremes of one optimizer step, kept on the device and reduced over ranks in one collective."""
-
-    def __init__(self):
-        self.sums = defaultdict(float)
-        self.lowest = {}
-        self.highest = {}
-
-    def add(self, **sums):
-        for name, value in sums.items():
-            self.sums[name] = self.sums[name] + value
-
-    def add_extremes(self, lowest, highest):
-        for name, value in lowest.items():
-            self.lowest[name] = torch.minimum(self.lowest.get(name, value), value)
-        for name, value in highest.items():
-            self.highest[name] = torch.maximum(self.highest.get(name, value), value)
-
-    def reduce(self, accelerator):
-        """Totals over all ranks, as Python floats."""
-        extremes = {**self.lowest, **self.highest}
-        local = [*self.sums.values(), *extremes.values()]
-        local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
-        )
-        ranks = accelerator.gather(local.unsqueeze(0))
-        num_sums, num_lowest = len(self.sums), len(self.lowest)
-        totals = torch.cat(
-            [
-                ranks[:, :num_sums].sum(0),
-                ranks[:, num_sums : num_sums + num_lowest].amin(0),
-                ranks[:, num_sums + num_lowest :].amax(0),
-            ]
-        )
-        return dict(zip([*self.sums, *extremes], totals.tolist(), strict=True))
 
 
 class _SkipEmptyStep(TrainerCallback):
@@ -147,7 +111,7 @@ class UpdatePhase(GRPOTrainer):
         self._window_batches = []  # what the dataloader gave for the coming optimizer step
         self._window_microbatches = deque()  # what is left of the optimizer step under way
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
-        self._tally = _Tally()
+        self._step_metrics = StepMetrics()  # of the optimizer step under way
         self.add_callback(_SkipEmptyStep(self))
 
     # The window
@@ -168,7 +132,7 @@ class UpdatePhase(GRPOTrainer):
 
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
-        self._tally = _Tally()
+        self._step_metrics = StepMetrics()
         parts = []
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
@@ -212,7 +176,7 @@ class UpdatePhase(GRPOTrainer):
             microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
             microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
             microbatches.append(microbatch)
-            self._tally.add(
+            self._step_metrics.add(
                 real_tokens=sum(map(sum, needed)), padded_tokens=padded_cost(needed, self.pad_to_multiple_of)
             )
         return microbatches
@@ -272,6 +236,8 @@ class UpdatePhase(GRPOTrainer):
         if self.loss_type != "dapo":
             return super()._compute_loss(model, inputs)
         in_training = self.model.training
+        # Each batch of an evaluation has its own: evaluation may come between two micro-batches of a step.
+        step_metrics = self._step_metrics if in_training else StepMetrics()
         mask = inputs["completion_mask"]
         attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
         if "tool_mask" in inputs:
@@ -313,13 +279,13 @@ class UpdatePhase(GRPOTrainer):
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio
             per_token_loss = per_token_loss + self.beta * kl
-            self._tally.add(kl=(kl * mask).sum().detach())
+            step_metrics.add(kl=(kl * mask).sum().detach())
 
         num_tokens = inputs["num_items_in_batch"]
         num_ranks = self.accelerator.num_processes
         num_microbatches = self.current_gradient_accumulation_steps if in_training else 1
         loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
-        self._tally.add(policy_loss=loss.detach())
+        step_metrics.add(policy_loss=loss.detach())
 
         if self._entropy_bonus_enabled:
             if entropy_mask is mask:
@@ -328,16 +294,18 @@ class UpdatePhase(GRPOTrainer):
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
                 bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
-            self._tally.add(active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum())
+            step_metrics.add(
+                active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
+            )
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / num_microbatches
-            self._tally.add(aux_loss=aux_loss.detach())
+            step_metrics.add(aux_loss=aux_loss.detach())
 
-        self._count(mask, entropies, ratio, advantages, clip)
+        step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
         if not in_training:
-            self._publish("eval")
+            self._publish(step_metrics, "eval")
         return loss
 
     def _entropy_bonus_coef(self):
@@ -346,64 +314,30 @@ class UpdatePhase(GRPOTrainer):
             return 0.0
         return self.entropy_coef
 
-    @torch.no_grad()
-    def _count(self, mask, entropies, ratio, advantages, clip):
-        """Add a micro-batch to the optimizer step's metrics."""
-        has_tokens = mask.sum(1, keepdim=True) > 0
-        clipped = clipped_tokens(ratio, advantages, *clip)
-        # A sequence-level ratio clips whole completions: count completions then, else tokens.
-        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
-        low, high, dual = (where * weight for where in clipped)
-        length = weight.sum(1).clamp(min=1.0)
-        nothing = ~has_tokens.squeeze(1)
-        self._tally.add(
-            microbatches=1,
-            tokens=mask.sum(),
-            entropy=(entropies * mask).sum(),
-            clip_units=weight.sum(),
-            low=low.sum(),
-            high=high.sum(),
-            dual=dual.sum(),
-        )
-        self._tally.add_extremes(
-            lowest={"low_min": (low.sum(1) / length).masked_fill(nothing, 1.0).amin()},
-            highest={"high_max": (high.sum(1) / length).amax()},
-        )
-
     # The end of the window
 
     def training_step(self, model, inputs, num_items_in_batch):
         output = super().training_step(model, inputs, num_items_in_batch)
         if self.loss_type == "dapo" and not self._window_microbatches:
-            self._publish("train")
+            self._publish(self._step_metrics, "train")
         return output
 
-    def _publish(self, mode):
-        """Reduce the tally over ranks, log it, and start a new one."""
-        totals, self._tally = self._tally.reduce(self.accelerator), _Tally()
-        metrics = self._metrics[mode]
-        num_ranks = self.accelerator.num_processes
-        metrics["num_loss_tokens"].append(totals["tokens"])
+    def _publish(self, step_metrics, mode):
+        """Reduce an optimizer step over ranks and log it."""
+        totals = step_metrics.reduce(self.accelerator)
+        metrics = metrics_of_tokens(totals)
         if mode == "train":
-            metrics["padding_share"].append(1 - totals["real_tokens"] / totals["padded_tokens"])
-            metrics["frac_empty_steps"].append(float(totals["tokens"] == 0))
-        if totals["tokens"] > 0:
-            metrics["entropy"].append(totals["entropy"] / totals["tokens"])
-            if self.beta != 0.0:
-                metrics["kl"].append(totals["kl"] / totals["tokens"])
-            metrics["clip_ratio/low_mean"].append(totals["low"] / totals["clip_units"])
-            metrics["clip_ratio/high_mean"].append(totals["high"] / totals["clip_units"])
-            metrics["clip_ratio/region_mean"].append((totals["low"] + totals["high"]) / totals["clip_units"])
-            metrics["clip_ratio/dual_mean"].append(totals["dual"] / totals["clip_units"])
-            metrics["clip_ratio/low_min"].append(totals["low_min"])
-            metrics["clip_ratio/high_max"].append(totals["high_max"])
+            metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
+            metrics["frac_empty_steps"] = float(totals["tokens"] == 0)
         if self.aux_loss_enabled:
-            metrics["aux_loss"].append(totals["aux_loss"] / totals["microbatches"])
+            metrics["aux_loss"] = totals["aux_loss"] / totals["microbatches"]
         if self._entropy_bonus_enabled:
-            metrics["policy_loss"].append(totals["policy_loss"] / num_ranks)
+            metrics["policy_loss"] = totals["policy_loss"] / self.accelerator.num_processes
             if mode == "train":
                 self._adapt_entropy_coef(totals)
-                metrics["entropy_coef"].append(self.entropy_coef)
+                metrics["entropy_coef"] = self.entropy_coef
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
 
     def _adapt_entropy_coef(self, totals):
         """Move the entropy coefficient by one notch towards the target, by TRL's rule."""
