@@ -137,6 +137,7 @@ OPTIONS = {
         "use_bias_correction_kl": True,
     },
     "delta": {"delta": 1.5},
+    "delta below the upper clip": {"delta": 1.1},
     "off-policy mask": {"off_policy_mask_threshold": 0.01},
     "off-policy mask, no sampling logps": {"off_policy_mask_threshold": 0.01, "drop": ["sampling_per_token_logps"]},
     "high entropy": {"top_entropy_quantile": 0.4},
@@ -267,7 +268,7 @@ def test_the_dual_clip_is_off_by_default_and_bounds_bad_tokens_when_on():
     inputs = hostile_microbatch()
     inputs["old_per_token_logps"] -= 6.0  # the policy has moved far: ratios around e^6
     without = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
-    trainer.args.clip_ratio_c = 10.0
+    trainer.args.delta = 10.0
     with_ = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
     assert with_[0] < without[0]
     assert with_[1].norm() < without[1].norm()
@@ -623,7 +624,7 @@ def with_ratios(rows, ratios):
 def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
     rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
     rows = with_ratios(rows, [[2.0, 2.0, 2.0, 1.0, 1.0, 1.0], [0.5, 1.0], [20.0], [1.0]])
-    log = run(ScriptedUpdate, rows, 2, clip_ratio_c=10.0).state.log_history[0]
+    log = run(ScriptedUpdate, rows, 2, delta=10.0).state.log_history[0]
     # 10 tokens: three good ones above 1.28, one bad one below 0.8, one bad one above 10.
     assert log["clip_ratio/high_mean"] == pytest.approx(0.3)
     assert log["clip_ratio/low_mean"] == pytest.approx(0.1)

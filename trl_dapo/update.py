@@ -260,7 +260,7 @@ class UpdatePhase(GRPOTrainer):
             advantages = advantages.unsqueeze(1)
         old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
         ratio = probability_ratio(logps - old_logps, mask, self.importance_sampling_level)
-        clip = (self.epsilon_low, self.epsilon_high, self.args.delta, self.args.clip_ratio_c)
+        clip = (self.epsilon_low, self.epsilon_high, self.args.delta)
         per_token_loss = clipped_loss(ratio, advantages, *clip)
         if self.off_policy_mask_threshold is not None:
             per_token_loss = per_token_loss * self.get_off_policy_mask(
