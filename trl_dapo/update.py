@@ -3,6 +3,7 @@
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,18 +18,17 @@ from trl.trainer.utils import (
 )
 
 from .batching import (
+    assign_to_ranks,
     check_keys,
     cut_equal_cost,
-    deal,
+    index_rows,
     is_cut_by_row,
     join_rows,
-    pack_rows,
-    padded_cost,
     resize,
     row_lengths,
+    rows_from_bytes,
+    rows_to_bytes,
     schema,
-    take_rows,
-    unpack_rows,
     widths,
 )
 from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
@@ -48,6 +48,24 @@ MODEL_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
+
+
+class RowFacts(NamedTuple):
+    """
+    What every rank knows of the rows of an optimizer step.
+
+    Attributes:
+        lengths (`list[list[tuple[int, int]]]`):
+            Prompt and completion length of each row, rank by rank.
+        num_tokens (`int`):
+            Loss tokens of all rows.
+        have_same_keys (`bool`):
+            Whether the ranks' rows can be exchanged.
+    """
+
+    lengths: list[list[tuple[int, int]]]
+    num_tokens: int
+    have_same_keys: bool
 
 
 class _SkipEmptyStep(TrainerCallback):
@@ -114,7 +132,7 @@ class UpdatePhase(GRPOTrainer):
         self._step_metrics = StepMetrics()  # of the optimizer step under way
         self.add_callback(_SkipEmptyStep(self))
 
-    # The window
+    # The window: the rows of one optimizer step
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -133,13 +151,16 @@ class UpdatePhase(GRPOTrainer):
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
         self._step_metrics = StepMetrics()
-        parts = []
+        parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
-        self._window_microbatches = deque(self._cut(parts))
+        rows = self._join(parts)
+        facts = self._gather_row_facts(parts, rows)
+        self._window_num_tokens = facts.num_tokens
+        self._window_microbatches = deque(self._cut(parts, rows, facts))
 
     @property
     def _generate_every(self):
@@ -153,88 +174,95 @@ class UpdatePhase(GRPOTrainer):
         parts = split_tensor_dict(rollout, self.args.steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
-    def _cut(self, parts):
-        """Micro-batches of equal padded cost with the rows of `parts`, dealt over the ranks."""
-        rows, lengths, can_exchange = self._survey(parts)
-        num_ranks, local = len(lengths), lengths[self.accelerator.process_index]
-        if rows is None:
-            size = len(local) // len(parts)
-            plan = [list(range(start, start + size)) for start in range(0, len(local), size)]
-        elif not can_exchange:
-            plan = cut_equal_cost(local, len(parts), self.pad_to_multiple_of)
-        else:
-            everyone = [length for local in lengths for length in local]
-            slots = cut_equal_cost(everyone, len(parts) * num_ranks, self.pad_to_multiple_of)
-            rows, local, plan = self._exchange(rows, everyone, deal(slots, num_ranks))
+    def _join(self, parts):
+        """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
+        if self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
+            return None
+        return join_rows(parts, self._tokenizer.pad_token_id)
 
-        microbatches = []
-        for part, slot in zip(parts, plan, strict=True):
-            needed = [local[row] for row in slot]
-            prompt_width, completion_width = widths(needed, self.pad_to_multiple_of)
-            if rows is not None:
-                part = take_rows(rows, torch.tensor(slot, device=self.accelerator.device))
-            microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
-            microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
-            microbatches.append(microbatch)
-            self._step_metrics.add(
-                real_tokens=sum(map(sum, needed)), padded_tokens=padded_cost(needed, self.pad_to_multiple_of)
-            )
-        return microbatches
-
-    def _survey(self, parts):
-        """
-        Tell every rank the window's token count and every row's lengths.
-
-        Returns this rank's rows under one another, or `None` if they cannot be cut anew; the lengths, rank by rank;
-        and whether rows can change ranks.
-        """
-        rows, keys = None, 0
-        if all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0:
-            rows = join_rows(parts, self._tokenizer.pad_token_id)
-            keys = schema(rows)
+    def _gather_row_facts(self, parts, rows) -> RowFacts:
+        """Tell every rank, in one collective, of every row of the window."""
+        keys = 0 if rows is None else schema(rows)
         facts = [torch.tensor([[0, 0, keys]], device=self.accelerator.device)]
         for part in parts:
             mask = part["completion_mask"]
             loss_mask = mask * part["tool_mask"] if "tool_mask" in part else mask
             facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), loss_mask.sum(1, keepdim=True)], dim=1))
-        facts = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
-        self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
-        lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
+        ranks = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
+        return RowFacts(
+            lengths=[[(prompt, completion) for prompt, completion, _ in facts] for _, *facts in ranks],
+            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens in facts),
+            have_same_keys=all(header[2] == keys for header, *_ in ranks),
+        )
+
+    def _cut(self, parts, rows, facts):
+        """Micro-batches of equal padded cost with the rows of `parts`, assigned to the ranks."""
+        lengths = facts.lengths[self.accelerator.process_index]
+        if rows is None:
+            size = len(lengths) // len(parts)
+            plan = [list(range(start, start + size)) for start in range(0, len(lengths), size)]
+        elif self._exchanges_rows(facts):
+            rows, lengths, plan = self._exchange(rows, facts.lengths, len(parts))
+        else:
+            plan = cut_equal_cost(lengths, len(parts), self.pad_to_multiple_of)
+
+        microbatches = []
+        for part, indices in zip(parts, plan, strict=True):
+            if rows is not None:
+                part = index_rows(rows, torch.tensor(indices, device=self.accelerator.device))
+            columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
+            microbatch = resize(part, *columns, self._tokenizer.pad_token_id)
+            microbatch["num_items_in_batch"] = torch.tensor(facts.num_tokens, device=self.accelerator.device)
+            microbatches.append(microbatch)
+            self._step_metrics.add(
+                real_tokens=sum(sum(lengths[row]) for row in indices), padded_tokens=len(indices) * sum(columns)
+            )
+        return microbatches
+
+    def _exchanges_rows(self, facts):
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
-        same_keys = all(rank[0][2] == keys for rank in facts)
-        can_exchange = rows is not None and len(facts) > 1 and same_keys and is_data_parallel and dist.is_initialized()
-        return rows, lengths, can_exchange
+        return is_data_parallel and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
 
-    def _exchange(self, rows, lengths, plans):
-        """Send each row to the rank whose micro-batch it joins. Returns the rows held now, their lengths, the plan."""
-        rank, num_ranks = self.accelerator.process_index, len(plans)
-        num_rows = len(lengths) // num_ranks
+    def _exchange(self, rows, lengths, num_steps):
+        """
+        Cut the rows of all ranks and send each to the rank whose micro-batch it joins.
+
+        Returns the rows held now, their lengths and, for each micro-step, the indices of its rows.
+        """
+        rank, num_ranks, num_rows = self.accelerator.process_index, len(lengths), len(lengths[0])
+        lengths = [row for rank_lengths in lengths for row in rank_lengths]
+        microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
+        plans = assign_to_ranks(microbatches, num_ranks)
         rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
 
         def routed(source, destination):
             """Rows, in ascending order, that one rank holds and another trains."""
             held = range(source * num_rows, (source + 1) * num_rows)
-            return sorted(row for slot in plans[destination] for row in slot if row in held)
+            return sorted(row for indices in plans[destination] for row in indices if row in held)
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
         order = torch.tensor(
             [row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device
         )
-        sent = pack_rows(take_rows(rows, order))
+        sent = rows_to_bytes(index_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
         arrived = [row for share in incoming for row in share]
         position = {row: place for place, row in enumerate(arrived)}
-        plan = [[position[row] for row in slot] for slot in plans[rank]]
-        return unpack_rows(received, rows), [lengths[row] for row in arrived], plan
+        plan = [[position[row] for row in indices] for indices in plans[rank]]
+        return rows_from_bytes(received, rows), [lengths[row] for row in arrived], plan
 
     # The objective
 
     def _compute_loss(self, model, inputs):
         if self.loss_type != "dapo":
             return super()._compute_loss(model, inputs)
+        # TRL's own is not wrapped. It divides by the rollout's tokens, not the step's; it has no word for rows whose old
+        # log-probabilities are unknown (NaN: sampled by the current policy); it moves the router on a step without a
+        # loss token; and its metrics gather one value a row, which fails or hangs where ranks have unequal numbers of
+        # rows.
         in_training = self.model.training
         # Each batch of an evaluation has its own: evaluation may come between two micro-batches of a step.
         step_metrics = self._step_metrics if in_training else StepMetrics()
@@ -364,11 +392,11 @@ class UpdatePhase(GRPOTrainer):
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
         logps = entropies = None
-        for chunk in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
-            prompt_width, completion_width = widths([lengths[row] for row in chunk], self.pad_to_multiple_of)
+        for indices in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+            prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
             start = prompt_mask.size(1) - prompt_width
             stop = prompt_mask.size(1) + completion_width
-            rows = torch.tensor(chunk, device=input_ids.device)
+            rows = torch.tensor(indices, device=input_ids.device)
             chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
                 model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
             )
