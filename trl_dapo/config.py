@@ -45,10 +45,10 @@ class DAPOConfig(GRPOConfig):
         epsilon_high (`float`, *optional*, defaults to `0.28`):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
             become likely and the entropy does not collapse.
-        clip_ratio_c (`float`, *optional*):
-            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this.
-            Above 1. verl, SkyRL and NeMo RL use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
-            Not the same as TRL's `delta`, which clamps the ratio for either sign of the advantage.
+        delta (`float`, *optional*):
+            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this. At
+            least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
+            their DAPO recipes; `None` turns it off, as in the paper.
 
         > Dynamic sampling
 
@@ -159,13 +159,6 @@ class DAPOConfig(GRPOConfig):
             "help": "`dapo`: every token of an optimizer step weighs the same. Any other value is left to GRPOTrainer."
         },
     )
-    clip_ratio_c: float | None = field(
-        default=None,
-        metadata={
-            "help": "Dual clip: for negative advantages a token's loss grows no further past this ratio (above 1). "
-            "verl, SkyRL and NeMo RL use 10.0. None turns it off."
-        },
-    )
     use_dynamic_sampling: bool = field(
         default=True,
         metadata={
@@ -268,7 +261,6 @@ class DAPOConfig(GRPOConfig):
                 f"`num_generations` must be at least 2, got {self.num_generations}: a group of one completion has no "
                 "spread of rewards to learn from."
             )
-        self._check_clip()
         self._check_dynamic_sampling()
         self._check_overlong()
         self._check_reward_scaling()
@@ -353,17 +345,6 @@ class DAPOConfig(GRPOConfig):
             f"{_count(self.steps_per_generation, 'micro-batch')}; {_count(num_steps, 'optimizer step')} of "
             f"{_count(step, 'prompt')}"
         )
-
-    def _check_clip(self):
-        if self.clip_ratio_c is None:
-            return
-        if self.clip_ratio_c <= 1:
-            raise ValueError(f"`clip_ratio_c` must be above 1, got {self.clip_ratio_c}. Use `None` to turn it off.")
-        if self.loss_type != "dapo":
-            raise ValueError(
-                f"`clip_ratio_c={self.clip_ratio_c}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
-                "losses have no dual clip. Set `clip_ratio_c=None`."
-            )
 
     def _check_dynamic_sampling(self):
         for name, choices in (
