@@ -14,7 +14,6 @@ TRL turns prompts into tensors in one private method, which is wrapped, not copi
 """
 
 import copy
-import math
 import textwrap
 import time
 import zlib
@@ -23,28 +22,25 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
-from trl.trainer.utils import get_config_model_id, pad
+from trl.trainer.utils import get_config_model_id
 
-from .checkpoint import MEMORY_NAME, State, find_checkpoint, read_state, write_state
+from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
+from .construction import add_overlong_punishment, choose_task_reward, make_sampler, pace_dataset
 from .engine import eval_sampling, naming_the_server
 from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
 from .history import LogHistoryCallback
-from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
+from .rewards import scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
 from .sampling.groups import count_correct, drop_reasons, is_correct
-from .sampling.memory import PromptMemory
-from .sampling.prompts import PromptStream
 from .sampling.refill import Batch, Group
-from .sampling.report import advise, describe_misfit, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
-from .sampling.sampler import Sampler
-from .sampling.task import TaskReward
-from .seam import Seam
+from .seam import Seam, policy_logps, restore_old_logps
 from .update import UpdatePhase
 
 
@@ -129,36 +125,13 @@ class DAPOTrainer(UpdatePhase):
         super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         if args.overlong_buffer_length is not None:
-            self._add_overlong_punishment()
-        self._task = TaskReward.choose(
-            self.reward_func_names,
-            self.reward_weights,
-            args.dynamic_sampling_rewards,
-            min_accuracy=args.dynamic_sampling_min_accuracy,
-            max_accuracy=args.dynamic_sampling_max_accuracy,
-            accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
-            best=1.0 if args.reward_scaling is None else args.reward_scaling_target_max,
-        )
-        self._sampler = self._make_sampler() if args.use_dynamic_sampling else None
+            add_overlong_punishment(self)
+        self._task = choose_task_reward(self)
+        self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._evaluated: dict[str, tuple[str | None, list, list]] = {}
         self.add_callback(LogHistoryCallback())
 
     # ---- Reward functions ----
-
-    def _add_overlong_punishment(self):
-        """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
-        punishment = SoftOverlongPunishment(
-            self.max_completion_length, self.args.overlong_buffer_length, self.args.overlong_penalty_factor
-        )
-
-        def soft_overlong_punishment(completion_ids, **kwargs):
-            # Tool and environment tokens are not the model's: `_generate` counted without them.
-            return punishment(completion_ids=completion_ids, completion_lengths=self._completion_lengths)
-
-        self.reward_funcs.append(soft_overlong_punishment)
-        self.reward_func_names.append(punishment.__name__)
-        self.reward_processing_classes.append(None)
-        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self._seam.replayed is not None:
@@ -279,7 +252,7 @@ class DAPOTrainer(UpdatePhase):
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._sampler.rollout.carried:
-            _restore_old_logps(rollouts, rows.old_logps)
+            restore_old_logps(rollouts, rows.old_logps)
         return rollouts
 
     def _carried_groups(self, groups: list[Group]) -> Round | None:
@@ -290,28 +263,11 @@ class DAPOTrainer(UpdatePhase):
         rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
         new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
         # Only vLLM's log-probabilities can be trusted: without it a rollout function may return placeholders.
-        logps = [rows.logprobs[i] for i in new] if self.use_vllm else self._logps_of(rows.take(new))
+        logps = [rows.logprobs[i] for i in new] if self.use_vllm else policy_logps(self, rows.take(new))
         for i, row in zip(new, logps, strict=True):
             rows.old_logps[i] = row
         rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
         return Round.of_groups(rows, rewards, G)
-
-    def _logps_of(self, rows: Rows) -> list:
-        """Log-probabilities of the rows' completions under the present policy."""
-        device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
-        ids = [torch.tensor(row) for row in rows.completion_ids]
-        prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
-        prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
-        completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
-        with torch.no_grad():
-            logps, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
-                torch.cat([prompt_mask, mask], dim=1).long().to(device),
-                completion_ids.size(1),
-                batch_size=self.args.per_device_train_batch_size,
-            )
-        return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
     def _extra_logs(self, rounds: list[Round], groups: list[Group], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""
@@ -438,68 +394,18 @@ class DAPOTrainer(UpdatePhase):
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
-    # ---- Prompts ----
-
-    def _make_sampler(self) -> Sampler:
-        args, num_ranks = self.args, self.accelerator.num_processes
-        if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
-            raise ValueError(
-                f"Dynamic sampling needs ranks of which each has rows of its own, but {shared} ranks share a row "
-                "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
-                "`use_dynamic_sampling=False`."
-            )
-        if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
-            raise ValueError(
-                "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
-                "them. Set `dynamic_sampling_surplus='discard'`."
-            )
-        if args.dynamic_sampling_memory:
-            self._task.require_right("`dynamic_sampling_memory=True`")
-        target = args.generation_batch_size // self.num_generations
-        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
-        schedules = self.use_vllm or self.use_transformers_continuous_batching
-        return Sampler(
-            self._open_prompt_stream(target),
-            target=target,
-            num_generations=self.num_generations,
-            mode=args.dynamic_sampling_mode,
-            min_replace_ratio=args.min_replace_ratio,
-            carries=args.dynamic_sampling_surplus == "carry",
-            max_rounds=args.dynamic_sampling_max_rounds,
-            max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
-            # The least number of groups whose rows all ranks can share equally.
-            multiple_of=num_ranks // math.gcd(self.num_generations, num_ranks),
-            batch_multiplier=args.batch_multiplier,
-            memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
-            num_ranks=num_ranks,
-        )
-
-    def _open_prompt_stream(self, num_prompts: int) -> PromptStream:
-        dataset, columns = self.train_dataset, None
-        if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
-            raise ValueError(
-                f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_prompts} "
-                f"(`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
-                f"{self.num_generations}). Add prompts, or lower `per_device_train_batch_size` or "
-                "`steps_per_generation`."
-            )
-        if self.args.remove_unused_columns:
-            self._set_signature_columns_if_needed()
-            columns = self._signature_columns
-        return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset, columns=columns)
+    # ---- Checkpoints ----
 
     def get_train_dataloader(self):
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
-        dataset, self.train_dataset = self.train_dataset, IterableDataset.from_generator(_pace)
+        dataset, self.train_dataset = self.train_dataset, pace_dataset()
         try:
             return super().get_train_dataloader()
         finally:
             self.train_dataset = dataset
-
-    # ---- Checkpoints ----
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
@@ -510,7 +416,7 @@ class DAPOTrainer(UpdatePhase):
         if not self.args.save_only_model:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
-            self._save_dapo_state(folder)
+            save_state(self, folder)
         # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 
@@ -518,19 +424,6 @@ class DAPOTrainer(UpdatePhase):
         super()._save_rng_state(output_dir)
         # The main process writes `trainer_state.json` next: not before every rank's files are there.
         self.accelerator.wait_for_everyone()
-
-    def _save_dapo_state(self, folder: Path):
-        sampler = self._sampler
-        local = {
-            "update": self.update_state_dict(),
-            "metrics": dict(self._metrics["train"]),
-            "carried": sampler and sampler.carried_state_dict(),
-            "num_processes": self.accelerator.num_processes,
-        }
-        shared = {} if sampler is None else sampler.state_dict()
-        write_state(folder, self.accelerator.process_index, State(shared, local), self.args.should_save)
-        if self.args.should_save and sampler is not None and sampler.memory is not None:
-            sampler.memory.save(folder / MEMORY_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
@@ -543,49 +436,4 @@ class DAPOTrainer(UpdatePhase):
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._load_dapo_state(Path(checkpoint))
-
-    def _load_dapo_state(self, folder: Path):
-        """Continues where the checkpoint left off. All ranks do so, or none does."""
-        state, problem = read_state(folder, self.accelerator.process_index)
-        if problems := [found for found in gather_object([problem]) if found]:
-            logger.warning(
-                f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, "
-                "the prompts start a fresh pass."
-            )
-            return
-        shared, local = state
-        update, differs = local["update"], {}
-        if self._sampler is not None and shared:
-            differs = self._sampler.load_state_dict(shared, local["carried"])
-            if self._sampler.memory is not None and shared["memory"] is not None:
-                self._sampler.memory.load(folder / MEMORY_NAME)
-        if local["num_processes"] != self.accelerator.num_processes:
-            differs["num_processes"] = local["num_processes"], self.accelerator.num_processes
-        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
-            name = "steps_per_generation * num_iterations"
-            differs[name] = update["generate_every"], self._generate_every
-        if differs:
-            has_rows = update["rollout"] is not None or local["carried"] is not None
-            logger.warning(describe_misfit(str(folder), differs, has_rows))
-            return
-        self.load_update_state_dict(update)
-        self._metrics["train"].update(local["metrics"])
-
-
-def _restore_old_logps(rollouts: dict, old_logps: list):
-    """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
-    old = rollouts.setdefault(
-        "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)
-    )
-    for i, row in enumerate(old_logps):
-        if row is not None:
-            old[i, : len(row)] = torch.from_numpy(row)
-            if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
-                rollouts["importance_sampling_ratio"][i] = 1.0
-
-
-def _pace():
-    """Examples without end, for a data loader that only counts."""
-    while True:
-        yield {"prompt": ""}
+            load_state(self, Path(checkpoint))
