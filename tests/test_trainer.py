@@ -134,6 +134,101 @@ def test_only_the_named_reward_functions_decide(tiny_model, tmp_path):
     assert all(number(text) % 3 for text, *_ in seen)
 
 
+def test_a_users_rule_decides_alone_and_its_reasons_are_counted(tiny_model, tmp_path, capsys):
+    def odd_only(rewards, rows):
+        assert len(rows) == len(rewards["right"]) == 4
+        assert {row["prompt"] for row in rows} == {rows[0]["prompt"]}
+        assert {row["length"] for row in rows} == {6}
+        assert not any(row["truncated"] for row in rows)
+        return None if number(rows[0]["prompt"]) % 2 else "even"
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+    trainer = ScriptedTrainer(
+        tiny_model,
+        right,
+        args,
+        train_dataset=prompts(24),
+        script=mixed_unless_multiple_of_3,
+        group_filter=odd_only,
+    )
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}  # 3 is all wrong: nothing else decides
+    assert trainer.state.log_history[0]["dynamic_sampling/dropped/even"] >= 4
+    assert "`group_filter` decides which groups train." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"dynamic_sampling_min_accuracy": 0.25}, {"dynamic_sampling_memory": True}], ids=str
+)
+def test_what_a_users_rule_would_overrule_is_refused_beside_it(tiny_model, tmp_path, overrides):
+    with pytest.raises(ValueError, match="has no effect beside a `group_filter`"):
+        DAPOTrainer(
+            tiny_model,
+            right,
+            tiny_config(tmp_path, **overrides),
+            train_dataset=prompts(24),
+            group_filter=lambda rewards, rows: None,
+        )
+
+
+def well_formed(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def test_an_accuracy_and_a_format_reward_are_said_to_decide_by_their_sum(tiny_model, tmp_path, capsys):
+    trainer = make(tiny_model, tmp_path, reward_funcs=[right, well_formed], max_steps=1, per_device_eval_batch_size=4)
+    trainer.train()
+    said = capsys.readouterr().out
+    assert "the weighted sum of 'right', 'well_formed' differs within it" in said
+    assert "`dynamic_sampling_rewards`" in said
+    metrics = trainer.evaluate(prompts(2))
+    assert metrics["eval_rewards/well_formed/mean"] == 1.0
+    assert not any("@" in name for name in metrics)  # format alone would make every completion right
+
+
+def test_with_the_accuracy_reward_named_it_alone_says_what_is_right(tiny_model, tmp_path):
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[right, well_formed],
+        per_device_eval_batch_size=4,
+        dynamic_sampling_rewards=["right"],
+    )
+    metrics = trainer.evaluate(prompts(2))  # prompt 0 is never solved, prompt 1 once in four
+    assert (metrics["eval_avg@4"], metrics["eval_pass@4"]) == (1 / 8, 1 / 2)
+
+
+def test_the_memory_is_refused_where_nothing_says_what_is_right(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs to know which completions are right"):
+        make(tiny_model, tmp_path, reward_funcs=[right, well_formed], dynamic_sampling_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "threshold", "expected"),
+    [
+        ([0.0, 1.0, -1.0, 1.0], 0.0, 0.25),  # 0.25 becomes -0.5: wrong in training, and in evaluation too
+        ([0.0, 1.0, 0.0, 10.0], 5.0, 0.25),  # 1 becomes 10, 0.25 becomes 2.5
+        (None, 0.0, 1.0),
+    ],
+)
+def test_evaluation_gives_the_verdict_that_training_would_give(tiny_model, tmp_path, scaling, threshold, expected):
+    def graded(completions, **kwargs):
+        return [1.0 if completion == "right" else 0.25 for completion in completions]
+
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        reward_funcs=graded,
+        per_device_eval_batch_size=4,
+        reward_scaling=scaling,
+        dynamic_sampling_accuracy_threshold=threshold,
+    )
+    metrics = trainer.evaluate(prompts(3).select([1, 2]))
+    assert metrics["eval_avg@4"] == expected
+    assert metrics["eval_reward"] == pytest.approx((1 + 3 * 0.25) / 4)  # as it is
+
+
 def test_a_group_whose_only_right_completion_is_cut_off_is_dropped_under_overlong_filtering(tiny_model, tmp_path):
     def starts_right(completions, **kwargs):
         return [float(completion.startswith("right")) for completion in completions]
@@ -445,9 +540,10 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
     def graded(completions, **kwargs):
         return [3.0 if completion == "right" else 0.25 for completion in completions]
 
-    bounds = {"source_min": 0.0, "source_max": 1.0, "target_min": -1.0, "target_max": 1.0}
-    scaling = {f"reward_scaling_{name}": value for name, value in bounds.items()}
-    trainer = make(tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, **scaling)
+    scaling = [0.0, 1.0, -1.0, 1.0]
+    trainer = make(
+        tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, reward_scaling=scaling
+    )
     trainer.train()
     # Of four completions one is clamped to 1, three become 2 * 0.25 - 1.
     assert trainer.state.log_history[0]["filtered_reward"] == pytest.approx((1 - 3 * 0.5) / 4)
@@ -458,11 +554,8 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"reward_scaling_source_min": 0.0}, "all four of its bounds, but `reward_scaling_source_max`"),
-        (
-            {f"reward_scaling_{end}_{side}": 1.0 for end in ("source", "target") for side in ("min", "max")},
-            "`reward_scaling_source_min` must be below `reward_scaling_source_max` and both finite, got 1.0 and 1.0",
-        ),
+        ({"reward_scaling": [0.0, 1.0]}, r"takes four numbers, .* got \[0.0, 1.0\]"),
+        ({"reward_scaling": [1.0, 1.0, 0.0, 1.0]}, "source range of `reward_scaling` .* got 1.0 to 1.0"),
         ({"eval_temperature": 0.0}, "above 0, got 0.0. For greedy decoding"),
         ({"eval_top_p": 1.5}, "at most 1, got 1.5"),
         ({"eval_top_k": -1}, "or more, got -1"),

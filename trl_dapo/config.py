@@ -105,11 +105,11 @@ class DAPOConfig(GRPOConfig):
 
         > Reward scaling
 
-        reward_scaling_source_min, reward_scaling_source_max (`float`, *optional*):
-            Range that every deciding reward is clamped to in training, for instance 0.0 and 1.0.
-        reward_scaling_target_min, reward_scaling_target_max (`float`, *optional*):
-            Range that it is then mapped to linearly, for instance -1.0 and 1.0. Set all four or none. The accuracy
-            threshold applies to the scaled reward. Evaluation keeps the rewards as they are.
+        reward_scaling (`list[float]`, *optional*):
+            Source minimum, source maximum, target minimum, target maximum, for instance `[0.0, 1.0, -1.0, 1.0]`: the
+            task's rewards are clamped to the source range and mapped linearly to the target range. The accuracy
+            threshold applies to the scaled reward. Evaluation judges by the scaled reward too, and logs the rewards as
+            they are.
 
         > Evaluation during training
 
@@ -235,17 +235,12 @@ class DAPOConfig(GRPOConfig):
         metadata={"help": "Leave cut-off completions out of the loss. TRL's `mask_truncated_completions`."},
     )
 
-    reward_scaling_source_min: float | None = field(
-        default=None, metadata={"help": "Deciding rewards are clamped from below to this before they are scaled."}
-    )
-    reward_scaling_source_max: float | None = field(
-        default=None, metadata={"help": "Deciding rewards are clamped from above to this before they are scaled."}
-    )
-    reward_scaling_target_min: float | None = field(
-        default=None, metadata={"help": "What `reward_scaling_source_min` becomes."}
-    )
-    reward_scaling_target_max: float | None = field(
-        default=None, metadata={"help": "What `reward_scaling_source_max` becomes."}
+    reward_scaling: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Source minimum and maximum that the task's rewards are clamped to, target minimum and maximum "
+            "that they are mapped to."
+        },
     )
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Temperature of evaluation. Default: `temperature`."}
@@ -435,23 +430,15 @@ class DAPOConfig(GRPOConfig):
                     f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
                 )
 
-    @property
-    def reward_scaling(self) -> dict[str, float] | None:
-        """The four bounds of the reward scaling, or `None` where it is off."""
-        names = ("source_min", "source_max", "target_min", "target_max")
-        bounds = {name: getattr(self, f"reward_scaling_{name}") for name in names}
-        return None if None in bounds.values() else bounds
-
     def _check_reward_scaling(self):
-        names = [f"reward_scaling_{end}_{side}" for end in ("source", "target") for side in ("min", "max")]
-        missing = [name for name in names if getattr(self, name) is None]
-        if missing and len(missing) < len(names):
+        if self.reward_scaling is None:
+            return
+        if len(self.reward_scaling) != 4:
             raise ValueError(
-                f"Reward scaling needs all four of its bounds, but {', '.join(f'`{name}`' for name in missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not set."
+                "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target "
+                f"maximum; got {self.reward_scaling}."
             )
-        if self.reward_scaling is not None:
-            scale_reward([], **self.reward_scaling)  # refuses empty and infinite ranges
+        scale_reward([], *self.reward_scaling)  # refuses empty and infinite ranges
 
     def _check_evaluation(self):
         if self.eval_temperature is not None and self.eval_temperature <= 0:

@@ -41,7 +41,7 @@ def choose_task_reward(trainer) -> TaskReward:
         min_accuracy=args.dynamic_sampling_min_accuracy,
         max_accuracy=args.dynamic_sampling_max_accuracy,
         accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
-        best=1.0 if args.reward_scaling is None else args.reward_scaling_target_max,
+        best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
     )
 
 
@@ -61,6 +61,8 @@ def make_sampler(trainer) -> Sampler:
         )
     if args.dynamic_sampling_memory:
         trainer._task.require_right("`dynamic_sampling_memory=True`")
+    if trainer._group_filter is not None:
+        _refuse_beside_group_filter(args)
     target = args.generation_batch_size // num_generations
     # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
     schedules = trainer.use_vllm or trainer.use_transformers_continuous_batching
@@ -79,6 +81,19 @@ def make_sampler(trainer) -> Sampler:
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         num_ranks=num_ranks,
     )
+
+
+def _refuse_beside_group_filter(args):
+    for name, default in (
+        ("dynamic_sampling_min_accuracy", 0.0),
+        ("dynamic_sampling_max_accuracy", 1.0),
+        ("dynamic_sampling_memory", False),
+    ):
+        if getattr(args, name) != default:
+            raise ValueError(
+                f"`{name}={getattr(args, name)}` has no effect beside a `group_filter`, which alone decides which "
+                f"groups train. Leave it at {default}, or leave out `group_filter`."
+            )
 
 
 def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -36,6 +36,7 @@ from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
 from .history import LogHistoryCallback
 from .rewards import scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
+from .sampling.group_filter import GroupFilter, apply_group_filter
 from .sampling.groups import count_correct, drop_reasons, is_correct
 from .sampling.refill import Batch, Group
 from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
@@ -70,6 +71,11 @@ class DAPOTrainer(UpdatePhase):
             Reward functions, as in [`~trl.GRPOTrainer`].
         args ([`DAPOConfig`], *optional*):
             Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
+        group_filter (`Callable`, *optional*):
+            Your own rule for which groups train, called on the main process with a group's rewards, a list for each
+            reward function's name, and its rows: the columns of the example, `completion`, `length` and `truncated`.
+            Returns `None` to train on the group, or the reason to drop it, which is logged as
+            `dynamic_sampling/dropped/<reason>`. Where it is given nothing else decides.
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 
@@ -107,7 +113,15 @@ class DAPOTrainer(UpdatePhase):
             }"""),
     }
 
-    def __init__(self, model, reward_funcs=None, args: DAPOConfig | None = None, *other_args, **kwargs):
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args: DAPOConfig | None = None,
+        *other_args,
+        group_filter: GroupFilter | None = None,
+        **kwargs,
+    ):
         if args is None:
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
@@ -120,6 +134,7 @@ class DAPOTrainer(UpdatePhase):
                 "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
             )
         self._seam = Seam()
+        self._group_filter = group_filter
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         super().__init__(model, reward_funcs, args, *other_args, **kwargs)
@@ -146,14 +161,22 @@ class DAPOTrainer(UpdatePhase):
             rewards = self.accelerator.gather(rewards)
         if torch.isinf(rewards).any():
             self._raise_on_every_rank(error, rewards)
-        if self.model.training and self.args.reward_scaling is not None:
-            for i in self._task.is_task_F.nonzero().flatten().tolist():
-                scaled = scale_reward(rewards[:, i].tolist(), **self.args.reward_scaling)
-                rewards[:, i] = torch.tensor(scaled, device=rewards.device)
+        if self.model.training:
+            rewards = self._scaled(rewards)
         if self._seam.recorded is not None:
             self._seam.recorded.rewards = rewards
         if not self.model.training:
             self._remember_evaluated(inputs, completions, rewards)
+        return rewards
+
+    def _scaled(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The rewards with the task's own scaled, as `reward_scaling` asks."""
+        if self.args.reward_scaling is None:
+            return rewards
+        rewards = rewards.clone()
+        for i in self._task.is_task_F.nonzero().flatten().tolist():
+            scaled = scale_reward(rewards[:, i].tolist(), *self.args.reward_scaling)
+            rewards[:, i] = torch.tensor(scaled, device=rewards.device)
         return rewards
 
     def _raise_on_every_rank(self, error: Exception | None, rewards: torch.Tensor):
@@ -181,7 +204,7 @@ class DAPOTrainer(UpdatePhase):
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
-                sampler.add_round(round_, *self._drop_reasons(round_), step)
+                sampler.add_round(round_, *self._drop_reasons(round_, prompts), step)
                 seconds.append(time.perf_counter() - started)
                 show_progress()
         batch = sampler.batch()
@@ -225,12 +248,33 @@ class DAPOTrainer(UpdatePhase):
             metrics=recorded.metrics,
         )
 
-    def _drop_reasons(self, round_: Round) -> tuple[list[str | None], list[tuple[int, int]]]:
-        """For each group `None`, or why it is dropped; and its correct and scored completions."""
+    def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
+        """For each group `None`, or why it is dropped; and its correct and scored completions, if that is known."""
+        if self._group_filter is not None:
+            return self._ask_group_filter(round_, prompts), None
         rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
         masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
         reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
         return reasons, count_correct(rewards_NG, masked_NG, reasons, self._task.criterion)
+
+    def _ask_group_filter(self, round_: Round, prompts: list[tuple[str, dict]]) -> list[str | None]:
+        """The user's reasons, asked for once: every rank must take the same decision."""
+        completions, G = gather_object(round_.rows.completions), self.num_generations
+        answer = [None, None]
+        if self.accelerator.is_main_process:
+            facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+            rows = [
+                {**prompts[i // G][1], "completion": completion, "length": length, "truncated": truncated}
+                for i, (completion, length, truncated) in enumerate(facts)
+            ]
+            try:
+                answer[0] = apply_group_filter(self._group_filter, round_.rewards_BF, self.reward_func_names, rows, G)
+            except Exception as error:  # told to the other ranks first, which wait for it
+                answer[1] = error
+        reasons, error = broadcast_object_list([answer[0], answer[1] and repr(answer[1])])
+        if error is not None:
+            raise answer[1] or RuntimeError(f"`group_filter` failed on the main process: {error}")
+        return reasons
 
     def _train_on(self, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
@@ -410,6 +454,8 @@ class DAPOTrainer(UpdatePhase):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+        if self._sampler is not None:
+            self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
