@@ -190,9 +190,8 @@ def survivors(golds, **settings):
     right = with_killed([f"\\boxed{{{gold}}}" for gold in golds], golds)
     wrong = with_killed([f"\\boxed{{{int(gold) + 1}}}" for gold in golds], golds)
     with_killed.close()
-    return [
-        gold for gold, verdicts in zip(golds, zip(killed, right, wrong), strict=True) if verdicts == (0.0, 1.0, 0.0)
-    ]
+    verdicts = zip(killed, right, wrong, strict=True)
+    return [gold for gold, of_gold in zip(golds, verdicts, strict=True) if of_gold == (0.0, 1.0, 0.0)]
 
 
 @needs_data
@@ -479,6 +478,7 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
     if sys.platform == "darwin" and sys._framework:
         user_site = tmp_path / "lib" / "python" / "site-packages"
     user_site.mkdir(parents=True)
+    folder = str(Path(trl_dapo.__path__[0]).parent)
     (user_site / "editable.pth").write_text("import editable_finder\n")
     (user_site / "editable_finder.py").write_text(
         textwrap.dedent(f"""
@@ -488,7 +488,7 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
                 @staticmethod
                 def find_spec(name, path=None, target=None):
                     if name == "trl_dapo":
-                        return importlib.machinery.PathFinder.find_spec(name, [{str(Path(trl_dapo.__path__[0]).parent)!r}])
+                        return importlib.machinery.PathFinder.find_spec(name, [{folder!r}])
 
             sys.meta_path.append(Finder)
         """)

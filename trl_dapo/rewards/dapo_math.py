@@ -6,6 +6,7 @@ The rule is that of `math_dapo.py` in DAPO's reference implementation. It reads 
 symbolic maths, and gives every input a verdict in time linear in its length.
 """
 
+import itertools
 import math
 import numbers
 import re
@@ -231,13 +232,13 @@ def gold_text(gold: Any) -> str | None:
             What the dataset has. A whole number loses the `.0` that a column of floats gives it.
 
     Returns:
-        `str` or `None`: The text; `None` where there is no gold answer, which is `None` or NaN.
+        `str` or `None`: The text; `None` where there is no gold answer: `None`, NaN or an empty text.
 
     Raises:
         `TypeError`: If it is neither text nor a number.
     """
     if gold is None or isinstance(gold, str):
-        return gold
+        return gold if gold and not gold.isspace() else None
     if not isinstance(gold, (numbers.Real, Decimal)):
         raise TypeError(f"A gold answer is {gold!r:.80} ({type(gold).__name__}); expected text or a number.")
     if gold != gold:
@@ -252,8 +253,8 @@ def content_text(content: Any) -> str:
 
     Args:
         content (`str`, `list` or `dict`):
-            A message's content: text, `None` (a bare tool call), one part or a list of parts, of which text and the
-            parts with a `text` count.
+            A message's content: text, `None` (a bare tool call), one part with a `text` or a list of parts, of which
+            text and the parts with a `text` count.
 
     Returns:
         `str`: The text, empty if there is none.
@@ -265,12 +266,13 @@ def content_text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, dict) and isinstance(content.get("text"), str | None):
-        return content.get("text") or ""
     if isinstance(content, (list, tuple)):
-        return "".join(map(content_text, content))
+        is_text = [not isinstance(part, dict) or part.get("text") is not None for part in content]  # an image is not
+        return "".join(map(content_text, itertools.compress(content, is_text)))
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return content["text"]
     raise TypeError(
-        f"The content of a message is {content!r:.80} ({type(content).__name__}); expected text, or parts with a `text`."
+        f"The content of a message is {content!r:.80} ({type(content).__name__}); expected text, or parts of it."
     )
 
 
@@ -295,7 +297,7 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
     if isinstance(completion, (list, tuple)) and isinstance(completion[-1], dict):
         return content_text(completion[-1].get("content"))
     raise TypeError(
-        f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or messages with a `content`."
+        f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or a list of messages."
     )
 
 
@@ -342,11 +344,12 @@ class DapoMathReward:
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs,
     ) -> list[float | None]:
+        golds = [gold_text(gold) for gold in solution]
         scores = [
             None
             if gold is None
             else score_dapo_math(completion_text(completion), gold, boxed=self.boxed, wrong_score=self.wrong_score)
-            for completion, gold in zip(completions, solution, strict=True)
+            for completion, gold in zip(completions, golds, strict=True)
         ]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
@@ -371,7 +374,8 @@ def dapo_math_reward(
         completions (`list[str]` or `list[list[dict]]`):
             Completions, plain or conversational. Of a conversational one the last message is scored.
         solution (`list[str]`):
-            Gold answers. A completion whose gold answer is `None` gets no reward, TRL's way to skip a sample.
+            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
+            way to skip a sample.
         log_extra (`callable`, *optional*):
             Provided by the trainer. Receives the extracted answers as the column `dapo_math_answer`.
         **kwargs:
@@ -379,6 +383,9 @@ def dapo_math_reward(
 
     Returns:
         `list[float | None]`: One reward a completion.
+
+    Raises:
+        `TypeError`: If a completion or a gold answer is of no kind that can be read.
 
     Example:
 

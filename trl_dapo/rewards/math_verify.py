@@ -82,7 +82,7 @@ class _Worker:
         # import: the working directory, which "-c" puts first, may hold a file of any name.
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
-            f"import sys; sys.path[:] = {ascii(path)}; "
+            f"import sys; sys.path[:] = {path!a}; "
             f"from {__name__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
         )
         try:
@@ -222,8 +222,8 @@ class MathVerifyReward:
             completions (`list[str]` or `list[list[dict]]`):
                 Completions, plain or conversational. Of a conversational one the last message is scored.
             solution (`list[str]`):
-                Gold answers, text or numbers. A completion whose gold answer is `None` or NaN gets no reward, TRL's
-                way to skip a sample.
+                Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward,
+                TRL's way to skip a sample.
             log_extra (`callable`, *optional*):
                 Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
             log_metric (`callable`, *optional*):
@@ -370,7 +370,8 @@ def math_verify_reward(
     r"""
     Reward function that compares answers symbolically with math-verify, in worker processes with hard limits.
 
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Same verdicts as TRL's `accuracy_reward`.
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Same verdicts as TRL's
+    `accuracy_reward`.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`):
