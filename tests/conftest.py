@@ -12,8 +12,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from helpers import save_tiny_model
+from servers import Server
 
 from trl_dapo import DAPOConfig
+from trl_dapo.evaluation import engines
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,19 @@ def launched_on(monkeypatch):
         monkeypatch.setattr(DAPOConfig, "device", torch.device("cpu"))
 
     return set_processes
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Starts a `Server` with a script."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.0)
+    servers = []
+
+    def start(script):
+        servers.append(Server(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()

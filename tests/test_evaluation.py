@@ -1,7 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 import argparse
-import http.server
 import itertools
 import json
 import math
@@ -19,11 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
+from servers import asked, reply
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import evaluation
-from trl_dapo.evaluation import avg_at_k, compare, engines, estimate_mean, evaluate, maj_at_k, pass_at_k
+from trl_dapo.evaluation import (
+    avg_at_k,
+    compare,
+    engines,
+    estimate_mean,
+    estimate_share,
+    evaluate,
+    maj_at_k,
+    pass_at_k,
+)
 from trl_dapo.evaluation.journal import Completion, Journal
 from trl_dapo.quickstart import Problems, build_model, build_tokenizer, exact_answer, warm_up
 
@@ -86,8 +95,34 @@ def test_an_answer_with_several_verdicts_counts_its_share():
     assert maj_at_k([["x", "x", "x", "x"]], [[True, True, True, False]]).tolist() == [0.75]
 
 
-def test_an_interval_has_no_width_where_all_problems_agree():
+def test_an_interval_of_differences_has_no_width_where_all_problems_agree():
     assert estimate_mean([0.25] * 30) == (0.25, 0.25, 0.25)
+
+
+def test_none_or_all_of_thirty_solved_is_no_certainty():
+    # Wilson with z = 1.95996: the bound at 0 of n is z^2 / (n + z^2) = 3.8415 / 33.8415
+    assert estimate_share([0.0] * 30) == pytest.approx((0.0, 0.0, 0.11351), abs=1e-5)
+    assert estimate_share([1.0] * 30) == pytest.approx((1.0, 1 - 0.11351, 1.0), abs=1e-5)
+    # the more problems, the surer
+    assert estimate_share([0.0] * 1000).high == pytest.approx(3.8415 / 1003.8415, abs=1e-6)
+
+
+def test_equal_shares_between_have_wilsons_interval():
+    # the bounds are the roots of (0.25 - p)^2 = z^2 p (1 - p) / 30
+    mean, low, high = estimate_share([0.25] * 30)
+    assert mean == 0.25
+    for bound in (low, high):
+        assert (0.25 - bound) ** 2 == pytest.approx(1.959964**2 * bound * (1 - bound) / 30, rel=1e-5)
+    assert low < 0.25 < high
+
+
+def test_shares_that_differ_have_the_bootstraps_interval():
+    assert estimate_share([0.0] * 29 + [1.0]) == estimate_mean([0.0] * 29 + [1.0])
+
+
+def test_a_difference_is_no_share():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        estimate_share([0.5, -0.5])
 
 
 def test_an_interval_is_that_of_resampled_problems():
@@ -110,78 +145,12 @@ def test_the_same_seed_gives_the_same_interval():
     assert estimate_mean(values, seed=3) != estimate_mean(values, seed=4)
 
 
-# ---- A server whose answers are scripted ----
-
-
-class Server:
-    """OpenAI-compatible; `script(body)` is the completion's text, or (status, payload), or `None` to hang up."""
-
-    def __init__(self, script):
-        self.script = script
-        self.requests = []  # (path, headers, body), in order of arrival
-        server = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append((self.path, self.headers, body))
-                answer = server.script(body)
-                if answer is None:
-                    return
-                status, payload = answer if isinstance(answer, tuple) else (200, reply(answer, "messages" in body))
-                payload = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(payload)))
-                    self.end_headers()
-                    self.wfile.write(payload)
-                except BrokenPipeError:
-                    pass  # whoever asked was killed
-
-            def log_message(self, *args):
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def asked(self):
-        return [asked(body) for _, _, body in self.requests]
-
-    def stop(self):
-        self.http.shutdown()
-        self.http.server_close()
-
-
-def asked(body):
-    """What tells one completion from another."""
-    return body["messages"][-1]["content"] if "messages" in body else body["prompt"], body["seed"]
-
-
-def reply(text, conversational=True, num_tokens=7, finish_reason="stop"):
-    said = {"message": {"role": "assistant", "content": text}} if conversational else {"text": text}
-    return {"choices": [{**said, "finish_reason": finish_reason}], "usage": {"completion_tokens": num_tokens}}
-
-
-@pytest.fixture
-def serve(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.0)
-    servers = []
-
-    def start(script):
-        servers.append(Server(script))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
-
-
 def sums(num, **columns):
     """Problems `1+1`, `1+2`, ... as plain text, with their answers and short ids."""
-    numbers = range(1, num + 1)
+    return sums_of(range(1, num + 1), **columns)
+
+
+def sums_of(numbers, **columns):
     return Dataset.from_dict(
         {
             "prompt": [f"1+{i}" for i in numbers],
@@ -236,8 +205,15 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert summary["truncated"] == 1 / 12
     easy = summary["sources"]["easy"]
     assert (easy["num_problems"], easy["metrics"]["avg@4"]["mean"], easy["truncated"]) == (2, 3 / 8, 1 / 8)
-    assert summary["sources"]["hard"]["metrics"]["maj@4"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
-    assert summary["problems"][1] == {"id": "id2", "source": "easy", "num_correct": 1, "maj": 0.0}
+    # one problem, solved: Wilson's lower bound 1 / (1 + z^2)
+    assert summary["sources"]["hard"]["metrics"]["maj@4"] == pytest.approx({"mean": 1, "low": 1 / 4.84146, "high": 1})
+    assert summary["problems"][1] == {
+        "id": "id2",
+        "source": "easy",
+        "num_correct": 1,
+        "num_completions": 4,
+        "maj": 0.0,
+    }
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
@@ -253,6 +229,49 @@ def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
     assert rows[2]["completion"] == "1+2: Answer: 3"
     assert (rows[2]["prompt"], rows[2]["solution"], rows[2]["answer"], rows[2]["length"]) == ("1+2", "3", "3", 7)
     assert rows[2]["truncated"] is False
+
+
+def test_repeats_of_a_problem_are_pooled(serve, tmp_path):
+    # 1+1 is listed twice: of its 8 completions 2 are right; of 1+2's 4 all are.
+    script = Deal(first=["Answer: 2"] * 2 + ["Answer: 0"] * 6, second=["Answer: 3"] * 4)
+    server = serve(script)
+    summary = ask(server, sums_of([1, 2, 1]), tmp_path)
+    assert len(set(server.asked)) == 12
+    metrics = {name: estimate["mean"] for name, estimate in summary["metrics"].items()}
+    # of the 70 ways to draw 4 of 8 completions, C(6, 4) = 15 find no right one; of the 28 pairs, 15
+    expected = {"avg@4": (2 / 8 + 1) / 2, "pass@2": (13 / 28 + 1) / 2, "pass@4": (55 / 70 + 1) / 2, "maj@4": 1 / 2}
+    assert metrics == pytest.approx(expected)
+    assert [(p["id"], p["num_correct"], p["num_completions"]) for p in summary["problems"]] == [
+        ("id1", 2, 8),
+        ("id2", 4, 4),
+    ]
+    assert pq.read_table(tmp_path / "completions.parquet").num_rows == 12
+
+
+def test_equal_ids_of_two_sources_are_two_problems(serve, tmp_path):
+    dataset = sums(2, id=["1", "1"], source=["easy", "hard"])
+    texts = {"first": ["Answer: 2"] * 4, "second": ["Answer: 0"] * 4}
+    base = ask(serve(Deal(**texts)), dataset, tmp_path / "base")
+    assert base["metrics"]["avg@4"]["mean"] == 0.5
+    assert [base["sources"][source]["metrics"]["avg@4"]["mean"] for source in ("easy", "hard")] == [1.0, 0.0]
+    ask(serve(lambda body: "Answer: 3"), dataset, tmp_path / "trained")
+    change = compare(tmp_path / "base", tmp_path / "trained")
+    assert [(p["source"], p["difference"]) for p in change["gained"] + change["lost"]] == [("hard", 1), ("easy", -1)]
+
+
+def test_equal_ids_of_two_sources_are_asked_in_this_process_each_by_its_prompt(tiny_model, tmp_path):
+    tokenizer, prompts = AutoTokenizer.from_pretrained(tiny_model), []
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    echo = Echo(model, lambda ids: prompts.append(tokenizer.decode(ids)) or [tokenizer.eos_token_id])
+    here(echo, sums(2, id=["1", "1"], source=["a", "b"]), tmp_path, k=1, processing_class=tokenizer)
+    assert prompts == ["1+1", "1+2"]
+
+
+def test_zero_is_an_id_and_nothing_is_none(serve, tmp_path):
+    summary = ask(serve(lambda body: "Answer: 2"), sums(2, id=[0, None]), tmp_path, k=1)
+    first, second = summary["problems"]
+    assert first["id"] == "0"
+    assert len(second["id"]) == 16
 
 
 def test_math_verify_scores_and_leaves_out_what_it_cannot_read(serve, tmp_path):
@@ -449,6 +468,27 @@ def test_a_message_without_content_is_an_empty_completion(serve, tmp_path):
     assert summary["metrics"]["avg@2"]["mean"] == 0.0
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(serve, tmp_path, caplog, field):
+    def script(body):
+        message = {"role": "assistant", "content": None, field: "1 and 1 make 2"}
+        return 200, {"choices": [{"message": message, "finish_reason": "length"}]}
+
+    summary = ask(serve(script), mixed_prompts(2), tmp_path, max_completion_length=77)
+    assert summary["metrics"]["avg@4"]["mean"] == 0.0
+    (record,) = caplog.records  # one line, not one a completion
+    assert "has put what the model wrote into `reasoning_content`, which is not scored" in record.getMessage()
+    assert "--reasoning-parser" in record.getMessage()
+    assert "`max_completion_length`, which is 77" in record.getMessage()
+
+
+def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
+    message = {"role": "assistant", "content": "Answer: 1", "reasoning_content": "Hm."}
+    ask(serve(lambda body: (200, {"choices": [{"message": message}]})), mixed_prompts(1), tmp_path, k=1)
+    ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    assert not caplog.records
+
+
 def test_lengths_that_a_server_does_not_say_are_not_made_up(serve, tmp_path):
     server = serve(lambda body: (200, {"choices": [{"text": "Answer: 2"}]}))
     summary = ask(server, sums(1), tmp_path)
@@ -511,6 +551,36 @@ def test_a_finished_evaluation_asks_for_nothing(serve, tmp_path):
     assert ask(server, sums(2), tmp_path) == first
 
 
+def test_more_completions_of_each_problem_continue_a_finished_evaluation(serve, tmp_path):
+    server = serve(lambda body: f"Answer: {2 + body['seed'] % 2}")
+    ask(server, sums(3), tmp_path / "raised", k=2)
+    raised = ask(server, sums(3), tmp_path / "raised", k=8)
+    assert len(server.requests) == len(set(server.asked)) == 3 * 8
+    at_once = ask(server, sums(3), tmp_path / "at once", k=8)
+    assert raised == at_once
+    assert 0 < raised["metrics"]["avg@8"]["mean"] < 1
+    # fewer are among those that are there
+    assert ask(server, sums(3), tmp_path / "raised", k=2)["problems"][0]["num_completions"] == 2
+    assert len(server.requests) == 2 * 24
+
+
+def test_more_problems_continue_a_finished_evaluation(serve, tmp_path, problems_file):
+    server = serve(lambda body: "Answer: 2")
+    first = ask(server, problems_file, tmp_path / "run", limit=1)
+    both = ask(server, problems_file, tmp_path / "run")
+    assert len(server.requests) == len(set(server.asked)) == 2 * 4
+    assert (first["num_problems"], both["num_problems"]) == (1, 2)
+    assert ask(server, problems_file, tmp_path / "run", limit=1) == first
+    assert len(server.requests) == 2 * 4
+
+
+def test_what_an_error_counts_are_the_completions_asked_for(serve, tmp_path):
+    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
+    refuses = serve(lambda body: (400, {"error": "no"}))
+    with pytest.raises(ConnectionError, match="4 of 8 completions are in"):
+        ask(refuses, sums_of([2, 3]), tmp_path)
+
+
 @pytest.mark.parametrize("torn", [1, 20])
 def test_a_torn_last_line_is_asked_for_again(serve, tmp_path, torn):
     server = serve(lambda body: "Answer: 2")
@@ -544,9 +614,9 @@ def test_a_line_that_no_evaluation_has_written_is_named(serve, tmp_path):
     ("changed", "message"),
     [
         ({"temperature": 0.6}, "`temperature` was 1.0, is now 0.6"),
-        ({"k": 8}, "`k` was 4, is now 8"),
         ({"max_completion_length": 10}, "`max_completion_length` was 20480, is now 10"),
-        ({"dataset": sums(2)}, "`problems` was '[0-9a-f]{16}', is now '[0-9a-f]{16}'"),
+        ({"dataset": sums(2).select([1])}, "holds completions of 1 other problems, .*of which the first has .* 'id2'"),
+        ({"dataset": sums(1, prompt=["2+0"])}, "holds completions of 1 other problems"),
     ],
 )
 def test_other_settings_in_the_same_folder_are_refused_with_both_values(serve, tmp_path, changed, message):
@@ -830,10 +900,19 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     assert (summary["mean_length"], summary["truncated"]) == (8, 1.0)
     assert made == [(tiny_model, 2, 5 + 8), "shut down"]
 
+    # What is left is not sampled with the random numbers of what is there, ...
     journal = tmp_path / "completions.jsonl"
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    header, *lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([header, *lines[:-1]]))
     here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2)
-    assert len(set(seeds)) == 2  # what is left is not sampled with the random numbers of what is there
+    assert len(set(seeds)) == 2
+    # ... nor where as many are left as there were at first, with the same first one, because more are asked for.
+    indices = [json.loads(line) for line in lines]
+    journal.write_bytes(
+        b"".join([header, *(line for line, entry in zip(lines, indices, strict=True) if entry["index"])])
+    )
+    here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2, k=7)
+    assert len(set(seeds)) == 3
 
 
 def test_vllm_takes_no_adapter(tmp_path, monkeypatch):
@@ -874,7 +953,14 @@ def test_vllm_takes_no_adapter(tmp_path, monkeypatch):
         ({"model": object()}, "A loaded model needs its tokenizer as `processing_class`"),
         ({"limit": 3}, "{'limit': 3} applies to a file or a hub dataset"),
         ({"dataset": Dataset.from_dict({"prompt": ["1+1"]})}, "has no column 'solution'; found 'prompt'"),
-        ({"dataset": sums(2, id=["a", "a"])}, "2 problems of the dataset have the id 'a'"),
+        (
+            {"dataset": sums(2, id=["a", "a"])},
+            "Two rows of the source 'dataset' have the id 'a', but the `prompt` of one is '1.1' and of the other '1.2",
+        ),
+        (
+            {"dataset": sums_of([1, 1], solution=["2", "3"])},
+            "have the id 'id1', but the `solution` of one is '2' and of the other '3'",
+        ),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, settings, message):
@@ -998,7 +1084,7 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
         assert run_eval(*options, "--base_url", server.url, "--max-completion-length", 9) == 0
     printed = capsys.readouterr().out
     assert "50.0% [0.0%, 100.0%]" in printed
-    assert "100.0% [100.0%, 100.0%]" in printed
+    assert "100.0% [34.2%, 100.0%]" in printed  # both of two: Wilson's lower bound 2 / (2 + z^2)
     assert server.requests[0][2]["max_tokens"] == 9
 
     assert run_compare(tmp_path / "base", tmp_path / "trained" / "summary.json") == 0
