@@ -28,13 +28,14 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
 from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id, pad
 
 from .config import DAPOConfig
-from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
+from .evaluation.prefetch import Prefetch, rows_that_fit
+from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback, last_complete_checkpoint
 from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
@@ -50,8 +51,6 @@ logger = logging.get_logger(__name__)
 
 # Reward functions that measure length, TRL's and ours: they never decide whether a group is accepted.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
-
-ALL_SOURCES = object()
 
 STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 
@@ -145,7 +144,8 @@ class DAPOTrainer(UpdatePhase):
         self._memory = PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None
         self._carried: Round | None = None  # the surplus of the last rollout
         self._num_short_rollouts = 0
-        self._evaluated: dict[str, tuple[str | None, list, list]] = {}
+        self._scores = EvaluationScores(self.num_generations_eval)
+        self._prefetch = Prefetch(self._generate_for_evaluation)
         self.add_callback(LogHistoryCallback())
         if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
             raise ValueError(
@@ -417,8 +417,10 @@ class DAPOTrainer(UpdatePhase):
     def _generate(self, prompts):
         if self._replayed is not None:
             return self._replayed["generated"]
-        with self._naming_the_server(), nullcontext() if self.model.training else self._eval_sampling():
-            generated = super()._generate(prompts)
+        generated = None if self.model.training else self._prefetch.take(prompts)
+        if generated is None:
+            with self._naming_the_server(), nullcontext() if self.model.training else self._eval_sampling():
+                generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._recorded is not None:
@@ -464,6 +466,7 @@ class DAPOTrainer(UpdatePhase):
                 yield
             finally:
                 self.generation_config, self.generation_kwargs = usual
+                self.model.eval()  # TRL's continuous batching leaves it in training mode
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
@@ -523,41 +526,46 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- Evaluation ----
 
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        dataset = getattr(dataloader, "dataset", None)
+        self._scores.begin(len(dataset) if has_length(dataset) else None)
+        self._metrics["eval"].clear()
+        schedules = self.use_vllm or self.use_transformers_continuous_batching
+        if schedules and not (self.tools or self.environment_factories or self.rollout_func or self._is_vlm):
+            round_size = self.args.dynamic_sampling_max_round_size
+            num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
+            dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        scores = self._scores.means()
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        return output
+
+    def _generate_for_evaluation(self, prompts: list) -> tuple:
+        """Completions for the prompts of several batches, one batch after the other."""
+        k = self.num_generations_eval
+        # vLLM's server is asked for so many completions of every so-manieth prompt, over all processes. Where a
+        # problem's rows lie in two processes, they are not neighbours any more.
+        self.num_generations_eval = math.gcd(k, self.args.per_device_eval_batch_size)
+        try:
+            return self._generate(prompts)
+        finally:
+            self.num_generations_eval = k
+
     def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
-        """Keeps verdicts and answers of an evaluation's problems until it is logged."""
+        """Adds the verdicts and answers of a batch to the scores."""
         answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
         answers = [None if answer == NO_ANSWER else answer for answer in answers]
-        keys = [str(example.get("id", example.get("prompt"))) for example in inputs]
+        # What an environment asks stands in other columns than the prompt.
+        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
         sources = [example.get("source") for example in inputs]
-        problems = gather_object(list(zip(keys, sources, answers, strict=True)))
+        rows = gather_object(list(zip(sources, ids, answers, strict=True)))
         deciding = deciding_reward(rewards.cpu(), self.reward_weights, self._decides)
-        correct = is_correct(deciding, self._criterion).tolist()
-        for start in range(0, len(problems), self.num_generations_eval):
-            group = slice(start, start + self.num_generations_eval)
-            key, source, _ = problems[start]
-            # A problem that comes again only fills the last batch.
-            self._evaluated.setdefault(key, (source, [answer for *_, answer in problems[group]], correct[group]))
-
-    def log(self, logs, start_time=None):
-        if not self.model.training:
-            self._publish_evaluated()
-        super().log(logs, start_time)
-
-    def _publish_evaluated(self):
-        """avg@k, pass@k and maj@k over the problems evaluated, and of each source where they name one."""
-        if not self._evaluated:  # a run whose last step evaluated logs its summary in evaluation mode too
-            return
-        problems, self._evaluated = list(self._evaluated.values()), {}
-        k, sources = self.num_generations_eval, dict.fromkeys(source for source, *_ in problems)
-        for source in [*sources, *([] if None in sources else [ALL_SOURCES])]:
-            chosen = [problem for problem in problems if source in (problem[0], ALL_SOURCES)]
-            answers, correct = [answers for _, answers, _ in chosen], [correct for *_, correct in chosen]
-            scores = {"avg": avg_at_k(correct), "pass": pass_at_k(correct, k)}
-            if any(answer is not None for row in answers for answer in row):
-                scores["maj"] = maj_at_k(answers, correct)
-            suffix = "" if source in (None, ALL_SOURCES) else f"/{source}"
-            for name, values in scores.items():
-                self._metrics["eval"][f"{name}@{k}{suffix}"] = [float(values.mean())]
+        right = is_correct(deciding, self._criterion).tolist()
+        right = [None if math.isnan(reward) else right[i] for i, reward in enumerate(deciding.tolist())]
+        self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
     # ---- What the user sees ----
 

@@ -29,8 +29,8 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
             A row with a `prompt`, plain or conversational, and perhaps an `id`.
 
     Returns:
-        `str` or `None`: The id; `None` where the row has none and an image, or anything else that JSON cannot hold,
-        is part of its prompt.
+        `str` or `None`: The id; `None` where the row has none, and its prompt is missing or holds an image or anything
+        else that JSON cannot hold.
 
     Example:
 
@@ -44,10 +44,10 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
     id_ = example.get("id")
     if id_ is not None and id_ != "":
         return str(id_)
-    if example.get("image") is not None or example.get("images"):
+    if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
         return None
     try:
-        prompt = json.dumps(example.get("prompt"))
+        prompt = json.dumps(example["prompt"])
     except TypeError:
         return None
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
@@ -58,8 +58,9 @@ class EvaluationScores:
     avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch.
 
     Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. The lists beyond
-    the dataset's own, which fill the last batch, are dropped by their number. Rows with equal source and id are
-    repeats of one problem, and their completions, a multiple of k, are pooled:
+    the dataset's own, which fill the last batch, are dropped by their number; k in a row that are not one problem's
+    (of a stream that `predict` does not repeat) are left out. Rows with equal source and id are repeats of one
+    problem, and their completions, a multiple of k, are pooled:
 
     - avg@k is the share of them that is right;
     - pass@k is the probability that one of k drawn from them is right, without bias
@@ -133,6 +134,8 @@ class EvaluationScores:
                 self._num_rows_left -= 1
             group = slice(start, start + self.k)
             source, id_ = problems[start]
+            if set(problems[group]) != {(source, id_)}:
+                continue
             key = (source, id_) if id_ is not None else len(self._problems)
             problem = self._problems.setdefault(key, _Problem(source, [], []))
             problem.right.extend(right[group])
