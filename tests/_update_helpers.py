@@ -8,7 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from helpers import make_config, make_tokenizer, prompts, tiny_config
 from transformers import Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
+from trl_dapo import DAPOTrainer
 from trl_dapo.update import UpdatePhase
 
 
@@ -96,7 +97,7 @@ def tiny_policy():
 
 
 class Scripted:
-    """Takes its rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
+    """Trains on rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
 
     def __init__(self, script=None, model=None, **settings):
         defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
@@ -113,7 +114,7 @@ class Scripted:
 
     def _generate_and_score_completions(self, inputs):
         self.asked.append([example["prompt"] for example in inputs])
-        if self.script is None:
+        if self.script is None or not self.model.training:
             return super()._generate_and_score_completions(inputs)
         num_rows, rank = len(inputs), self.accelerator.process_index
         everyone = self.script[: num_rows * self.accelerator.num_processes]
@@ -152,10 +153,15 @@ class ScriptedGRPO(Scripted, GRPOTrainer):
     pass
 
 
+class ScriptedDAPO(Scripted, DAPOTrainer):
+    pass
+
+
 def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, **settings):
     """Trains on `script`, of which each optimizer step takes an equal share."""
-    num_steps = settings.get("max_steps", 1)
-    settings.setdefault("per_device_train_batch_size", len(script) // (num_steps * num_microbatches * num_ranks))
+    if script is not None:
+        num_rows = len(script) // (settings.get("max_steps", 1) * num_microbatches * num_ranks)
+        settings.setdefault("per_device_train_batch_size", num_rows)
     trainer = cls(
         script,
         gradient_accumulation_steps=num_microbatches,
@@ -212,6 +218,8 @@ CASES = {
     "a single token": ([Row([5, 6], [7], 1.5), *mask(ROWS[1:], range(15))], (4, 4)),
     "long rows on one rank": (sorted(ROWS, key=lambda row: -len(row.prompt) - len(row.completion)), (4, 4)),
     "one long row": ([*make_rows(15, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (4, 4)),
+    "one row a rank": (ROWS[:2], (1, 1)),
+    "one long row, one micro-batch": ([*make_rows(3, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (1, 1)),
     "old logps on one rank": (old(ROWS, range(8)), (4, 4)),
     "images on one rank": ([replace(row, image=float(i)) for i, row in enumerate(ROWS[:8])] + ROWS[8:], (4, 4)),
 }
@@ -243,6 +251,21 @@ def two_processes(folder):
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 
 
+# Runs that sample: a rank has one row of each optimizer step.
+SAMPLED = {"one row a rank": {}, "one row a rank, no dynamic sampling": {"use_dynamic_sampling": False}}
+
+
+def rows_of(microbatch):
+    """The rows of a micro-batch, without their padding."""
+    columns = [microbatch[key].bool() for key in ("prompt_mask", "completion_mask")]
+    return [
+        Row(prompt[prompt_mask].tolist(), completion[completion_mask].tolist(), advantage.item())
+        for prompt, completion, prompt_mask, completion_mask, advantage in zip(
+            microbatch["prompt_ids"], microbatch["completion_ids"], *columns, microbatch["advantages"], strict=True
+        )
+    ]
+
+
 def main(folder):
     found = {}
     for name, (rows, (num_microbatches, steps_per_generation)) in CASES.items():
@@ -252,6 +275,10 @@ def main(folder):
             "costs": [padded_tokens(microbatch) for microbatch in trainer.microbatches],
             "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
         }
+    for name, settings in SAMPLED.items():
+        trainer = run(ScriptedDAPO, None, 1, per_device_train_batch_size=1, max_completion_length=16, **settings)
+        rows = [asdict(row) for microbatch in trainer.microbatches for row in rows_of(microbatch)]
+        found[f"sampled, {name}"] = {"gradient": trainer.gradients[0], "rows": rows}
     torch.save(found, Path(folder) / f"rank-{os.environ['RANK']}.pt")
 
 

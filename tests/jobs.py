@@ -94,6 +94,16 @@ def reward_fails_on_one_rank(model, folder):
         raise
 
 
+def shuffled_differently(model, folder):
+    dataset = prompts(40).shuffle(seed=RANK)
+    trainer = ScriptedTrainer(model, right, tiny_config(folder, max_steps=1), train_dataset=dataset, script=script)
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        (Path(folder) / f"error-{RANK}").write_text(str(error))
+        raise
+
+
 def reward_hangs_on_one_rank(model, folder):
     def hangs(completions, **kwargs):
         if RANK == 1:

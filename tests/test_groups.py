@@ -7,38 +7,38 @@ import math
 import pytest
 import torch
 
-from trl_dapo.sampling.groups import REASONS, Criterion, deciding_reward, is_correct, judge
+from trl_dapo.sampling.groups import REASONS, Criterion, drop_reasons, is_correct, task_reward
 
 
 NAN, INF = math.nan, math.inf
 
 
-def verdict(rewards, masked=None, **criterion):
+def reason_of(rewards, masked=None, **criterion):
     masked = None if masked is None else torch.tensor([masked], dtype=torch.bool)
-    (reason,) = judge(torch.tensor([rewards]), masked, Criterion(**criterion))
+    (reason,) = drop_reasons(torch.tensor([rewards]), masked, Criterion(**criterion))
     return reason
 
 
 def test_a_group_with_one_winner_is_accepted():
-    assert verdict([0.0, 0.0, 1.0, 0.0]) is None
+    assert reason_of([0.0, 0.0, 1.0, 0.0]) is None
 
 
 def test_an_all_wrong_group_is_dropped():
-    assert verdict([0.0, 0.0, 0.0]) == "all_wrong"
-    assert verdict([-1.0, -1.0, -1.0]) == "all_wrong"
+    assert reason_of([0.0, 0.0, 0.0]) == "all_wrong"
+    assert reason_of([-1.0, -1.0, -1.0]) == "all_wrong"
 
 
 def test_an_all_correct_group_is_dropped():
-    assert verdict([1.0, 1.0, 1.0]) == "all_correct"
+    assert reason_of([1.0, 1.0, 1.0]) == "all_correct"
 
 
 def test_graded_rewards_without_spread_are_constant():
-    assert verdict([0.3] * 8) == "constant"
+    assert reason_of([0.3] * 8) == "constant"
 
 
 def test_full_score_is_the_callers():
-    assert verdict([1.0, 1.0], full_score=2.0) == "constant"
-    assert verdict([2.0, 2.0], full_score=2.0) == "all_correct"
+    assert reason_of([1.0, 1.0], full_score=2.0) == "constant"
+    assert reason_of([2.0, 2.0], full_score=2.0) == "all_correct"
 
 
 @pytest.mark.parametrize("num_generations", [8, 16, 32, 64])
@@ -46,7 +46,7 @@ def test_full_score_is_the_callers():
 def test_float_noise_of_a_constant_group_never_passes(num_generations, dtype):
     """A standard deviation as the criterion would accept 186 of these 401 groups in float32."""
     values_N = torch.arange(-200, 201, dtype=dtype) / 100
-    reasons = judge(values_N[:, None].repeat(1, num_generations), None, Criterion())
+    reasons = drop_reasons(values_N[:, None].repeat(1, num_generations), None, Criterion())
     assert None not in reasons
     assert reasons.count("all_wrong") == 201  # -2.00, -1.99 ... 0.00
     assert reasons.count("constant") == 99  # 0.01 ... 0.99
@@ -54,100 +54,100 @@ def test_float_noise_of_a_constant_group_never_passes(num_generations, dtype):
 
 
 def test_spread_within_the_tolerance_is_none():
-    assert verdict([0.5, 0.5 + 1e-7]) == "constant"
-    assert verdict([0.5, 0.5 + 1e-3]) is None
-    assert verdict([0.5, 0.5 + 1e-3], tolerance=0.01) == "constant"
+    assert reason_of([0.5, 0.5 + 1e-7]) == "constant"
+    assert reason_of([0.5, 0.5 + 1e-3]) is None
+    assert reason_of([0.5, 0.5 + 1e-3], tolerance=0.01) == "constant"
 
 
 def test_unscored_completions_count_for_nothing():
-    assert verdict([NAN, 0.0, 0.0]) == "all_wrong"  # counted as zero it would hide, counted as NaN it would pass
-    assert verdict([NAN, 1.0, 1.0]) == "all_correct"  # as a zero it would fake a spread
-    assert verdict([NAN, 1.0, 0.0]) is None
+    assert reason_of([NAN, 0.0, 0.0]) == "all_wrong"  # counted as zero it would hide, counted as NaN it would pass
+    assert reason_of([NAN, 1.0, 1.0]) == "all_correct"  # as a zero it would fake a spread
+    assert reason_of([NAN, 1.0, 0.0]) is None
 
 
 def test_fewer_than_two_scored_completions_are_unscored():
-    assert verdict([NAN, NAN, NAN]) == "unscored"
-    assert verdict([NAN, 1.0, NAN]) == "unscored"
+    assert reason_of([NAN, NAN, NAN]) == "unscored"
+    assert reason_of([NAN, 1.0, NAN]) == "unscored"
 
 
 def test_an_infinite_reward_never_trains():
-    assert verdict([INF, 0.0, 1.0]) == "unscored"
-    assert verdict([-INF, 0.0, 1.0]) == "unscored"
-    assert verdict([-INF, 0.0, 1.0], masked=[1, 0, 0]) == "unscored"  # it still enters the mean
+    assert reason_of([INF, 0.0, 1.0]) == "unscored"
+    assert reason_of([-INF, 0.0, 1.0]) == "unscored"
+    assert reason_of([-INF, 0.0, 1.0], masked=[1, 0, 0]) == "unscored"  # it still enters the mean
 
 
 def test_a_group_whose_only_winner_is_masked_is_dropped():
-    assert verdict([0.0, 0.0, 0.0, 1.0], masked=[0, 0, 0, 1]) == "masked"
+    assert reason_of([0.0, 0.0, 0.0, 1.0], masked=[0, 0, 0, 1]) == "masked"
 
 
 def test_a_group_whose_only_loser_is_masked_is_dropped():
-    assert verdict([1.0, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
+    assert reason_of([1.0, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
 
 
 def test_a_masked_completion_does_not_hide_the_spread_of_the_others():
-    assert verdict([0.0, 1.0, 1.0], masked=[0, 0, 1]) is None
+    assert reason_of([0.0, 1.0, 1.0], masked=[0, 0, 1]) is None
 
 
 def test_fewer_than_two_live_completions_are_masked():
-    assert verdict([0.0, 1.0, 0.0], masked=[1, 1, 0]) == "masked"
-    assert verdict([0.0, 0.0, 0.0], masked=[1, 1, 1]) == "masked"
-    assert verdict([NAN, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
+    assert reason_of([0.0, 1.0, 0.0], masked=[1, 1, 0]) == "masked"
+    assert reason_of([0.0, 0.0, 0.0], masked=[1, 1, 1]) == "masked"
+    assert reason_of([NAN, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
 
 
 def test_masking_is_not_blamed_for_a_group_that_would_be_dropped_anyway():
-    assert verdict([0.0, 0.0, 1.0], masked=[0, 0, 1], min_accuracy=0.4) == "all_wrong"  # 1/3 is outside the band
-    assert verdict([0.0, 0.0, 0.0], masked=[0, 0, 1]) == "all_wrong"
-    assert verdict([1.0, 1.0, 1.0], masked=[0, 0, 1]) == "all_correct"
-    assert verdict([NAN, NAN, 1.0], masked=[1, 0, 0]) == "unscored"
+    assert reason_of([0.0, 0.0, 1.0], masked=[0, 0, 1], min_accuracy=0.4) == "all_wrong"  # 1/3 is outside the band
+    assert reason_of([0.0, 0.0, 0.0], masked=[0, 0, 1]) == "all_wrong"
+    assert reason_of([1.0, 1.0, 1.0], masked=[0, 0, 1]) == "all_correct"
+    assert reason_of([NAN, NAN, 1.0], masked=[1, 0, 0]) == "unscored"
 
 
 def test_the_accuracy_band_is_exclusive():
     band = {"min_accuracy": 0.25, "max_accuracy": 0.75}
-    assert verdict([1.0, 0.0, 0.0, 0.0], **band) == "outside_band"  # 1/4
-    assert verdict([1.0, 1.0, 0.0, 0.0], **band) is None  # 2/4
-    assert verdict([1.0, 1.0, 1.0, 0.0], **band) == "outside_band"  # 3/4
+    assert reason_of([1.0, 0.0, 0.0, 0.0], **band) == "outside_band"  # 1/4
+    assert reason_of([1.0, 1.0, 0.0, 0.0], **band) is None  # 2/4
+    assert reason_of([1.0, 1.0, 1.0, 0.0], **band) == "outside_band"  # 3/4
 
 
 @pytest.mark.parametrize("num_correct", range(1, 10))
 def test_a_bound_that_is_not_a_binary_fraction_is_exclusive_too(num_correct):
     rewards = [1.0] * num_correct + [0.0] * (10 - num_correct)
-    assert verdict(rewards, min_accuracy=num_correct / 10) == "outside_band"
-    assert verdict(rewards, max_accuracy=num_correct / 10) == "outside_band"
+    assert reason_of(rewards, min_accuracy=num_correct / 10) == "outside_band"
+    assert reason_of(rewards, max_accuracy=num_correct / 10) == "outside_band"
 
 
 def test_the_accuracy_is_that_of_live_scored_completions():
     rewards, masked = [1.0, 0.0, 1.0, 1.0, NAN], [0, 0, 1, 1, 0]
-    assert verdict(rewards, masked, max_accuracy=0.6) is None  # 1/2, not 3/4 or 3/5
+    assert reason_of(rewards, masked, max_accuracy=0.6) is None  # 1/2, not 3/4 or 3/5
 
 
 def test_a_tightened_end_does_not_bind_the_other():
-    assert verdict([0.4, 0.6], min_accuracy=0.1) is None  # accuracy 1, no upper bound
-    assert verdict([-1.0, -2.0], max_accuracy=0.9) is None  # accuracy 0, no lower bound
+    assert reason_of([0.4, 0.6], min_accuracy=0.1) is None  # accuracy 1, no upper bound
+    assert reason_of([-1.0, -2.0], max_accuracy=0.9) is None  # accuracy 0, no lower bound
 
 
 def test_graded_rewards_that_differ_above_the_threshold_are_accepted():
-    assert verdict([0.4, 0.6, 0.9]) is None
+    assert reason_of([0.4, 0.6, 0.9]) is None
 
 
 def test_a_reward_at_the_threshold_is_not_correct_in_any_precision():
-    assert verdict([0.3, 0.3], accuracy_threshold=0.3) == "all_wrong"  # float32(0.3) is above the double 0.3
-    assert verdict([0.3, 0.2], accuracy_threshold=0.3, min_accuracy=0.1) == "outside_band"
+    assert reason_of([0.3, 0.3], accuracy_threshold=0.3) == "all_wrong"  # float32(0.3) is above the double 0.3
+    assert reason_of([0.3, 0.2], accuracy_threshold=0.3, min_accuracy=0.1) == "outside_band"
 
 
 def test_groups_are_judged_apart_and_whole():
     rewards_NG = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.0, 1.0, 1.0]])
-    assert judge(rewards_NG, None, Criterion()) == [None, "all_wrong", "all_correct", "constant", None]
+    assert drop_reasons(rewards_NG, None, Criterion()) == [None, "all_wrong", "all_correct", "constant", None]
 
 
 def test_the_odd_one_out_keeps_its_group():
     """Judged row by row against the others' deviation, the only winner would be dropped and 15 equal rows kept."""
-    assert verdict([1.0] + [0.0] * 15) is None
-    assert verdict([0.0] + [1.0] * 15) is None
+    assert reason_of([1.0] + [0.0] * 15) is None
+    assert reason_of([0.0] + [1.0] * 15) is None
 
 
 def test_equal_prompts_stay_two_groups():
     """Merged, two constant groups of one prompt would pass as one of 2 G with spread."""
-    assert judge(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), None, Criterion()) == ["all_wrong", "all_correct"]
+    assert drop_reasons(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), None, Criterion()) == ["all_wrong", "all_correct"]
 
 
 def test_every_verdict_is_one_of_the_reasons():
@@ -156,12 +156,12 @@ def test_every_verdict_is_one_of_the_reasons():
     )
     masked_NG = torch.zeros(6, 3, dtype=torch.bool)
     masked_NG[5, 2] = True
-    assert judge(rewards_NG, masked_NG, Criterion(min_accuracy=0.4)) == list(REASONS)
+    assert drop_reasons(rewards_NG, masked_NG, Criterion(min_accuracy=0.4)) == list(REASONS)
 
 
 def test_a_single_completion_has_nothing_to_compare_with():
     with pytest.raises(ValueError, match=r"at least 2 completions.*\[3, 1\]"):
-        judge(torch.zeros(3, 1), None, Criterion())
+        drop_reasons(torch.zeros(3, 1), None, Criterion())
 
 
 @pytest.mark.parametrize("low_high", [(-0.1, 1.0), (0.5, 0.5), (0.0, 1.1), (NAN, 1.0)])
@@ -181,31 +181,31 @@ def test_an_impossible_tolerance_is_refused(tolerance):
 
 def test_only_the_deciding_columns_count():
     rewards_BF = torch.tensor([[1.0, -0.5, 1.0], [0.0, -0.1, 1.0]])
-    reward_B = deciding_reward(rewards_BF, torch.tensor([2.0, 1.0, 0.5]), torch.tensor([True, False, True]))
+    reward_B = task_reward(rewards_BF, torch.tensor([2.0, 1.0, 0.5]), torch.tensor([True, False, True]))
     assert reward_B.tolist() == [2.5, 0.5]
 
 
 def test_an_all_wrong_group_does_not_pass_on_a_length_penalty():
     rewards_BF = torch.tensor([[0.0, 0.0], [0.0, -0.3], [0.0, -0.7], [0.0, -1.0]])
-    weights_F, decides_F = torch.ones(2), torch.tensor([True, False])
-    assert judge(deciding_reward(rewards_BF, weights_F, decides_F).view(1, 4), None, Criterion()) == ["all_wrong"]
+    weights_F, is_task_F = torch.ones(2), torch.tensor([True, False])
+    assert drop_reasons(task_reward(rewards_BF, weights_F, is_task_F).view(1, 4), None, Criterion()) == ["all_wrong"]
 
 
 def test_a_function_that_gave_no_reward_adds_nothing():
     rewards_BF = torch.tensor([[1.0, NAN], [NAN, 1.0], [NAN, NAN]])
-    reward_B = deciding_reward(rewards_BF, torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
+    reward_B = task_reward(rewards_BF, torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
     assert reward_B[:2].tolist() == [1.0, 3.0]
     assert reward_B[2].isnan()
 
 
 def test_a_completion_scored_by_other_functions_only_is_unscored():
-    reward_B = deciding_reward(torch.tensor([[NAN, 1.0]]), torch.ones(2), torch.tensor([True, False]))
+    reward_B = task_reward(torch.tensor([[NAN, 1.0]]), torch.ones(2), torch.tensor([True, False]))
     assert reward_B.isnan().tolist() == [True]
 
 
 def test_the_sum_is_made_in_double_precision():
     rewards_BF = torch.tensor([[2.0**24, 1.0]])  # in float32 the sum would be 2^24 again
-    assert deciding_reward(rewards_BF, torch.ones(2), torch.tensor([True, True])).item() == 2**24 + 1
+    assert task_reward(rewards_BF, torch.ones(2), torch.tensor([True, True])).item() == 2**24 + 1
 
 
 def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance():
@@ -215,4 +215,4 @@ def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance(
 
 def test_someone_must_decide():
     with pytest.raises(ValueError, match=r"No reward function decides.*\[False, False\]"):
-        deciding_reward(torch.zeros(1, 2), torch.ones(2), torch.tensor([False, False]))
+        task_reward(torch.zeros(1, 2), torch.ones(2), torch.tensor([False, False]))

@@ -5,7 +5,7 @@
 import json
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, Image, IterableDataset, concatenate_datasets
 
 from trl_dapo.sampling.prompts import PromptStream
 
@@ -84,9 +84,49 @@ def test_the_id_column_names_the_prompt(kind):
     assert ids(stream.take(4)) == ["10", "11", "12", "10"]
 
 
-def test_the_row_names_a_prompt_without_an_id():
-    taken = PromptStream(numbers(20), seed=0).take(20)
-    assert all(example["prompt"] == f"What is {prompt_id} + {prompt_id}?" for prompt_id, example in taken)
+@both_kinds
+def test_a_prompt_without_an_id_is_named_by_its_content(kind):
+    first, second = (PromptStream(kind(20, **columns), seed=0) for columns in ({}, {"id": [None] * 20}))
+    names = [dict(zip(texts(taken), ids(taken), strict=True)) for taken in (first.take(20), second.take(20))]
+    assert all(len(set(named.values())) == 20 for named in names)
+
+
+def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_grows():
+    names = {example["prompt"]: name for name, example in PromptStream(numbers(20), seed=0).take(20)}
+    others = [numbers(20).shuffle(seed=3), numbers(25)]
+    for dataset in others:
+        taken = PromptStream(dataset, seed=0).take(len(dataset))
+        assert {text: name for name, text in zip(ids(taken), texts(taken), strict=True) if text in names} == names
+
+
+@both_kinds
+def test_equal_ids_of_two_sources_are_two_prompts(kind):
+    stream = PromptStream(kind(3, id=[1, 1, 2], source=["a", "b", None]), seed=0, shuffle=False)
+    assert ids(stream.take(3)) == ["a/1", "b/1", "2"]
+
+
+def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_it():
+    dataset = numbers(1).add_column("image", [None]).cast_column("image", Image())
+    dataset = concatenate_datasets([dataset, dataset])
+    assert len(set(ids(PromptStream(dataset, seed=0).take(2)))) == 2
+    dataset.set_transform(lambda batch: pytest.fail("an image was opened"), columns=["image"])
+    assert PromptStream(dataset, seed=0).fingerprint() != PromptStream(numbers(2), seed=0).fingerprint()
+
+
+@both_kinds
+def test_examples_keep_only_the_columns_asked_for_and_are_named_by_all(kind):
+    stream = PromptStream(kind(2, id=["x", "y"]), seed=0, shuffle=False, columns=["prompt", "image"])
+    assert stream.take(1) == [("x", {"prompt": "What is 0 + 0?"})]
+
+
+def test_the_fingerprint_tells_order_and_length():
+    one, same, reordered, grown = (
+        PromptStream(dataset, seed=0).fingerprint()
+        for dataset in (numbers(50), numbers(50), numbers(50).shuffle(seed=1), numbers(51))
+    )
+    assert one == same
+    assert len({one, reordered, grown}) == 3
+    assert PromptStream(streamed(50), seed=0).fingerprint() is None
 
 
 def test_a_streamed_prompt_without_an_id_keeps_its_name():
@@ -128,20 +168,16 @@ def test_a_resumed_stream_overrides_what_was_drawn_before():
     assert resumed.take(10) == straight.take(10)
 
 
-def test_another_dataset_cannot_be_resumed():
-    state = PromptStream(numbers(10), seed=0).state_dict()
-    with pytest.raises(ValueError, match="10 prompts, this dataset has 11"):
-        PromptStream(numbers(11), seed=0).load_state_dict(state)
-
-
-def test_another_seed_cannot_be_resumed():
-    state = PromptStream(numbers(10), seed=0).state_dict()
-    with pytest.raises(ValueError, match="seed 0, this run has 1"):
-        PromptStream(numbers(10), seed=1).load_state_dict(state)
+def test_another_dataset_begins_the_pass_after_the_one_that_was_left():
+    left, other, straight = PromptStream(numbers(10), seed=0), *(PromptStream(numbers(11), seed=0) for _ in range(2))
+    left.take(14)  # in the second pass
+    other.begin_after(left.state_dict())
+    straight.take(22)
+    assert other.take(5) == straight.take(5)  # the third
 
 
 def test_passes_count_what_was_drawn():
-    stream = PromptStream(numbers(8), seed=0)
+    stream = PromptStream(numbers(8, id=list(range(8))), seed=0)
     assert stream.passes == 0
     stream.take(2)
     assert stream.passes == 0.25

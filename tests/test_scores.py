@@ -201,6 +201,23 @@ def test_predictions_have_scores_of_their_own_and_leave_nothing_behind(tiny_mode
     assert not scores_of(metrics, "test")
 
 
+def test_where_nothing_says_what_is_right_there_are_no_scores(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7733"), [is_seven, is_formatted])
+    metrics = trainer.evaluate(prompts(1))
+    assert scores_of(metrics) == {}
+    assert metrics["eval_rewards/is_seven/mean"] == 0.0
+
+
+def test_a_problem_that_the_reward_function_cannot_score_is_left_out(tiny_model, tmp_path):
+    def reads_all_but_prompt_1(prompts, completions, **kwargs):
+        rewards = is_seven(completions)
+        return [None if number(prompt) == 1 else reward for prompt, reward in zip(prompts, rewards, strict=True)]
+
+    script = Answers(prompt_0="7733", prompt_1="3", prompt_2="7")
+    metrics = make(tiny_model, tmp_path, script, reads_all_but_prompt_1).evaluate(prompts(3))
+    assert metrics["eval_avg@4"] == (1 / 2 + 1) / 2
+
+
 class Abort(TrainerCallback):
     def on_prediction_step(self, args, state, control, **kwargs):
         raise KeyboardInterrupt

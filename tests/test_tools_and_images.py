@@ -188,6 +188,10 @@ def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(im
     assert [int(text.split("prompt ")[1].split(":")[0]) for text in prompts[::4]] == [1, 2, 4, 5]
     assert all(text.count("<image>") == 4 for text in prompts)
     assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    rounds = trainer._sampler.rollout.sampled
+    # Accepted groups keep their images, and of dropped ones as many as a batch could ask for.
+    kept = sum(images is not None for round_ in rounds for images in round_.rows.images)
+    assert kept <= 4 * (len(trainer._sampler.rollout.accepted) + 4)
     assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
 
 

@@ -181,7 +181,7 @@ def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
         per_device_train_batch_size=1,
         num_prompts=3,
     )
-    exact._prompt_stream.take(2)  # so that prompt 2 comes next
+    exact._sampler.stream.take(2)  # so that prompt 2 comes next
     exact.train()
     assert short.state.log_history[0]["grad_norm"] == pytest.approx(exact.state.log_history[0]["grad_norm"], rel=1e-4)
     torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)
@@ -343,6 +343,11 @@ def test_a_plain_grpo_config_is_refused_with_the_fix_in_the_message(tiny_model, 
     args = GRPOConfig(str(tmp_path), bf16=False, use_cpu=True)
     with pytest.raises(TypeError, match=r"Replace `GRPOConfig\(...\)` by `DAPOConfig\(...\)`"):
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
+
+
+def test_a_dictionary_as_args_is_refused_with_the_fix_in_the_message(tiny_model):
+    with pytest.raises(TypeError, match=r"got `dict`. Replace `{...}` by `DAPOConfig\(\*\*{...}\)`"):
+        DAPOTrainer(tiny_model, right, {"output_dir": "out"}, train_dataset=prompts(8))
 
 
 def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tmp_path):

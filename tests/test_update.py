@@ -12,6 +12,7 @@ import torch
 from _update_helpers import (
     CASES,
     ROWS,
+    SAMPLED,
     SPLITS,
     Row,
     ScriptedGRPO,
@@ -28,7 +29,7 @@ from _update_helpers import (
     tiny_policy,
     two_processes,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
@@ -57,6 +58,16 @@ def test_two_processes_give_the_gradient_of_one_row_at_a_time(ranks, case):
     expected = reference_gradient(rows)
     for rank in ranks:
         assert apart(rank[case]["gradient"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_two_processes_train_on_the_one_row_that_each_has_sampled(ranks, name):
+    found = [rank[f"sampled, {name}"] for rank in ranks]
+    rows = [Row(**row) for rank in found for row in rank["rows"]]
+    assert len(rows) == 2
+    assert rows[0].advantage == -rows[1].advantage != 0
+    for rank in found:
+        assert apart(rank["gradient"], reference_gradient(rows)) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["a single token", "one long row"])
@@ -126,6 +137,7 @@ OPTIONS = {
         "use_bias_correction_kl": True,
     },
     "delta": {"delta": 1.5},
+    "delta below the upper clip": {"delta": 1.1},
     "off-policy mask": {"off_policy_mask_threshold": 0.01},
     "off-policy mask, no sampling logps": {"off_policy_mask_threshold": 0.01, "drop": ["sampling_per_token_logps"]},
     "high entropy": {"top_entropy_quantile": 0.4},
@@ -209,8 +221,8 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhase._compute_loss(trainer, model, inputs)
-        trainer._tally.add(real_tokens=1, padded_tokens=1)
-        trainer._publish("train")
+        trainer._step_metrics.add(real_tokens=1, padded_tokens=1)
+        trainer._publish(trainer._step_metrics, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)
@@ -256,7 +268,7 @@ def test_the_dual_clip_is_off_by_default_and_bounds_bad_tokens_when_on():
     inputs = hostile_microbatch()
     inputs["old_per_token_logps"] -= 6.0  # the policy has moved far: ratios around e^6
     without = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
-    trainer.args.clip_ratio_c = 10.0
+    trainer.args.delta = 10.0
     with_ = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
     assert with_[0] < without[0]
     assert with_[1].norm() < without[1].norm()
@@ -411,7 +423,7 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
     ours = set()
-    for name in ("_compute_loss", "_entropy_bonus_coef", "_count", "_publish", "_adapt_entropy_coef"):
+    for name in ("_compute_loss", "_entropy_bonus_coef", "_publish", "_adapt_entropy_coef"):
         source = inspect.getsource(getattr(UpdatePhase, name)).replace(" args.", " self.args.")
         ours |= {field for field in HONOURED if field in source}
     assert ours == HONOURED
@@ -612,7 +624,7 @@ def with_ratios(rows, ratios):
 def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
     rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
     rows = with_ratios(rows, [[2.0, 2.0, 2.0, 1.0, 1.0, 1.0], [0.5, 1.0], [20.0], [1.0]])
-    log = run(ScriptedUpdate, rows, 2, clip_ratio_c=10.0).state.log_history[0]
+    log = run(ScriptedUpdate, rows, 2, delta=10.0).state.log_history[0]
     # 10 tokens: three good ones above 1.28, one bad one below 0.8, one bad one above 10.
     assert log["clip_ratio/high_mean"] == pytest.approx(0.3)
     assert log["clip_ratio/low_mean"] == pytest.approx(0.1)
@@ -760,6 +772,32 @@ def test_evaluation_is_trls():
     assert {"eval_loss", "eval_entropy", "eval_reward"} <= shared
     for name in shared:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+
+
+class EvaluatesAfterEachMicroBatch(TrainerCallback):
+    def __init__(self):
+        self.logged = []
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        random_state = torch.get_rng_state()
+        self.logged.append(self.trainer.evaluate())
+        torch.set_rng_state(random_state)
+
+
+def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_of_the_steps():
+    evaluates, runs = EvaluatesAfterEachMicroBatch(), []
+    for callbacks in ([], [evaluates]):
+        trainer = evaluates.trainer = ScriptedUpdate(make_rows(32), max_steps=2, max_completion_length=16)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        runs.append([{name: value for name, value in log.items() if name not in TIMED} for log in logs])
+    assert runs[0] == runs[1]
+    assert len(evaluates.logged) == 2 * 3  # between four micro-batches lie three gaps
+    for log in evaluates.logged:
+        # 4 prompts x 2 completions in one batch.
+        assert log["eval_num_loss_tokens"] == 8 * log["eval_completions/mean_length"]
 
 
 def test_the_trainer_has_this_update_phase():

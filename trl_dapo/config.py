@@ -45,10 +45,10 @@ class DAPOConfig(GRPOConfig):
         epsilon_high (`float`, *optional*, defaults to `0.28`):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
             become likely and the entropy does not collapse.
-        clip_ratio_c (`float`, *optional*):
-            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this.
-            Above 1. verl, SkyRL and NeMo RL use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
-            Not the same as TRL's `delta`, which clamps the ratio for either sign of the advantage.
+        delta (`float`, *optional*):
+            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this. At
+            least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
+            their DAPO recipes; `None` turns it off, as in the paper.
 
         > Dynamic sampling
 
@@ -100,8 +100,8 @@ class DAPOConfig(GRPOConfig):
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):
-            Whether completions cut off by `max_completion_length` are left out of the loss. TRL calls this
-            `mask_truncated_completions`; either name sets both, and they must agree.
+            Whether completions cut off by `max_completion_length` are left out of the loss: another name for TRL's
+            `mask_truncated_completions`, which holds the value.
 
         > Reward scaling
 
@@ -157,13 +157,6 @@ class DAPOConfig(GRPOConfig):
         default="dapo",
         metadata={
             "help": "`dapo`: every token of an optimizer step weighs the same. Any other value is left to GRPOTrainer."
-        },
-    )
-    clip_ratio_c: float | None = field(
-        default=None,
-        metadata={
-            "help": "Dual clip: for negative advantages a token's loss grows no further past this ratio (above 1). "
-            "verl, SkyRL and NeMo RL use 10.0. None turns it off."
         },
     )
     use_dynamic_sampling: bool = field(
@@ -268,15 +261,18 @@ class DAPOConfig(GRPOConfig):
                 f"`num_generations` must be at least 2, got {self.num_generations}: a group of one completion has no "
                 "spread of rewards to learn from."
             )
-        self._check_clip()
         self._check_dynamic_sampling()
         self._check_overlong()
         self._check_reward_scaling()
         self._check_evaluation()
+        # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
+        num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
-            # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
-            num_processes = int(os.environ.get("WORLD_SIZE", "1"))
             self._size_batches(num_processes)
+        elif self.steps_per_generation is not None:
+            worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
+            if self.generation_batch_size == worked_out:  # a config made from another's fields states both
+                self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         super().__post_init__()
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
@@ -349,17 +345,6 @@ class DAPOConfig(GRPOConfig):
             f"{_count(self.steps_per_generation, 'micro-batch')}; {_count(num_steps, 'optimizer step')} of "
             f"{_count(step, 'prompt')}"
         )
-
-    def _check_clip(self):
-        if self.clip_ratio_c is None:
-            return
-        if self.clip_ratio_c <= 1:
-            raise ValueError(f"`clip_ratio_c` must be above 1, got {self.clip_ratio_c}. Use `None` to turn it off.")
-        if self.loss_type != "dapo":
-            raise ValueError(
-                f"`clip_ratio_c={self.clip_ratio_c}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
-                "losses have no dual clip. Set `clip_ratio_c=None`."
-            )
 
     def _check_dynamic_sampling(self):
         for name, choices in (
@@ -502,16 +487,14 @@ class DAPOConfig(GRPOConfig):
                 f"`overlong_penalty_factor={self.overlong_penalty_factor}` has no effect without "
                 "`overlong_buffer_length`. Set the buffer (the paper: a fifth of `max_completion_length`)."
             )
-        if self.overlong_filtering is None:
-            self.overlong_filtering = self.mask_truncated_completions
-        elif self.overlong_filtering != self.mask_truncated_completions:
-            # TRL's default is False, so True here can only be the user's.
-            if self.mask_truncated_completions:
-                raise ValueError(
-                    "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of "
-                    "one setting. Set only one of them."
-                )
-            self.mask_truncated_completions = True
+        if self.overlong_filtering is False and self.mask_truncated_completions:
+            raise ValueError(
+                "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of one "
+                "setting. Set only one of them."
+            )
+        # One field holds the setting, so that a config made from this one's fields can change it by either name.
+        self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
+        self.overlong_filtering = None
 
 
 def _nearest_multiples(value: int, unit: int) -> str:

@@ -12,16 +12,13 @@ from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset
-from transformers.utils import logging
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from .checkpoint import find_checkpoint
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
-from .history import last_complete_checkpoint
 from .rewards import dapo_math_reward, math_verify_reward
 
-
-logger = logging.get_logger(__name__)
 
 REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 
@@ -205,10 +202,7 @@ def load_reward(name: str) -> Callable:
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
     """
-    The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last complete one.
-
-    A run that was killed while it wrote a checkpoint leaves a folder without `trainer_state.json`; it is passed over.
-    Where there is none yet, the run starts from the beginning, so that one launch line serves first and later runs.
+    The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last that was written to its end.
     """
     asked = training_args.resume_from_checkpoint
     if asked is None or str(asked).lower() == "false":
@@ -217,11 +211,7 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
         if not Path(asked, "trainer_state.json").exists():
             raise FileNotFoundError(f"`resume_from_checkpoint={asked}` is not a complete checkpoint.")
         return asked
-    checkpoint = last_complete_checkpoint(training_args.output_dir)
-    if checkpoint is None:
-        logger.warning(f"{training_args.output_dir} holds no complete checkpoint: the run starts from the beginning.")
-        return None
-    return str(checkpoint)
+    return find_checkpoint(training_args.output_dir)
 
 
 def tiny_model(training_args: DAPOConfig) -> str:

@@ -64,14 +64,14 @@ def clipped_loss(
     epsilon_low: float,
     epsilon_high: float,
     delta: float | None = None,
-    clip_ratio_c: float | None = None,
 ) -> torch.Tensor:
     r"""
     Loss per token of the clipped surrogate: minus the minimum in equations 8 and 10, with an optional dual clip.
 
-    \\( -\min(r A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A) \\). With `clip_ratio_c` the surrogate
-    of a negative advantage is bounded below by \\( c A \\)
-    ([arXiv 1912.09729](https://huggingface.co/papers/1912.09729)), so that one unlucky token cannot dominate a step.
+    \\( -\min(\min(r, \delta) A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A) \\). A `delta` of at
+    least `1 + epsilon_high` bounds the surrogate of a negative advantage below by \\( \delta A \\), so that one token
+    cannot dominate a step, and leaves a positive one alone: the dual clip of
+    [arXiv 1912.09729](https://huggingface.co/papers/1912.09729), `clip_ratio_c` in verl and SkyRL.
 
     Args:
         ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`):
@@ -83,9 +83,8 @@ def clipped_loss(
         epsilon_high (`float`):
             Upper clip.
         delta (`float`, *optional*):
-            TRL's upper bound on the unclipped ratio, for either sign of the advantage.
-        clip_ratio_c (`float`, *optional*):
-            Dual clip, above 1.
+            Upper bound of the unclipped ratio, for either sign of the advantage, as in TRL. Below `1 + epsilon_high`
+            it lowers the upper clip too; a negative advantage then counts up to `1 + epsilon_high`.
 
     Returns:
         `torch.Tensor` of shape `(B, T)` or `(B, 1)`.
@@ -94,17 +93,14 @@ def clipped_loss(
 
     ```python
     >>> ratio, advantages = torch.tensor([[1.5, 1.5, 20.0]]), torch.tensor([[1.0, -1.0, -1.0]])
-    >>> clipped_loss(ratio, advantages, epsilon_low=0.2, epsilon_high=0.28, clip_ratio_c=10.0)
+    >>> clipped_loss(ratio, advantages, epsilon_low=0.2, epsilon_high=0.28, delta=10.0)
     tensor([[-1.2800,  1.5000, 10.0000]])
     ```
     """
     clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     if delta is not None:
         ratio = ratio.clamp(max=delta)
-    surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
-    if clip_ratio_c is not None:
-        surrogate = torch.where(advantages < 0, torch.max(surrogate, clip_ratio_c * advantages), surrogate)
-    return -surrogate
+    return -torch.min(ratio * advantages, clipped_ratio * advantages)
 
 
 def clipped_tokens(
@@ -113,22 +109,22 @@ def clipped_tokens(
     epsilon_low: float,
     epsilon_high: float,
     delta: float | None = None,
-    clip_ratio_c: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Where [`clipped_loss`] has no gradient. Arguments as there.
+
+    With a `delta` below `1 + epsilon_high` no token counts as at the upper clip, as in TRL's metrics.
 
     Returns:
         `tuple` of three boolean `torch.Tensor`, shaped as the loss: at the lower clip, at the upper clip, at the dual
         clip.
     """
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
-    high = (ratio > 1 + epsilon_high) & (advantages > 0)
-    if clip_ratio_c is None:
-        return low, high, torch.zeros_like(low)
-    return low, high, (ratio > clip_ratio_c) & (advantages < 0)
+    if delta is None:
+        return low, (ratio > 1 + epsilon_high) & (advantages > 0), torch.zeros_like(low)
+    dual = (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
+    ratio = ratio.clamp(max=delta)
+    return low, (ratio > 1 + epsilon_high) & (advantages > 0), dual
 
 
 def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tensor:

@@ -4,62 +4,52 @@
 
     for each rollout batch:
         sample G completions a prompt and score them        _sample_round
-        keep the groups that are neither all right nor all   groups.judge, Refill
+        keep the groups that are neither all right nor all   _drop_reasons, Sampler
         wrong; not full: sample again
-        advantages within each group                        GRPOTrainer, on the rows that were kept (_replay)
+        advantages within each group                        GRPOTrainer, on the rows that were kept (_train_on)
         for each optimizer step:
             Clip-Higher, token mean                         UpdatePhase
 
-TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. It is wrapped, not copied:
-each round runs it in recording mode, which keeps what `_generate` and `_calculate_rewards` returned and pays for no
-forward pass; then it runs once more, on the rows that train, with the recorded values handed back to it.
+TRL turns prompts into tensors in one private method, which is wrapped, not copied: see `seam.py`.
 """
 
 import copy
-import json
 import math
 import textwrap
 import time
-from collections import defaultdict, deque
+import zlib
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
-from trl import GRPOConfig
 from trl.trainer.utils import get_config_model_id, pad
 
+from .checkpoint import MEMORY_NAME, State, find_checkpoint, read_state, write_state
 from .config import DAPOConfig
+from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id
-from .history import LogHistoryCallback, last_complete_checkpoint
+from .history import LogHistoryCallback
 from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
-from .sampling.groups import REASONS, Criterion, deciding_reward, is_correct, judge
+from .sampling.groups import count_correct, drop_reasons
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
-from .sampling.refill import AcceptanceRate, Refill
-from .sampling.rollouts import Round, deal_groups, local_slice, pack_rows, record_rows, replay_rows, select_groups
+from .sampling.refill import Batch, Group
+from .sampling.report import advise, describe_misfit, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
+from .sampling.sampler import Sampler
+from .sampling.task import TaskReward
+from .seam import Seam
 from .update import UpdatePhase
 
 
 logger = logging.get_logger(__name__)
-
-# Reward functions that measure length, TRL's and ours: they never decide whether a group is accepted.
-LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
-
-STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
-
-
-class _NoReset:
-    """Stands in for the environments of completed rollouts, which must not be reset a second time."""
-
-    def reset(self, **kwargs):
-        return None
 
 
 class DAPOTrainer(UpdatePhase):
@@ -125,33 +115,33 @@ class DAPOTrainer(UpdatePhase):
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
         if not isinstance(args, DAPOConfig):
-            fix = "DAPOConfig(...)" if isinstance(args, GRPOConfig) else "a `DAPOConfig`"
+            given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
+            if isinstance(args, dict):
+                given, fix = "{...}", "DAPOConfig(**{...})"
             raise TypeError(
-                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{type(args).__name__}(...)` by "
-                f"`{fix}` (`from trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
+                "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
             )
-        self._recorded: dict | None = None  # what the current round produced
-        self._replayed: dict | None = None  # what the current replay hands back
+        self._seam = Seam()
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         if args.overlong_buffer_length is not None:
             self._add_overlong_punishment()
-        self._criterion, self._decides = self._deciding_rewards()
-        self._acceptance = AcceptanceRate()
-        self._prompt_stream = self._open_prompt_stream() if args.use_dynamic_sampling else None
-        self._memory = PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None
-        self._carried: Round | None = None  # the surplus of the last rollout
-        self._num_short_rollouts = 0
+        self._task = TaskReward.choose(
+            self.reward_func_names,
+            self.reward_weights,
+            args.dynamic_sampling_rewards,
+            min_accuracy=args.dynamic_sampling_min_accuracy,
+            max_accuracy=args.dynamic_sampling_max_accuracy,
+            accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
+            best=1.0 if args.reward_scaling is None else args.reward_scaling_target_max,
+        )
+        self._sampler = self._make_sampler() if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self.add_callback(LogHistoryCallback())
-        if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
-            raise ValueError(
-                "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
-                "them. Set `dynamic_sampling_surplus='discard'`."
-            )
 
     # ---- Reward functions ----
 
@@ -170,39 +160,9 @@ class DAPOTrainer(UpdatePhase):
         self.reward_processing_classes.append(None)
         self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
-    def _deciding_rewards(self) -> tuple[Criterion, torch.Tensor]:
-        """Which reward columns decide, and by what rule."""
-        args, names = self.args, self.reward_func_names
-        candidates = [name for name in names if name not in LENGTH_PENALTIES]
-        chosen = candidates if args.dynamic_sampling_rewards is None else args.dynamic_sampling_rewards
-        if unknown := [name for name in chosen if name not in names]:
-            raise ValueError(
-                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
-                f"{', '.join(map(repr, names))}."
-            )
-        if penalties := [name for name in chosen if name in LENGTH_PENALTIES]:
-            raise ValueError(
-                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
-                f"different lengths would be accepted. Choose from {', '.join(map(repr, candidates)) or 'none'}."
-            )
-        if args.use_dynamic_sampling and not chosen:
-            raise ValueError(
-                f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
-                "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
-            )
-        decides = torch.tensor([name in chosen for name in names])
-        best = 1.0 if args.reward_scaling is None else args.reward_scaling_target_max
-        criterion = Criterion(
-            min_accuracy=args.dynamic_sampling_min_accuracy,
-            max_accuracy=args.dynamic_sampling_max_accuracy,
-            accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
-            full_score=self.reward_weights[decides].sum().item() * best,
-        )
-        return criterion, decides
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        if self._replayed is not None:
-            return self._replayed["rewards"]
+        if self._seam.replayed is not None:
+            return self._seam.replayed[1]
         error = None
         try:
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -214,11 +174,11 @@ class DAPOTrainer(UpdatePhase):
         if torch.isinf(rewards).any():
             self._raise_on_every_rank(error, rewards)
         if self.model.training and self.args.reward_scaling is not None:
-            for i in self._decides.nonzero().flatten().tolist():
+            for i in self._task.is_task_F.nonzero().flatten().tolist():
                 scaled = scale_reward(rewards[:, i].tolist(), **self.args.reward_scaling)
                 rewards[:, i] = torch.tensor(scaled, device=rewards.device)
-        if self._recorded is not None:
-            self._recorded["rewards"] = rewards
+        if self._seam.recorded is not None:
+            self._seam.recorded.rewards = rewards
         if not self.model.training:
             self._remember_evaluated(inputs, completions, rewards)
         return rewards
@@ -241,156 +201,107 @@ class DAPOTrainer(UpdatePhase):
     def _generate_and_score_completions(self, inputs):
         if not (self.model.training and self.args.use_dynamic_sampling):
             return super()._generate_and_score_completions(inputs)
-        refill = self._new_refill(len(inputs) * self.accelerator.num_processes // self.num_generations)
-        carried, rounds = self._carried, []
-        num_skipped, seconds = self._prompt_stream.num_skipped, []
-        with self._progress_bar(refill) as show_progress:
-            while not self._is_enough(refill):
+        sampler, step, seconds = self._sampler, self.state.global_step, []
+        num_skipped = sampler.stream.num_skipped
+        sampler.begin()
+        with self._progress_bar() as show_progress:
+            while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
-                rounds.append(self._sample_round(self._next_prompts(refill.next_round_size())))
-                verdicts = self._verdicts(rounds[-1])
-                refill.offer(verdicts)
-                self._pack(rounds[-1], verdicts)
+                round_ = self._sample_round(prompts)
+                sampler.add_round(round_, *self._drop_reasons(round_), step)
                 seconds.append(time.perf_counter() - started)
                 show_progress()
-        self._on_shortfall(refill)
-        rollouts = self._train_on(([carried] if carried else []) + rounds, refill)
+        batch = sampler.batch()
+        self._speak_of_shortfall(batch)
+        rollouts = self._train_on(batch)
+        sampler.carry(self._carried_groups(batch.carry))
         self._log_sampling(
-            rounds,
-            refill,
+            batch,
             tokens_trained=int(rollouts["num_items_in_batch"]),
-            skipped_by_memory=self._prompt_stream.num_skipped - num_skipped,
+            skipped_by_memory=sampler.stream.num_skipped - num_skipped,
             refill_seconds=sum(seconds[1:]),
         )
         return rollouts
 
-    def _new_refill(self, target: int) -> Refill:
-        args = self.args
-        if args.dynamic_sampling_mode == "mask":
-            return Refill(target=target, acceptance=self._acceptance, max_rounds=1, batch_multiplier=1.0)
-        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
-        schedules = self.use_vllm or self.use_transformers_continuous_batching
-        return Refill(
-            target=target,
-            acceptance=self._acceptance,
-            max_rounds=args.dynamic_sampling_max_rounds,
-            max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
-            multiple_of=self._smallest_split,
-            batch_multiplier=args.batch_multiplier,
-            num_carried=len(self._carried.prompts) if self._carried else 0,
-        )
-
-    @property
-    def _smallest_split(self) -> int:
-        """The least number of groups whose rows all ranks can share equally."""
-        world_size = self.accelerator.num_processes
-        return world_size // math.gcd(self.num_generations, world_size)
-
-    def _is_enough(self, refill: Refill) -> bool:
-        return refill.done or self._can_replace(refill)
-
-    def _can_replace(self, refill: Refill) -> bool:
-        """Whether enough groups are accepted for copies of them to stand in for the dropped ones."""
-        enough = self.args.min_replace_ratio * refill.target
-        return self.args.dynamic_sampling_mode == "replace" and len(refill.taken) >= enough
-
-    def _next_prompts(self, num_prompts: int) -> list[tuple[str, dict]]:
-        if self._memory is None:
-            return self._prompt_stream.take(num_prompts)
-        return self._prompt_stream.take(
-            num_prompts, lambda prompt: self._memory.should_skip(prompt, self.state.global_step, self.num_generations)
-        )
-
     def _sample_round(self, prompts: list[tuple[str, dict]]) -> Round:
         """Samples and scores one group a prompt; no log-probability is computed."""
+        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         examples = [example for _, example in prompts for _ in range(self.num_generations)]
-        mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
-        self._recorded = {}
-        try:
-            with self._scratch_logs() as (metrics, logs):
-                # A copy a row: TRL writes a rollout function's extra fields into it.
-                super()._generate_and_score_completions([dict(example) for example in examples[mine]])
-            recorded = self._recorded
-        finally:
-            self._recorded = None
-        columns = torch.tensor([self._completion_lengths, recorded["truncated"]], device=self.accelerator.device)
-        lengths_B, truncated_B = self.accelerator.gather(columns.T).cpu().T
+        mine = len(examples) // num_ranks
+        # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
+        inputs = [copy.deepcopy(example) for example in examples[rank * mine : (rank + 1) * mine]]
+        with self._seam.recording(self) as recorded:
+            super()._generate_and_score_completions(inputs)
+        names = [name for name, _ in prompts]
+        drawn = [zlib.crc32(repr(names).encode())] * mine
+        columns = torch.tensor([self._completion_lengths, recorded.truncated, drawn], device=self.accelerator.device)
+        lengths_B, truncated_B, drawn_B = self.accelerator.gather(columns.T.contiguous()).cpu().T
+        if (drawn_B != drawn_B[0]).any():
+            raise RuntimeError(
+                "The processes drew different prompts: their training datasets differ. Shuffle and filter the dataset "
+                "with a seed that is the same in every process."
+            )
+        logs = recorded.logs["extra"].items()
         return Round(
-            prompts=prompts,
-            rows=recorded["rows"],
-            rewards_BF=recorded["rewards"].cpu(),
+            prompts=names,
+            rows=recorded.rows,
+            rewards_BF=recorded.rewards.cpu(),
             lengths_B=lengths_B,
             truncated_B=truncated_B.bool(),
-            extra_logs={
-                column: list(values) for column, values in logs["extra"].items() if len(values) == len(examples)
-            },
-            metrics=metrics,
+            extra_logs={column: list(values) for column, values in logs if len(values) == len(examples)},
+            metrics=recorded.metrics,
         )
 
-    def _verdicts(self, round_: Round) -> list[str | None]:
-        """For each group of a round: `None` if it is accepted, else the reason why not."""
-        G = self.num_generations
-        rewards = deciding_reward(round_.rewards_BF, self.reward_weights, self._decides).view(-1, G)
-        masked = (
-            round_.truncated_B.view(-1, G) if self.mask_truncated_completions else torch.zeros_like(rewards).bool()
-        )
-        if self._memory is not None:
-            scored = ~rewards.isnan() & ~masked
-            correct = scored & is_correct(rewards, self._criterion)
-            counts = zip(round_.prompts, correct.sum(1).tolist(), scored.sum(1).tolist(), strict=True)
-            for (prompt_id, _), num_correct, num_scored in counts:
-                self._memory.update(prompt_id, num_correct, num_scored, self.state.global_step)
-        return judge(rewards, masked, self._criterion)
+    def _drop_reasons(self, round_: Round) -> tuple[list[str | None], list[tuple[int, int]]]:
+        """For each group `None`, or why it is dropped; and its correct and scored completions."""
+        rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
+        masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
+        reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
+        return reasons, count_correct(rewards_NG, masked_NG, reasons, self._task.criterion)
 
-    def _pack(self, round_: Round, verdicts: list[str | None]):
-        """Lets go of what a dropped group's rows hold, and makes arrays of the others."""
-        accepted = [verdict is None for verdict in verdicts for _ in range(self.num_generations)]
-        mine = local_slice(len(accepted), self.accelerator.process_index, self.accelerator.num_processes)
-        pack_rows(round_.rows, accepted[mine])
-
-    def _train_on(self, rounds: list[Round], refill: Refill) -> dict:
-        """The rollout batch: carried groups, then those taken in prompt order, then what fills it if it is short."""
-        first = refill.num_carried
-        live = [*range(first), *(first + i for i in refill.taken)]
-        num_groups = sum(len(round_.prompts) for round_ in rounds)
-        if self._can_replace(refill):
-            live = [live[i % len(live)] for i in range(refill.target)]
-        idle = sorted({*range(num_groups)} - {*live}) or live
-        filler = [idle[i % len(idle)] for i in range(refill.target - len(live))]
-
-        rows = self._deal(rounds, live, filler)
-        num_live = len(live) * self.num_generations
-        rewards = select_groups([round_.rewards_BF for round_ in rounds], [*live, *filler], self.num_generations)
-        rewards[num_live:] = torch.nan  # TRL leaves what cannot be scored out of every mean
-        mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
-        self._pending_extra_logs.update(self._extra_logs(rounds, [*live, *filler], mine))
-        rollouts = self._replay(rows, rewards, num_live=max(0, min(num_live, mine.stop) - mine.start))
-        if first:
-            _restore_old_logps(rollouts, rows["old_logps"])
-        if self.args.dynamic_sampling_surplus == "carry":
-            self._carried = self._carry(rounds, [first + i for i in refill.surplus][: refill.target])
+    def _train_on(self, batch: Batch) -> dict:
+        """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
+        rounds, groups, G = self._sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
+        rows = assign_to_ranks(rounds, batch.train, batch.fill, self.accelerator.device)
+        rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
+        rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
+        first = self.accelerator.process_index * len(rows)
+        self._pending_extra_logs.update(self._extra_logs(rounds, groups, slice(first, first + len(rows))))
+        inputs = [
+            {"prompt": prompt, "environment": environment}
+            for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
+        ]
+        with self._seam.replaying(self, rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
+            rollouts = super()._generate_and_score_completions(inputs)
+        num_train = min(max(len(batch.train) * G - first, 0), len(rows))
+        rollouts["completion_mask"][num_train:] = 0
+        rollouts["advantages"][num_train:] = 0
+        loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
+        if self._sampler.rollout.carried:
+            _restore_old_logps(rollouts, rows.old_logps)
         return rollouts
 
-    def _deal(self, rounds: list[Round], live: list[int], filler: list[int]) -> dict[str, list]:
-        """This rank's rows of the groups `live`, then of the groups `filler`, cut short."""
-        return deal_groups(rounds, live, filler, self.num_generations, self.accelerator.device)
-
-    def _carry(self, rounds: list[Round], surplus: list[int]) -> Round | None:
-        """The surplus, with the log-probabilities of the policy that sampled it, for the next rollout."""
-        surplus = surplus[: len(surplus) // self._smallest_split * self._smallest_split]
-        if not surplus:
+    def _carried_groups(self, groups: list[Group]) -> Round | None:
+        """Groups for the next rollout, with the log-probabilities of the policy that sampled them."""
+        if not groups:
             return None
-        rows = self._deal(rounds, surplus, [])
-        rows["old_logps"] = rows["logprobs"] if rows["logprobs"][0] is not None else self._logps_of(rows)
-        rewards = select_groups([round_.rewards_BF for round_ in rounds], surplus, self.num_generations)
-        return Round.carried(rows, rewards, num_prompts=len(surplus))
+        rounds, G = self._sampler.rollout.rounds, self.num_generations
+        rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
+        new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
+        # Only vLLM's log-probabilities can be trusted: without it a rollout function may return placeholders.
+        logps = [rows.logprobs[i] for i in new] if self.use_vllm else self._logps_of(rows.take(new))
+        for i, row in zip(new, logps, strict=True):
+            rows.old_logps[i] = row
+        rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
+        return Round.of_groups(rows, rewards, G)
 
-    def _logps_of(self, rows: dict[str, list]) -> list:
+    def _logps_of(self, rows: Rows) -> list:
         """Log-probabilities of the rows' completions under the present policy."""
         device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
-        ids = [torch.tensor(row) for row in rows["completion_ids"]]
-        prompt_ids = pad([torch.tensor(row) for row in rows["prompt_ids"]], pad_token_id, padding_side="left")
-        prompt_mask = pad([torch.ones(len(row)) for row in rows["prompt_ids"]], 0, padding_side="left")
+        ids = [torch.tensor(row) for row in rows.completion_ids]
+        prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
+        prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
         completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
         with torch.no_grad():
             logps, _, _ = self._get_per_token_logps_and_entropies(
@@ -402,127 +313,41 @@ class DAPOTrainer(UpdatePhase):
             )
         return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
-    def _extra_logs(self, rounds: list[Round], groups: list[int], mine: slice) -> dict[str, list]:
+    def _extra_logs(self, rounds: list[Round], groups: list[Group], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""
-        G, logs = self.num_generations, {}
-        for column in dict.fromkeys(column for round_ in rounds for column in round_.extra_logs):
-            values = [
-                value for round_ in rounds for value in round_.extra_logs.get(column, [None] * len(round_.rewards_BF))
-            ]
-            logs[column] = [value for i in groups for value in values[i * G : (i + 1) * G]][mine]
-        return logs
+        columns = dict.fromkeys(column for round_ in rounds for column in round_.extra_logs)
+        logged = {
+            column: [round_.extra_logs.get(column, [None] * len(round_.rewards_BF)) for round_ in rounds]
+            for column in columns
+        }
+        return {column: select_groups(values, groups, self.num_generations)[mine] for column, values in logged.items()}
 
-    # ---- The seam: record, then replay ----
+    # ---- The seam: what is recorded, and handed back ----
+
+    _seam = Seam()  # neither half runs in a trainer that was made without `__init__`
 
     def _generate(self, prompts):
-        if self._replayed is not None:
-            return self._replayed["generated"]
+        if self._seam.replayed is not None:
+            return self._seam.replayed[0]
         generated = None if self.model.training else self._prefetch.take(prompts)
         if generated is None:
-            with self._naming_the_server(), nullcontext() if self.model.training else self._eval_sampling():
+            with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
                 generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
-        if self._recorded is not None:
+        if self._seam.recorded is not None:
             ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
             environments = None if self.environment_factories is None else self._batch_environments
-            self._recorded["rows"] = record_rows(generated, prompts, environments)
-            self._recorded["truncated"] = [ids[-1] not in ends for ids in completion_ids]
+            self._seam.recorded.rows = Rows.from_generated(generated, prompts, environments)
+            self._seam.recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
-    @contextmanager
-    def _naming_the_server(self):
-        """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
-        args = self.args
-        try:
-            yield
-        except OSError as error:
-            if not (self.use_vllm and args.vllm_mode == "server") or self.rollout_func is not None:
-                raise
-            url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-            checkpoint = last_complete_checkpoint(args.output_dir)
-            how = f"resume from {checkpoint}" if checkpoint else f"train anew: {args.output_dir} holds no checkpoint"
-            raise RuntimeError(f"The vLLM server at {url} is gone ({error}). Start it again and {how}.") from error
-
-    @contextmanager
-    def _eval_sampling(self):
-        """Samples with `eval_temperature`, `eval_top_p` and `eval_top_k` where they are set."""
-        names = ("temperature", "top_p", "top_k")
-        changed = {name: getattr(self.args, f"eval_{name}") for name in names}
-        changed = {name: value for name, value in changed.items() if value is not None}
-        if self.use_vllm:
-            usual = {name: getattr(self.vllm_generation, name) for name in changed}
-            vars(self.vllm_generation).update(changed)
-            try:
-                yield
-            finally:
-                vars(self.vllm_generation).update(usual)
-        else:
-            usual = self.generation_config, self.generation_kwargs
-            self.generation_kwargs = {**self.generation_kwargs, **changed}
-            self.generation_config = copy.deepcopy(self.generation_config)
-            self.generation_config.update(**changed)
-            try:
-                yield
-            finally:
-                self.generation_config, self.generation_kwargs = usual
-                self.model.eval()  # TRL's continuous batching leaves it in training mode
-
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
-        if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+        if self._seam.recorded is not None:  # nobody reads these: the round is only sampled and scored
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
-
-    def _replay(self, rows: dict[str, list], rewards: torch.Tensor, num_live: int) -> dict:
-        """TRL's rollout batch of `rows`, as if they had just been sampled together; only `num_live` of them train."""
-        self._replayed = {"rewards": rewards.to(self.accelerator.device), "generated": replay_rows(rows)}
-        inputs = [
-            {"prompt": prompt, "environment": environment}
-            for prompt, environment in zip(rows["prompt"], rows["environment"], strict=True)
-        ]
-        try:
-            with self._no_environment_resets(len(inputs)), self._scratch_metrics() as metrics:
-                rollouts = super()._generate_and_score_completions(inputs)
-        finally:
-            self._replayed = None
-        self._replay_metrics = metrics
-        if num_live < len(inputs):
-            rollouts["completion_mask"][num_live:] = 0
-            rollouts["advantages"][num_live:] = 0
-        loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-        rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        return rollouts
-
-    @contextmanager
-    def _no_environment_resets(self, num_rows: int):
-        if self.environment_factories is None:
-            yield
-            return
-        pool = self._environment_pool
-        self._environment_pool = {name: [_NoReset()] * num_rows for name in pool}
-        try:
-            yield
-        finally:
-            self._environment_pool, self.environments = pool, None
-
-    @contextmanager
-    def _scratch_metrics(self):
-        metrics, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
-        try:
-            yield self._metrics["train"]
-        finally:
-            self._metrics = metrics
-
-    @contextmanager
-    def _scratch_logs(self):
-        logs, self._logs = self._logs, _empty_logs(self._logs)
-        try:
-            with self._scratch_metrics() as metrics:
-                yield metrics, self._logs
-        finally:
-            self._logs = logs
 
     # ---- Evaluation ----
 
@@ -555,106 +380,139 @@ class DAPOTrainer(UpdatePhase):
             self.num_generations_eval = k
 
     def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
-        """Adds the verdicts and answers of a batch to the scores."""
+        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        if not self._task.knows_right:
+            return
         answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
         answers = [None if answer == NO_ANSWER else answer for answer in answers]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
         sources = [example.get("source") for example in inputs]
         rows = gather_object(list(zip(sources, ids, answers, strict=True)))
-        deciding = deciding_reward(rewards.cpu(), self.reward_weights, self._decides)
-        right = is_correct(deciding, self._criterion).tolist()
-        right = [None if math.isnan(reward) else right[i] for i, reward in enumerate(deciding.tolist())]
+        rewards, right = rewards.cpu(), self._task.is_right(rewards.cpu()).tolist()
+        right = [None if math.isnan(reward) else right[i] for i, reward in enumerate(self._task.of(rewards).tolist())]
         self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
     # ---- What the user sees ----
 
     @contextmanager
-    def _progress_bar(self, refill: Refill):
-        disable = self.args.disable_tqdm or not self.accelerator.is_main_process
+    def _progress_bar(self):
+        rollout, disable = self._sampler.rollout, self.args.disable_tqdm or not self.accelerator.is_main_process
         bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
-        with tqdm(total=refill.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
+        with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
 
             def show():
-                bar.n = refill.target - refill.shortfall
-                bar.set_postfix_str(f"round {refill.num_rounds}, acceptance {_acceptance(refill):.0%}")
+                bar.n = rollout.target - rollout.shortfall
+                bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
+                if num_passes := self._sampler.new_barren_passes():
+                    logger.warning(
+                        f"No group was accepted in {num_passes} passes over the training dataset. {advise(rollout)}"
+                    )
 
             yield show
 
-    def _on_shortfall(self, refill: Refill):
+    def _speak_of_shortfall(self, batch: Batch):
         """Stops or warns when the rounds were used up before the batch was full."""
-        by_design = self._can_replace(refill) or (self.args.dynamic_sampling_mode == "mask" and refill.taken)
-        if refill.full or by_design:
-            self._num_short_rollouts = 0
+        num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
+        if not num_short:
             return
-        self._num_short_rollouts += 1
-        found = refill.num_generated - refill.dropped.total()
-        reasons = ", ".join(f"{reason} {count}" for reason, count in refill.dropped.most_common()) or "none"
-        carried = f" beside {refill.num_carried} carried" if refill.num_carried else ""
-        what = (
-            f"{found} of {refill.num_generated} groups accepted in {refill.num_rounds} rounds{carried}, "
-            f"{refill.target} needed (dropped: {reasons})."
-        )
-        advice = "".join(_ADVICE[reason] + " " for reason, _ in refill.dropped.most_common(1))
+        what, advice = describe_shortfall(rollout), advise(rollout)
         limit = f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds})"
         if self.args.dynamic_sampling_on_exhausted == "error":
             raise RuntimeError(
                 f"Dynamic sampling could not fill the rollout batch: {what} {advice}Or raise {limit}, or set "
                 "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
             )
-        # Once when it begins and once when it has become a pattern: a line a rollout would bury the log.
-        if self._num_short_rollouts in (1, 5):
-            trained = refill.target - refill.shortfall
-            outcome = f"trains on {trained} groups" if trained else "does not move the weights"
+        # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
+        if num_short in (1, 5):
+            outcome = f"trains on {len(batch.train)} groups" if batch.train else "does not move the weights"
             logger.warning(
-                f"Dynamic sampling fell short ({self._num_short_rollouts} rollouts in a row): {what} This rollout "
-                f"{outcome}. {advice}Or raise {limit}."
+                f"Dynamic sampling fell short ({num_short} rollouts in a row): {what} This rollout {outcome}. "
+                f"{advice}Or raise {limit}."
             )
 
-    def _log_sampling(self, rounds: list[Round], refill: Refill, **sampling: float):
+    def _log_sampling(self, batch: Batch, **sampling: float):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
-        metrics = self._metrics["train"]
-        for name, value in _merge_rounds(rounds).items():
+        metrics, sampler = self._metrics["train"], self._sampler
+        rollout = sampler.rollout
+        sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
+        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": sampler.stream.passes}
+        sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
+        for name, value in sampled.items():
             metrics[name].append(value)
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
-        num_trained = refill.target - (0 if self._can_replace(refill) else refill.shortfall)
-        sampling = {
-            "rounds": refill.num_rounds,
-            "groups_generated": refill.num_generated,
-            "groups_trained": num_trained,
-            "completions_generated": refill.num_generated * self.num_generations,
-            "completions_trained": num_trained * self.num_generations,
-            "tokens_generated": sum(int(round_.lengths_B.sum()) for round_ in rounds),
-            "surplus": len(refill.surplus),
-            "carried": refill.num_carried,
-            "shortfall": refill.shortfall,
-            "passes": self._prompt_stream.passes,
-            **{f"dropped/{reason}": refill.dropped[reason] for reason in REASONS},
-            **({"acceptance_rate": _acceptance(refill)} if rounds else {}),
-            **sampling,
-        }
-        for name, value in sampling.items():
-            metrics[f"dynamic_sampling/{name}"].append(float(value))
 
-    # ---- Prompts and checkpoints ----
+    # ---- Prompts ----
 
-    def _open_prompt_stream(self) -> PromptStream:
-        dataset = self.train_dataset
-        if self.args.remove_unused_columns:
-            dataset = self._remove_unused_columns(dataset, description="training")
-        num_groups = self.args.generation_batch_size // self.num_generations
-        if isinstance(dataset, Dataset) and len(dataset) < num_groups:
+    def _make_sampler(self) -> Sampler:
+        args, num_ranks = self.args, self.accelerator.num_processes
+        if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
             raise ValueError(
-                f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_groups} "
+                f"Dynamic sampling needs ranks of which each has rows of its own, but {shared} ranks share a row "
+                "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
+                "`use_dynamic_sampling=False`."
+            )
+        if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
+            raise ValueError(
+                "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
+                "them. Set `dynamic_sampling_surplus='discard'`."
+            )
+        if args.dynamic_sampling_memory:
+            self._task.require_right("`dynamic_sampling_memory=True`")
+        target = args.generation_batch_size // self.num_generations
+        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
+        schedules = self.use_vllm or self.use_transformers_continuous_batching
+        return Sampler(
+            self._open_prompt_stream(target),
+            target=target,
+            num_generations=self.num_generations,
+            mode=args.dynamic_sampling_mode,
+            min_replace_ratio=args.min_replace_ratio,
+            carries=args.dynamic_sampling_surplus == "carry",
+            max_rounds=args.dynamic_sampling_max_rounds,
+            max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
+            # The least number of groups whose rows all ranks can share equally.
+            multiple_of=num_ranks // math.gcd(self.num_generations, num_ranks),
+            batch_multiplier=args.batch_multiplier,
+            memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
+            num_ranks=num_ranks,
+        )
+
+    def _open_prompt_stream(self, num_prompts: int) -> PromptStream:
+        dataset, columns = self.train_dataset, None
+        if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
+            raise ValueError(
+                f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_prompts} "
                 f"(`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
                 f"{self.num_generations}). Add prompts, or lower `per_device_train_batch_size` or "
                 "`steps_per_generation`."
             )
-        return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset)
+        if self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            columns = self._signature_columns
+        return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset, columns=columns)
+
+    def get_train_dataloader(self):
+        if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
+            return super().get_train_dataloader()
+        # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
+        # where it starts over differs after a resume.
+        dataset, self.train_dataset = self.train_dataset, IterableDataset.from_generator(_pace)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = dataset
+
+    # ---- Checkpoints ----
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
         if not self.args.save_only_model:
@@ -664,25 +522,23 @@ class DAPOTrainer(UpdatePhase):
         # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)
+        # The main process writes `trainer_state.json` next: not before every rank's files are there.
+        self.accelerator.wait_for_everyone()
+
     def _save_dapo_state(self, folder: Path):
-        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        sampler = self._sampler
         local = {
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
-            "carried": self._carried and self._carried.state_dict(),
-            "world_size": world_size,
+            "carried": sampler and sampler.carried_state_dict(),
+            "num_processes": self.accelerator.num_processes,
         }
-        torch.save(local, folder / _rank_state_name(rank))
-        if self.args.should_save:
-            shared = {
-                "acceptance": self._acceptance.state_dict(),
-                "num_short_rollouts": self._num_short_rollouts,
-                "prompts": self._prompt_stream and self._prompt_stream.state_dict(),
-                "memory": self._memory and self._memory.state_dict(),
-            }
-            if self._memory is not None:
-                self._memory.save(folder / MEMORY_NAME)
-            (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+        shared = {} if sampler is None else sampler.state_dict()
+        write_state(folder, self.accelerator.process_index, State(shared, local), self.args.should_save)
+        if self.args.should_save and sampler is not None and sampler.memory is not None:
+            sampler.memory.save(folder / MEMORY_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
@@ -698,51 +554,31 @@ class DAPOTrainer(UpdatePhase):
             self._load_dapo_state(Path(checkpoint))
 
     def _load_dapo_state(self, folder: Path):
-        if not (folder / STATE_NAME).exists():
+        """Continues where the checkpoint left off. All ranks do so, or none does."""
+        state, problem = read_state(folder, self.accelerator.process_index)
+        if problems := [found for found in gather_object([problem]) if found]:
             logger.warning(
-                f"{folder} was not written by DAPOTrainer (it has no {STATE_NAME}): the weights and the optimizer are "
-                "resumed, the prompts start a fresh pass."
+                f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, "
+                "the prompts start a fresh pass."
             )
             return
-        shared = json.loads((folder / STATE_NAME).read_text())
-        self._acceptance.load_state_dict(shared["acceptance"])
-        self._num_short_rollouts = shared["num_short_rollouts"]
-        if self._prompt_stream and shared["prompts"]:
-            self._prompt_stream.load_state_dict(shared["prompts"])
-        if self._memory is not None and shared["memory"]:
-            self._memory.load_state_dict(shared["memory"])
-            self._memory.load(folder / MEMORY_NAME)
-        path = folder / _rank_state_name(self.accelerator.process_index)
-        local = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
-        if local.get("world_size") != self.accelerator.num_processes:
-            logger.warning(
-                f"{folder} was written with another number of processes: an unfinished rollout in it is sampled anew."
-            )
+        shared, local = state
+        update, differs = local["update"], {}
+        if self._sampler is not None and shared:
+            differs = self._sampler.load_state_dict(shared, local["carried"])
+            if self._sampler.memory is not None and shared["memory"] is not None:
+                self._sampler.memory.load(folder / MEMORY_NAME)
+        if local["num_processes"] != self.accelerator.num_processes:
+            differs["num_processes"] = local["num_processes"], self.accelerator.num_processes
+        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
+            name = "steps_per_generation * num_iterations"
+            differs[name] = update["generate_every"], self._generate_every
+        if differs:
+            has_rows = update["rollout"] is not None or local["carried"] is not None
+            logger.warning(describe_misfit(str(folder), differs, has_rows))
             return
-        self.load_update_state_dict(local["update"])
+        self.load_update_state_dict(update)
         self._metrics["train"].update(local["metrics"])
-        self._carried = local["carried"] and Round.from_state_dict(local["carried"])
-
-
-# What to change, by the reason that dropped most groups.
-_ADVICE = {
-    "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
-    "`max_completion_length`, or check that the reward function recognises right answers.",
-    "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
-    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
-    "completions apart.",
-    "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
-    "unscored": "The deciding reward functions return `None` for most completions: check their inputs.",
-    "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
-}
-
-
-def _acceptance(refill: Refill) -> float:
-    return 1 - refill.dropped.total() / refill.num_generated
-
-
-def _rank_state_name(rank: int) -> str:
-    return f"dapo_state_rank{rank}.pt"
 
 
 def _restore_old_logps(rollouts: dict, old_logps: list):
@@ -757,23 +593,7 @@ def _restore_old_logps(rollouts: dict, old_logps: list):
                 rollouts["importance_sampling_ratio"][i] = 1.0
 
 
-def _empty_logs(logs: dict) -> dict:
-    """The structure of TRL's `_logs`, empty and without a bound."""
-    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
-
-
-def _merge_rounds(rounds: list[Round]) -> dict[str, float]:
-    """One value a metric from several rounds: least of the minima, greatest of the maxima, else the mean over rows."""
-    values: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for round_ in rounds:
-        for name, (value, *_) in round_.metrics.items():
-            if not name.startswith("sampling/") and name != "num_tokens" and value == value:
-                values[name].append((value, len(round_.rewards_BF)))
-    merged: dict[str, float] = {}
-    for name, pairs in values.items():
-        reduce = {"min": min, "max": max}.get(name.rsplit("/", 1)[-1].split("_")[0])
-        if reduce is not None:
-            merged[name] = reduce(value for value, _ in pairs)
-        else:
-            merged[name] = sum(value * rows for value, rows in pairs) / sum(rows for _, rows in pairs)
-    return merged
+def _pace():
+    """Examples without end, for a data loader that only counts."""
+    while True:
+        yield {"prompt": ""}

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
-from collections import defaultdict, deque
+from collections import deque
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,21 +18,21 @@ from trl.trainer.utils import (
 )
 
 from .batching import (
+    assign_to_ranks,
     check_keys,
     cut_equal_cost,
-    deal,
+    index_rows,
     is_cut_by_row,
     join_rows,
-    pack_rows,
-    padded_cost,
     resize,
     row_lengths,
+    rows_from_bytes,
+    rows_to_bytes,
     schema,
-    take_rows,
-    unpack_rows,
     widths,
 )
 from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
+from .step_metrics import StepMetrics, metrics_of_tokens
 
 
 # What a rollout holds for the model besides tokens and masks.
@@ -49,41 +50,22 @@ MODEL_INPUTS = (
 )
 
 
-class _Tally:
-    """Sums and extremes of one optimizer step, kept on the device and reduced over ranks in one collective."""
+class RowFacts(NamedTuple):
+    """
+    What every rank knows of the rows of an optimizer step.
 
-    def __init__(self):
-        self.sums = defaultdict(float)
-        self.lowest = {}
-        self.highest = {}
+    Attributes:
+        lengths (`list[list[tuple[int, int]]]`):
+            Prompt and completion length of each row, rank by rank.
+        num_tokens (`int`):
+            Loss tokens of all rows.
+        have_same_keys (`bool`):
+            Whether the ranks' rows can be exchanged.
+    """
 
-    def add(self, **sums):
-        for name, value in sums.items():
-            self.sums[name] = self.sums[name] + value
-
-    def add_extremes(self, lowest, highest):
-        for name, value in lowest.items():
-            self.lowest[name] = torch.minimum(self.lowest.get(name, value), value)
-        for name, value in highest.items():
-            self.highest[name] = torch.maximum(self.highest.get(name, value), value)
-
-    def reduce(self, accelerator):
-        """Totals over all ranks, as Python floats."""
-        extremes = {**self.lowest, **self.highest}
-        local = [*self.sums.values(), *extremes.values()]
-        local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
-        )
-        ranks = accelerator.gather(local.unsqueeze(0))
-        num_sums, num_lowest = len(self.sums), len(self.lowest)
-        totals = torch.cat(
-            [
-                ranks[:, :num_sums].sum(0),
-                ranks[:, num_sums : num_sums + num_lowest].amin(0),
-                ranks[:, num_sums + num_lowest :].amax(0),
-            ]
-        )
-        return dict(zip([*self.sums, *extremes], totals.tolist(), strict=True))
+    lengths: list[list[tuple[int, int]]]
+    num_tokens: int
+    have_same_keys: bool
 
 
 class _SkipEmptyStep(TrainerCallback):
@@ -147,10 +129,10 @@ class UpdatePhase(GRPOTrainer):
         self._window_batches = []  # what the dataloader gave for the coming optimizer step
         self._window_microbatches = deque()  # what is left of the optimizer step under way
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
-        self._tally = _Tally()
+        self._step_metrics = StepMetrics()  # of the optimizer step under way
         self.add_callback(_SkipEmptyStep(self))
 
-    # The window
+    # The window: the rows of one optimizer step
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -168,14 +150,17 @@ class UpdatePhase(GRPOTrainer):
 
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
-        self._tally = _Tally()
-        parts = []
+        self._step_metrics = StepMetrics()
+        parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
-        self._window_microbatches = deque(self._cut(parts))
+        rows = self._join(parts)
+        facts = self._gather_row_facts(parts, rows)
+        self._window_num_tokens = facts.num_tokens
+        self._window_microbatches = deque(self._cut(parts, rows, facts))
 
     @property
     def _generate_every(self):
@@ -189,89 +174,98 @@ class UpdatePhase(GRPOTrainer):
         parts = split_tensor_dict(rollout, self.args.steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
-    def _cut(self, parts):
-        """Micro-batches of equal padded cost with the rows of `parts`, dealt over the ranks."""
-        rows, lengths, can_exchange = self._survey(parts)
-        num_ranks, local = len(lengths), lengths[self.accelerator.process_index]
-        if rows is None:
-            size = len(local) // len(parts)
-            plan = [list(range(start, start + size)) for start in range(0, len(local), size)]
-        elif not can_exchange:
-            plan = cut_equal_cost(local, len(parts), self.pad_to_multiple_of)
-        else:
-            everyone = [length for local in lengths for length in local]
-            slots = cut_equal_cost(everyone, len(parts) * num_ranks, self.pad_to_multiple_of)
-            rows, local, plan = self._exchange(rows, everyone, deal(slots, num_ranks))
+    def _join(self, parts):
+        """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
+        if self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
+            return None
+        return join_rows(parts, self._tokenizer.pad_token_id)
 
-        microbatches = []
-        for part, slot in zip(parts, plan, strict=True):
-            needed = [local[row] for row in slot]
-            prompt_width, completion_width = widths(needed, self.pad_to_multiple_of)
-            if rows is not None:
-                part = take_rows(rows, torch.tensor(slot, device=self.accelerator.device))
-            microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
-            microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
-            microbatches.append(microbatch)
-            self._tally.add(
-                real_tokens=sum(map(sum, needed)), padded_tokens=padded_cost(needed, self.pad_to_multiple_of)
-            )
-        return microbatches
-
-    def _survey(self, parts):
-        """
-        Tell every rank the window's token count and every row's lengths.
-
-        Returns this rank's rows under one another, or `None` if they cannot be cut anew; the lengths, rank by rank;
-        and whether rows can change ranks.
-        """
-        rows, keys = None, 0
-        if all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0:
-            rows = join_rows(parts, self._tokenizer.pad_token_id)
-            keys = schema(rows)
+    def _gather_row_facts(self, parts, rows) -> RowFacts:
+        """Tell every rank, in one collective, of every row of the window."""
+        keys = 0 if rows is None else schema(rows)
         facts = [torch.tensor([[0, 0, keys]], device=self.accelerator.device)]
         for part in parts:
             mask = part["completion_mask"]
             loss_mask = mask * part["tool_mask"] if "tool_mask" in part else mask
             facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), loss_mask.sum(1, keepdim=True)], dim=1))
-        facts = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
-        self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
-        lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
+        ranks = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
+        return RowFacts(
+            lengths=[[(prompt, completion) for prompt, completion, _ in facts] for _, *facts in ranks],
+            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens in facts),
+            have_same_keys=all(header[2] == keys for header, *_ in ranks),
+        )
+
+    def _cut(self, parts, rows, facts):
+        """Micro-batches of equal padded cost with the rows of `parts`, assigned to the ranks."""
+        lengths = facts.lengths[self.accelerator.process_index]
+        if rows is None:
+            size = len(lengths) // len(parts)
+            plan = [list(range(start, start + size)) for start in range(0, len(lengths), size)]
+        elif self._exchanges_rows(facts):
+            rows, lengths, plan = self._exchange(rows, facts.lengths, len(parts))
+        else:
+            plan = cut_equal_cost(lengths, len(parts), self.pad_to_multiple_of)
+
+        microbatches = []
+        for part, indices in zip(parts, plan, strict=True):
+            if rows is not None:
+                part = index_rows(rows, torch.tensor(indices, device=self.accelerator.device))
+            columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
+            microbatch = resize(part, *columns, self._tokenizer.pad_token_id)
+            microbatch["num_items_in_batch"] = torch.tensor(facts.num_tokens, device=self.accelerator.device)
+            microbatches.append(microbatch)
+            self._step_metrics.add(
+                real_tokens=sum(sum(lengths[row]) for row in indices), padded_tokens=len(indices) * sum(columns)
+            )
+        return microbatches
+
+    def _exchanges_rows(self, facts):
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
-        same_keys = all(rank[0][2] == keys for rank in facts)
-        can_exchange = rows is not None and len(facts) > 1 and same_keys and is_data_parallel and dist.is_initialized()
-        return rows, lengths, can_exchange
+        return is_data_parallel and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
 
-    def _exchange(self, rows, lengths, plans):
-        """Send each row to the rank whose micro-batch it joins. Returns the rows held now, their lengths, the plan."""
-        rank, num_ranks = self.accelerator.process_index, len(plans)
-        num_rows = len(lengths) // num_ranks
+    def _exchange(self, rows, lengths, num_steps):
+        """
+        Cut the rows of all ranks and send each to the rank whose micro-batch it joins.
+
+        Returns the rows held now, their lengths and, for each micro-step, the indices of its rows.
+        """
+        rank, num_ranks, num_rows = self.accelerator.process_index, len(lengths), len(lengths[0])
+        lengths = [row for rank_lengths in lengths for row in rank_lengths]
+        microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
+        plans = assign_to_ranks(microbatches, num_ranks)
         rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
 
         def routed(source, destination):
             """Rows, in ascending order, that one rank holds and another trains."""
             held = range(source * num_rows, (source + 1) * num_rows)
-            return sorted(row for slot in plans[destination] for row in slot if row in held)
+            return sorted(row for indices in plans[destination] for row in indices if row in held)
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
         order = torch.tensor(
             [row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device
         )
-        sent = pack_rows(take_rows(rows, order))
+        sent = rows_to_bytes(index_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
         arrived = [row for share in incoming for row in share]
         position = {row: place for place, row in enumerate(arrived)}
-        plan = [[position[row] for row in slot] for slot in plans[rank]]
-        return unpack_rows(received, rows), [lengths[row] for row in arrived], plan
+        plan = [[position[row] for row in indices] for indices in plans[rank]]
+        return rows_from_bytes(received, rows), [lengths[row] for row in arrived], plan
 
     # The objective
 
     def _compute_loss(self, model, inputs):
         if self.loss_type != "dapo":
             return super()._compute_loss(model, inputs)
+        # TRL's own is not wrapped. It divides by the rollout's tokens, not the step's; it has no word for rows whose old
+        # log-probabilities are unknown (NaN: sampled by the current policy); it moves the router on a step without a
+        # loss token; and its metrics gather one value a row, which fails or hangs where ranks have unequal numbers of
+        # rows.
         in_training = self.model.training
+        # Each batch of an evaluation has its own: evaluation may come between two micro-batches of a step.
+        step_metrics = self._step_metrics if in_training else StepMetrics()
         mask = inputs["completion_mask"]
         attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
         if "tool_mask" in inputs:
@@ -294,7 +288,7 @@ class UpdatePhase(GRPOTrainer):
             advantages = advantages.unsqueeze(1)
         old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
         ratio = probability_ratio(logps - old_logps, mask, self.importance_sampling_level)
-        clip = (self.epsilon_low, self.epsilon_high, self.args.delta, self.args.clip_ratio_c)
+        clip = (self.epsilon_low, self.epsilon_high, self.args.delta)
         per_token_loss = clipped_loss(ratio, advantages, *clip)
         if self.off_policy_mask_threshold is not None:
             per_token_loss = per_token_loss * self.get_off_policy_mask(
@@ -313,13 +307,13 @@ class UpdatePhase(GRPOTrainer):
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio
             per_token_loss = per_token_loss + self.beta * kl
-            self._tally.add(kl=(kl * mask).sum().detach())
+            step_metrics.add(kl=(kl * mask).sum().detach())
 
         num_tokens = inputs["num_items_in_batch"]
         num_ranks = self.accelerator.num_processes
         num_microbatches = self.current_gradient_accumulation_steps if in_training else 1
         loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
-        self._tally.add(policy_loss=loss.detach())
+        step_metrics.add(policy_loss=loss.detach())
 
         if self._entropy_bonus_enabled:
             if entropy_mask is mask:
@@ -328,16 +322,18 @@ class UpdatePhase(GRPOTrainer):
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
                 bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
-            self._tally.add(active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum())
+            step_metrics.add(
+                active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
+            )
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / num_microbatches
-            self._tally.add(aux_loss=aux_loss.detach())
+            step_metrics.add(aux_loss=aux_loss.detach())
 
-        self._count(mask, entropies, ratio, advantages, clip)
+        step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
         if not in_training:
-            self._publish("eval")
+            self._publish(step_metrics, "eval")
         return loss
 
     def _entropy_bonus_coef(self):
@@ -346,64 +342,30 @@ class UpdatePhase(GRPOTrainer):
             return 0.0
         return self.entropy_coef
 
-    @torch.no_grad()
-    def _count(self, mask, entropies, ratio, advantages, clip):
-        """Add a micro-batch to the optimizer step's metrics."""
-        has_tokens = mask.sum(1, keepdim=True) > 0
-        clipped = clipped_tokens(ratio, advantages, *clip)
-        # A sequence-level ratio clips whole completions: count completions then, else tokens.
-        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
-        low, high, dual = (where * weight for where in clipped)
-        length = weight.sum(1).clamp(min=1.0)
-        nothing = ~has_tokens.squeeze(1)
-        self._tally.add(
-            microbatches=1,
-            tokens=mask.sum(),
-            entropy=(entropies * mask).sum(),
-            clip_units=weight.sum(),
-            low=low.sum(),
-            high=high.sum(),
-            dual=dual.sum(),
-        )
-        self._tally.add_extremes(
-            lowest={"low_min": (low.sum(1) / length).masked_fill(nothing, 1.0).amin()},
-            highest={"high_max": (high.sum(1) / length).amax()},
-        )
-
     # The end of the window
 
     def training_step(self, model, inputs, num_items_in_batch):
         output = super().training_step(model, inputs, num_items_in_batch)
         if self.loss_type == "dapo" and not self._window_microbatches:
-            self._publish("train")
+            self._publish(self._step_metrics, "train")
         return output
 
-    def _publish(self, mode):
-        """Reduce the tally over ranks, log it, and start a new one."""
-        totals, self._tally = self._tally.reduce(self.accelerator), _Tally()
-        metrics = self._metrics[mode]
-        num_ranks = self.accelerator.num_processes
-        metrics["num_loss_tokens"].append(totals["tokens"])
+    def _publish(self, step_metrics, mode):
+        """Reduce an optimizer step over ranks and log it."""
+        totals = step_metrics.reduce(self.accelerator)
+        metrics = metrics_of_tokens(totals)
         if mode == "train":
-            metrics["padding_share"].append(1 - totals["real_tokens"] / totals["padded_tokens"])
-            metrics["frac_empty_steps"].append(float(totals["tokens"] == 0))
-        if totals["tokens"] > 0:
-            metrics["entropy"].append(totals["entropy"] / totals["tokens"])
-            if self.beta != 0.0:
-                metrics["kl"].append(totals["kl"] / totals["tokens"])
-            metrics["clip_ratio/low_mean"].append(totals["low"] / totals["clip_units"])
-            metrics["clip_ratio/high_mean"].append(totals["high"] / totals["clip_units"])
-            metrics["clip_ratio/region_mean"].append((totals["low"] + totals["high"]) / totals["clip_units"])
-            metrics["clip_ratio/dual_mean"].append(totals["dual"] / totals["clip_units"])
-            metrics["clip_ratio/low_min"].append(totals["low_min"])
-            metrics["clip_ratio/high_max"].append(totals["high_max"])
+            metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
+            metrics["frac_empty_steps"] = float(totals["tokens"] == 0)
         if self.aux_loss_enabled:
-            metrics["aux_loss"].append(totals["aux_loss"] / totals["microbatches"])
+            metrics["aux_loss"] = totals["aux_loss"] / totals["microbatches"]
         if self._entropy_bonus_enabled:
-            metrics["policy_loss"].append(totals["policy_loss"] / num_ranks)
+            metrics["policy_loss"] = totals["policy_loss"] / self.accelerator.num_processes
             if mode == "train":
                 self._adapt_entropy_coef(totals)
-                metrics["entropy_coef"].append(self.entropy_coef)
+                metrics["entropy_coef"] = self.entropy_coef
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
 
     def _adapt_entropy_coef(self, totals):
         """Move the entropy coefficient by one notch towards the target, by TRL's rule."""
@@ -430,11 +392,11 @@ class UpdatePhase(GRPOTrainer):
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
         logps = entropies = None
-        for chunk in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
-            prompt_width, completion_width = widths([lengths[row] for row in chunk], self.pad_to_multiple_of)
+        for indices in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+            prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
             start = prompt_mask.size(1) - prompt_width
             stop = prompt_mask.size(1) + completion_width
-            rows = torch.tensor(chunk, device=input_ids.device)
+            rows = torch.tensor(indices, device=input_ids.device)
             chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
                 model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
             )

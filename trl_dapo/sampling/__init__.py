@@ -3,9 +3,12 @@
 """
 Dynamic sampling.
 
-    groups    a group's verdict: accepted, or the reason why it is dropped
-    refill    how many prompts the next round asks for, and when the batch is full
-    prompts   the resumable stream of prompts: one shuffled pass after another
-    memory    what past rounds taught about each prompt, and what to skip
-    rollouts  rows of a rollout, on their way to the rank that trains on them
+    sampler     owns what is kept from one rollout to the next; the next prompts, a round taken in, the batch
+    groups      the task reward, and the reason why a group is dropped
+    acceptance  how many prompts a round asks for
+    refill      which groups train, fill the batch, are carried
+    prompts     the resumable stream of prompts: one shuffled pass after another
+    memory      what past rounds taught about each prompt, and what to skip
+    rollouts    rows of a rollout, on their way to the rank that trains on them
+    report      metrics of a rollout, and what to say when it fell short
 """

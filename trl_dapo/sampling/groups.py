@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on a group: train on it, or drop it and say why.
+"""Whether a group trains, and if not, why it is dropped.
 
 Suffixes name the dimensions: B completions, F reward functions, N groups, G completions of one prompt (B = N * G).
 """
@@ -13,36 +13,36 @@ import torch
 REASONS = ("all_correct", "all_wrong", "constant", "outside_band", "unscored", "masked")
 
 
-def deciding_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, decides_F: torch.Tensor) -> torch.Tensor:
+def task_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, is_task_F: torch.Tensor) -> torch.Tensor:
     """
-    The reward that decides whether a group trains: the weighted sum over the deciding reward functions only.
+    The task reward, which decides whether a group trains: the weighted sum over the task's reward functions only.
 
-    Length penalties and format bonuses that do not decide are left out, so an all-wrong group cannot pass on them.
-    A function that gave no reward (NaN) adds nothing; a completion that no deciding function scored stays NaN.
+    Length penalties and format bonuses are left out, so an all-wrong group cannot pass on them. A function that gave
+    no reward (NaN) adds nothing; a completion that none of the task's functions scored stays NaN.
 
     Args:
         rewards_BF (`torch.Tensor` of shape `(B, F)`):
             Reward of each completion under each reward function; NaN where the function returned `None`.
         weights_F (`torch.Tensor` of shape `(F,)`):
             Weight of each reward function.
-        decides_F (`torch.Tensor` of shape `(F,)`, boolean):
-            Whether the reward function takes part in the decision. At least one must.
+        is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
+            Whether the reward function is one of the task's. At least one must be.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`, float64: the deciding reward, NaN where every deciding function gave none.
+        `torch.Tensor` of shape `(B,)`, float64: the task reward, NaN where none of the task's functions gave one.
 
     Example:
 
     ```python
-    >>> deciding_reward(torch.tensor([[1.0, -0.4]]), torch.tensor([2.0, 1.0]), torch.tensor([True, False]))
+    >>> task_reward(torch.tensor([[1.0, -0.4]]), torch.tensor([2.0, 1.0]), torch.tensor([True, False]))
     tensor([2.], dtype=torch.float64)
     ```
     """
-    decides_F = decides_F.to(rewards_BF.device)
-    if not decides_F.any():
-        raise ValueError(f"No reward function decides which groups train, got decides_F={decides_F.tolist()}.")
-    rewards_BF = rewards_BF[:, decides_F].double()
-    weighted_BF = rewards_BF * weights_F.to(rewards_BF)[decides_F]
+    is_task_F = is_task_F.to(rewards_BF.device)
+    if not is_task_F.any():
+        raise ValueError(f"No reward function decides which groups train, got is_task_F={is_task_F.tolist()}.")
+    rewards_BF = rewards_BF[:, is_task_F].double()
+    weighted_BF = rewards_BF * weights_F.to(rewards_BF)[is_task_F]
     return weighted_BF.nansum(dim=1).masked_fill(rewards_BF.isnan().all(dim=1), torch.nan)
 
 
@@ -57,9 +57,9 @@ class Criterion:
         max_accuracy (`float`, *optional*, defaults to `1.0`):
             A group trains only if its accuracy is below this. `1.0` sets no bound.
         accuracy_threshold (`float`, *optional*, defaults to `0.0`):
-            A completion is correct if its deciding reward is above this, by more than `tolerance`.
+            A completion is correct if its task reward is above this, by more than `tolerance`.
         full_score (`float`, *optional*, defaults to `1.0`):
-            Deciding reward of a completion that cannot do better. Only tells `all_correct` from `constant`.
+            Task reward of a completion that cannot do better. Only tells `all_correct` from `constant`.
         tolerance (`float`, *optional*, defaults to `1e-6`):
             Rewards that differ by no more than this are equal.
     """
@@ -82,11 +82,11 @@ class Criterion:
 
 def is_correct(rewards: torch.Tensor, criterion: Criterion) -> torch.Tensor:
     """
-    Which completions are correct: those whose deciding reward lies above the threshold by more than the tolerance.
+    Which completions are correct: those whose task reward lies above the threshold by more than the tolerance.
 
     Args:
         rewards (`torch.Tensor` of any shape):
-            Deciding rewards; a NaN is not correct.
+            Task rewards; a NaN is not correct.
         criterion ([`Criterion`]):
             Holds the threshold and the tolerance.
 
@@ -96,16 +96,16 @@ def is_correct(rewards: torch.Tensor, criterion: Criterion) -> torch.Tensor:
     return rewards > criterion.accuracy_threshold + criterion.tolerance
 
 
-def judge(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
+def drop_reasons(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
     """
-    One verdict per group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
+    For each group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
 
     The spread is `max - min`, never a standard deviation: the mean of equal floats need not equal them, so that of a
     constant group can be above zero. A group is accepted or dropped whole.
 
     Args:
         rewards_NG (`torch.Tensor` of shape `(N, G)`):
-            Deciding rewards, one row per group. A NaN counts for nothing.
+            Task rewards, one row per group. A NaN counts for nothing.
         masked_NG (`torch.Tensor` of shape `(N, G)`, boolean, or `None`):
             Completions that the loss will mask (overlong filtering). They count for nothing: a group whose only spread
             lies in them gives no gradient.
@@ -118,7 +118,7 @@ def judge(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: C
     Example:
 
     ```python
-    >>> judge(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), None, Criterion())
+    >>> drop_reasons(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), None, Criterion())
     [None, 'all_wrong']
     ```
     """
@@ -159,3 +159,43 @@ def _would_pass(rewards_NG, counts_NG, criterion):
     if criterion.max_accuracy < 1.0:
         passes_N &= accuracy_N < criterion.max_accuracy
     return spread_N, passes_N
+
+
+def count_correct(
+    rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, reasons: list[str | None], criterion: Criterion
+) -> list[tuple[int, int]]:
+    """
+    Correct and scored completions of each group, as the decision on the group takes them.
+
+    An accepted group has correct completions and wrong ones. Where graded rewards lie all on one side of the
+    threshold, those in the upper half of the group's range are its correct ones.
+
+    Args:
+        rewards_NG, masked_NG, criterion:
+            As in [`drop_reasons`].
+        reasons (`list[str | None]` of length N):
+            What [`drop_reasons`] returned for them.
+
+    Returns:
+        `list[tuple[int, int]]` of length N: correct and scored completions.
+
+    Example:
+
+    ```python
+    >>> rewards = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.5, 0.6]])
+    >>> count_correct(rewards, None, [None, None], Criterion())
+    [(1, 3), (1, 3)]
+    ```
+    """
+    rewards_NG = rewards_NG.double()
+    live_NG = ~rewards_NG.isnan()
+    if masked_NG is not None:
+        live_NG &= ~masked_NG.to(rewards_NG.device)
+    correct_NG = live_NG & is_correct(rewards_NG, criterion)
+    scored_N, correct_N = live_NG.sum(dim=1), correct_NG.sum(dim=1)
+    accepted_N = torch.tensor([reason is None for reason in reasons], dtype=torch.bool, device=rewards_NG.device)
+    top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
+    bottom_N = rewards_NG.masked_fill(~live_NG, torch.inf).amin(dim=1)
+    upper_N = (live_NG & (rewards_NG > ((top_N + bottom_N) / 2)[:, None])).sum(dim=1)
+    one_sided_N = accepted_N & ((correct_N == 0) | (correct_N == scored_N))
+    return list(zip(torch.where(one_sided_N, upper_N, correct_N).tolist(), scored_N.tolist(), strict=True))

@@ -77,7 +77,7 @@ class PromptMemory:
     >>> memory.update("useful", num_correct=5, num_scored=16, step=0)
     >>> round(memory.expected_acceptance("hopeless", step=1, num_generations=16), 2)
     0.32
-    >>> memory.should_skip("useful", step=1, num_generations=16)
+    >>> memory.draw_skip("useful", step=1, num_generations=16)
     False
     ```
     """
@@ -96,9 +96,6 @@ class PromptMemory:
         self._sum_rate = 2 / 2
         self._sum_square = 2 / 3
         self._scores = [0.0] * len(self.HALF_LIVES)
-
-    def __len__(self):
-        return len(self._records)
 
     @property
     def half_life(self) -> float:
@@ -124,10 +121,10 @@ class PromptMemory:
             *self._posterior(self._records.get(prompt_id), step, self.half_life), num_generations
         )
 
-    def should_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
+    def draw_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
         """
-        Whether to pass over this prompt now. Processes that ask the same questions in the same order get the same
-        answers.
+        Draws whether to pass over this prompt now. Processes that ask the same questions in the same order get the
+        same answers.
 
         Args:
             prompt_id (`str`): The prompt.

@@ -5,17 +5,25 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Audio, Dataset, Image, IterableDataset, Video
+
+
+# A map-style dataset's prompts are named in blocks: one look-up a row is slow.
+BLOCK = 256
+FINGERPRINT_ROWS = 1000
 
 
 class PromptStream:
     """
     One endless stream of prompts. First rounds and refills draw from it alike, so that no prompt comes twice within a
     pass and none is lost. Nothing in it depends on the rank: every process that builds it draws the same prompts.
+
+    A prompt is named by its `id`, and by its `source` too where it has one, or else by a hash of its columns (of an
+    example with images: their row stands for them). So its name stays when the dataset is reordered or grows.
 
     Args:
         dataset (`datasets.Dataset` or `datasets.IterableDataset`):
@@ -27,31 +35,44 @@ class PromptStream:
             Whether to shuffle. `False` keeps the order of the dataset in every pass.
         buffer_size (`int`, *optional*, defaults to `1000`):
             Examples in the shuffle buffer of an iterable dataset.
+        columns (`Collection[str]`, *optional*):
+            Columns that the examples keep. Defaults to all.
 
     Example:
 
     ```python
-    >>> stream = PromptStream(Dataset.from_dict({"prompt": ["a", "b"]}), seed=0, shuffle=False)
-    >>> stream.take(3)
-    [('0', {'prompt': 'a'}), ('1', {'prompt': 'b'}), ('0', {'prompt': 'a'})]
+    >>> stream = PromptStream(Dataset.from_dict({"prompt": ["a", "b"], "id": [7, 8]}), seed=0, shuffle=False)
+    >>> stream.take(1)
+    [('7', {'prompt': 'a', 'id': 7})]
     ```
     """
 
     def __init__(
-        self, dataset: Dataset | IterableDataset, *, seed: int, shuffle: bool = True, buffer_size: int = 1000
+        self,
+        dataset: Dataset | IterableDataset,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        buffer_size: int = 1000,
+        columns: Collection[str] | None = None,
     ):
         self.seed = seed
         self.shuffle = shuffle
         self.num_skipped = 0
         if isinstance(dataset, IterableDataset):
-            self._source = _IterableSource(dataset, seed, shuffle, buffer_size)
+            self._source = _IterableSource(dataset, seed, shuffle, buffer_size, columns)
         else:
-            self._source = _MapStyleSource(dataset, seed, shuffle)
+            self._source = _MapStyleSource(dataset, seed, shuffle, columns)
         if self._source.length == 0:
             raise ValueError("The training dataset holds no prompt.")
         self._num_passes = 0
         self._position = 0
         self._rows = None
+
+    @property
+    def num_passes(self) -> int:
+        """Passes that have ended (`int`)."""
+        return self._num_passes
 
     @property
     def passes(self) -> float:
@@ -70,33 +91,33 @@ class PromptStream:
             n (`int`):
                 Number of prompts.
             skip (`Callable[[str], bool]`, *optional*):
-                Called with each prompt's id; where it returns `True` the prompt is passed over until the next pass and
-                counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this
+                Called with each prompt's name; where it returns `True` the prompt is passed over until the next pass
+                and counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this
                 call.
 
         Returns:
-            `list[tuple[str, dict]]`: each prompt's id and example.
+            `list[tuple[str, dict]]`: each prompt's name and example.
         """
         taken = []
         num_refused = 0
         while len(taken) < n:
-            prompt_id, row = self._next_row()
+            name, row = self._next_row()
             if skip is not None and not self._has_whole_pass(num_refused):
-                if skip(prompt_id):
+                if skip(name):
                     self.num_skipped += 1
                     num_refused += 1
                     continue
                 num_refused = 0
-            taken.append((prompt_id, row))
+            taken.append((name, row))
         examples = self._source.load([row for _, row in taken])
-        return [(prompt_id, example) for (prompt_id, _), example in zip(taken, examples, strict=True)]
+        return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 
     def _has_whole_pass(self, num_rows):
         """Whether so many rows in a row must hold a pass from its start to its end."""
         return self._source.length is not None and num_rows >= 2 * self._source.length - 1
 
     def _next_row(self):
-        """The id of the next prompt, and what its source loads it by."""
+        """The name of the next prompt, and what its source loads it by."""
         if self._rows is None:
             self._rows = self._source.rows(self._num_passes, self._position)
         row = next(self._rows, None)
@@ -109,10 +130,16 @@ class PromptStream:
         self._position += 1
         return row
 
+    def fingerprint(self) -> str | None:
+        """
+        What tells this dataset from another, or from itself in another order: its length and the names of up to 1,000
+        of its prompts (`str`). `None` for an iterable dataset, which would have to be read.
+        """
+        return self._source.fingerprint()
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the very next prompt, JSON-able (`dict`)."""
         return {
-            "seed": self.seed,
             "num_passes": self._num_passes,
             "position": self._position,
             "length": self._source.length,
@@ -121,43 +148,58 @@ class PromptStream:
 
     def load_state_dict(self, state: dict[str, Any]):
         """
-        Continues from what [`~PromptStream.state_dict`] returned. An iterable dataset is read anew up to its position
-        in the present pass: its own state does not hold the shuffle buffer.
+        Continues from what [`~PromptStream.state_dict`] returned, of the same dataset and seed. An iterable dataset is
+        read anew up to its position in the present pass: its own state does not hold the shuffle buffer.
         """
-        if state["seed"] != self.seed:
-            raise ValueError(f"The checkpoint's prompt order has seed {state['seed']}, this run has {self.seed}.")
-        if self._source.length is not None and state["length"] != self._source.length:
-            raise ValueError(
-                f"The checkpoint was written with {state['length']} prompts, this dataset has {self._source.length}: "
-                "resume with the same training dataset."
-            )
         self._source.length = state["length"]
         self._num_passes = state["num_passes"]
         self._position = state["position"]
         self.num_skipped = state["num_skipped"]
         self._rows = None
 
+    def begin_after(self, state: dict[str, Any]):
+        """Starts the pass after the one that [`~PromptStream.state_dict`] describes, of another dataset."""
+        self._num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
+        self.num_skipped = state["num_skipped"]
+
 
 class _MapStyleSource:
     """The passes over a dataset with random access."""
 
-    def __init__(self, dataset, seed, shuffle):
+    def __init__(self, dataset, seed, shuffle, columns):
         self.length = len(dataset)
+        # Names are read without opening images, which is slow; a prompt may be skipped.
+        plain = [name for name, feature in dataset.features.items() if not _holds_media(feature)]
+        self._named_by = dataset.with_format(None).select_columns(plain)
+        self._has_media = len(plain) < len(dataset.column_names)
         self._dataset = dataset
-        # Ids are read without decoding the other columns: a prompt may be skipped, and images are slow to open.
-        self._ids = dataset.with_format(None).select_columns("id") if "id" in dataset.column_names else None
+        if columns is not None:
+            self._dataset = dataset.select_columns([name for name in dataset.column_names if name in columns])
+        self._names: list[str | None] = [None] * self.length
         self._seed = seed
         self._shuffle = shuffle
 
     def rows(self, num_passes, start):
-        """The rows of one pass from position `start` on: id and what `load` needs."""
+        """The rows of one pass from position `start` on: name and what `load` needs."""
         order = range(self.length)
         if self._shuffle:
             generator = torch.Generator().manual_seed(_digest(f"{self._seed}/{num_passes}"))
             order = torch.randperm(self.length, generator=generator).tolist()
-        for index in itertools.islice(order, start, None):
-            prompt_id = index if self._ids is None else self._ids[index]["id"]
-            yield str(prompt_id), index
+        for begin in range(start, self.length, BLOCK):
+            block = order[begin : begin + BLOCK]
+            yield from zip(self.names(block), block, strict=True)
+
+    def names(self, indices):
+        """The names of the prompts at these indices."""
+        new = [i for i in indices if self._names[i] is None]
+        for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
+            self._names[i] = _name(example | {"row": i} if self._has_media else example)
+        return [self._names[i] for i in indices]
+
+    def fingerprint(self):
+        """Its length and the names of prompts all over it, as one hash."""
+        step = max(self.length // FINGERPRINT_ROWS, 1)
+        return f"{_digest(json.dumps([self.length, self.names(range(0, self.length, step))])):016x}"
 
     def load(self, indices):
         """The examples at these indices."""
@@ -167,30 +209,51 @@ class _MapStyleSource:
 class _IterableSource:
     """The passes over a dataset that can only be read from its start."""
 
-    def __init__(self, dataset, seed, shuffle, buffer_size):
+    def __init__(self, dataset, seed, shuffle, buffer_size, columns):
         self.length = None
         self._shuffle = shuffle
         self._dataset = dataset.shuffle(seed=seed, buffer_size=buffer_size) if shuffle else dataset
+        self._columns = columns
 
     def rows(self, num_passes, start):
-        """The rows of one pass from position `start` on: id and what `load` needs."""
+        """The rows of one pass from position `start` on: name and what `load` needs."""
         if self._shuffle:
             self._dataset.set_epoch(num_passes)
         for example in itertools.islice(self._dataset, start, None):
-            prompt_id = example["id"] if "id" in example else f"{_digest(_as_text(example)):016x}"
-            yield str(prompt_id), example
+            yield _name(example), example
+
+    def fingerprint(self):
+        """Unknown without reading it."""
+        return
 
     def load(self, examples):
-        """The examples, which were read with their ids."""
-        return examples
+        """The examples, which were read with their names."""
+        if self._columns is None:
+            return examples
+        return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
-def _as_text(example):
-    """The prompt of an example as one string, the same in every process."""
-    prompt = example.get("prompt", example)
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+def _name(example):
+    """An example's id, with its source where it has one, or else a hash of its content: the same in every process."""
+    if example.get("id") is not None:
+        source = example.get("source")
+        return str(example["id"]) if source is None else f"{source}/{example['id']}"
+    return f"{_digest(json.dumps(example, sort_keys=True, default=_plain)):016x}"
+
+
+def _plain(value):
+    """What stands in a hash for a value that JSON has no word for."""
+    return _digest(value.tobytes().hex()) if hasattr(value, "tobytes") else str(value)
+
+
+def _holds_media(feature):
+    """Whether a column holds images, sound or video, which are decoded when they are read."""
+    if isinstance(feature, (Image, Audio, Video)):
+        return True
+    parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+    return any(_holds_media(part) for part in parts if part is not None)
 
 
 def _digest(text):
     """A 64-bit hash of a string that does not change between processes."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")

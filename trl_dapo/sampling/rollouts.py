@@ -2,18 +2,198 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a rollout, on their way from the rank that sampled them to the rank that trains on them.
 
-A row is one completion with everything that belongs to it. Rows are kept as columns, `{name: list}`, with token ids
-and log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of int32, but gigabytes of Python
-integers.
+A row is one completion with everything that belongs to it. Rows are kept as columns, with token ids and
+log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of int32, but gigabytes of Python integers.
 """
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from .refill import Group
+
+
+@dataclass
+class Rows:
+    """
+    Rows that one rank holds. Every column has one entry a row, `None` where a row has none.
+
+    Args:
+        prompts (`list`):
+            Prompts, as text or messages.
+        environments (`list[str | None]`):
+            Names of the rows' environments.
+        prompt_ids, completion_ids (`list[np.ndarray]`):
+            Token ids of each prompt and completion; TRL's own lists until [`Rows.keep`] has made arrays of them.
+        tool_masks (`list[np.ndarray | None]`):
+            1 for a completion's tokens that the model made, 0 for those of tools and environments.
+        completions (`list`):
+            Completions, as text or messages.
+        logprobs (`list[np.ndarray | None]`):
+            Log-probabilities that the engine gave the completion's tokens.
+        images, tool_images (`list[list | None]`):
+            Images of each row, and those among them that its tools returned.
+        old_logps (`list[np.ndarray | None]`):
+            Log-probabilities of a carried row's tokens under the policy that sampled them.
+    """
+
+    prompts: list
+    environments: list
+    prompt_ids: list
+    completion_ids: list
+    tool_masks: list
+    completions: list
+    logprobs: list
+    images: list
+    tool_images: list
+    old_logps: list
+
+    @classmethod
+    def empty(cls) -> "Rows":
+        """No rows."""
+        return cls(*([] for _ in fields(cls)))
+
+    @classmethod
+    def from_generated(cls, generated: tuple, prompts: list, environments: list[str] | None = None) -> "Rows":
+        """
+        The rows of what TRL's `_generate` returned.
+
+        Args:
+            generated (`tuple`):
+                Prompt ids, completion ids, tool masks, completions, log-probabilities, extra fields, images and images
+                returned by tools: one entry a row each, or `None`, or empty.
+            prompts (`list`):
+                The prompts it was given.
+            environments (`list[str]`, *optional*):
+                Name of each row's environment.
+        """
+        prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
+        blank = [None] * len(prompts)
+        return cls(
+            prompts=list(prompts),
+            environments=list(environments or blank),
+            prompt_ids=list(prompt_ids),
+            completion_ids=list(completion_ids),
+            tool_masks=list(tool_masks or blank),
+            completions=list(completions),
+            logprobs=list(logprobs or blank),
+            images=list(images or _images_in(prompts)),
+            tool_images=list(tool_images or blank),
+            old_logps=list(blank),
+        )
+
+    def as_generated(self) -> tuple:
+        """What TRL's `_generate` would return if it had just made these rows."""
+        images, tool_images = (column if any(column) else None for column in (self.images, self.tool_images))
+        tool_masks, logprobs = (None if column[0] is None else column for column in (self.tool_masks, self.logprobs))
+        return (
+            _Converted(self.prompt_ids, _as_long),
+            _Converted(self.completion_ids, _as_long),
+            tool_masks and _Converted(tool_masks, _as_long),
+            self.completions,
+            logprobs and _Converted(logprobs, np.ndarray.tolist),
+            {},
+            images,
+            tool_images or [],
+        )
+
+    def __len__(self):
+        return len(self.prompts)
+
+    def take(self, indices: Sequence[int]) -> "Rows":
+        """The rows at `indices`, in that order."""
+        return self._each_column(lambda column: [column[i] for i in indices])
+
+    def keep(self, accepted: Sequence[bool]):
+        """
+        Makes arrays of all rows, in place, and cuts those that were not accepted, which can only fill a batch, to one
+        token.
+
+        Args:
+            accepted (`Sequence[bool]`):
+                Whether each row's group was accepted.
+        """
+        self.shorten(i for i, kept in enumerate(accepted) if not kept)
+        for name in ("prompt_ids", "completion_ids", "tool_masks"):
+            column = getattr(self, name)
+            column[:] = [ids if ids is None else np.fromiter(ids, np.int32, len(ids)) for ids in column]
+        # vLLM's client says None for a token it could not score; here it becomes NaN.
+        self.logprobs = [row if row is None else np.asarray(row, dtype=np.float32) for row in self.logprobs]
+
+    def shorten(self, indices: Iterable[int]):
+        """Cuts rows to one token, in place, so that they cost next to nothing where they only fill a batch."""
+        for i in indices:
+            if self.tool_images[i]:  # the images' placeholder tokens lie in the completion
+                continue
+            for column in (self.completion_ids, self.tool_masks, self.logprobs, self.old_logps):
+                if column[i] is not None:
+                    column[i] = column[i][:1]
+
+    def release(self, indices: Iterable[int]):
+        """Lets go, in place, of all that rows hold which no batch will ask for."""
+        for i in indices:
+            for field in fields(self):
+                getattr(self, field.name)[i] = None
+
+    def exchange(self, places: Sequence[int], total: int, device: torch.device) -> "Rows":
+        """
+        Hands every row to the rank that trains on it.
+
+        Each rank sends only what another rank needs and keeps the rest, so no rank ever holds more than its own rows
+        and its own share. Collective: every rank must call it.
+
+        Args:
+            places (`Sequence[int]`):
+                For each of these rows, its place in the global batch. Rank `r` trains on the `r`-th equal part of the
+                places.
+            total (`int`):
+                Number of rows of the global batch, a multiple of the number of ranks.
+            device (`torch.device`):
+                Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
+
+        Returns:
+            [`Rows`]: This rank's `total / world_size` rows, in the order of their places.
+        """
+        rank, world_size = _rank_and_world_size()
+        if world_size == 1:
+            return self.take(sorted(range(total), key=places.__getitem__))
+        per_rank = total // world_size
+        outgoing = [[] for _ in range(world_size)]
+        for i, place in enumerate(places):
+            outgoing[place // per_rank].append(i)
+        shares = [([places[i] for i in indices], self.take(indices)) for indices in outgoing]
+        payloads = [
+            pickle.dumps(share, protocol=5) if share[0] and destination != rank else b""
+            for destination, share in enumerate(shares)
+        ]
+        parts = [shares[rank], *(pickle.loads(payload) for payload in _all_to_all(payloads, device) if payload)]
+        arrived = [place for part_places, _ in parts for place in part_places]
+        together = Rows.empty()
+        for _, part in parts:
+            together.extend(part)
+        return together.take(sorted(range(len(arrived)), key=arrived.__getitem__))
+
+    def extend(self, other: "Rows"):
+        """Puts other rows behind these, in place."""
+        for field in fields(self):
+            getattr(self, field.name).extend(getattr(other, field.name))
+
+    def state_dict(self) -> dict[str, list]:
+        """What a checkpoint keeps: tensors for arrays, so that `weights_only=True` loads it."""
+        return vars(self._each_column(lambda column: [_swap(x, np.ndarray, torch.from_numpy) for x in column]))
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, list]) -> "Rows":
+        """The rows that [`Rows.state_dict`] described."""
+        return cls(**state)._each_column(lambda column: [_swap(x, torch.Tensor, torch.Tensor.numpy) for x in column])
+
+    def _each_column(self, change: Callable[[list], list]) -> "Rows":
+        return Rows(*(change(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass
@@ -22,9 +202,9 @@ class Round:
     One round: its prompts in order, this rank's rows, and what is known of all ranks' rows.
 
     Args:
-        prompts (`list[tuple[str, dict]]`):
-            Id and example of each prompt.
-        rows (`dict[str, list]`):
+        prompts (`list[str]`):
+            Id of each prompt.
+        rows ([`Rows`]):
             This rank's equal share of the round's rows, in order.
         rewards_BF (`torch.Tensor` of shape `(num_rows, num_reward_functions)`):
             Rewards of all ranks' rows; the completions of a prompt follow each other.
@@ -38,8 +218,8 @@ class Round:
             What TRL measured of the round.
     """
 
-    prompts: list[tuple[str, dict]]
-    rows: dict[str, list]
+    prompts: list[str]
+    rows: Rows
     rewards_BF: torch.Tensor
     lengths_B: torch.Tensor
     truncated_B: torch.Tensor
@@ -47,93 +227,83 @@ class Round:
     metrics: dict[str, list[float]]
 
     @classmethod
-    def carried(cls, rows: dict[str, list], rewards_BF: torch.Tensor, num_prompts: int) -> "Round":
-        """Groups of an earlier rollout: sampled, scored and accepted, so only their rows and rewards still matter."""
+    def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int) -> "Round":
+        """Groups that were sampled and scored before: only their rows and rewards still matter."""
         blank_B = torch.zeros(len(rewards_BF))
-        return cls([("", {})] * num_prompts, rows, rewards_BF, blank_B, blank_B.bool(), extra_logs={}, metrics={})
+        prompts = [""] * (len(rewards_BF) // num_generations)
+        return cls(prompts, rows, rewards_BF, blank_B, blank_B.bool(), extra_logs={}, metrics={})
 
-    def state_dict(self) -> dict:
-        """What a checkpoint keeps of a carried round: tensors for arrays, so that `weights_only=True` loads it."""
-        rows = {
-            name: [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in column]
-            for name, column in self.rows.items()
-        }
-        return {"rows": rows, "rewards": self.rewards_BF, "num_prompts": len(self.prompts)}
+    @property
+    def num_generations(self) -> int:
+        """Completions of a group."""
+        return len(self.rewards_BF) // len(self.prompts)
+
+    @property
+    def held(self) -> range:
+        """Places, among all ranks' rows, of those that this rank holds: the ranks' shares follow each other."""
+        rank, _ = _rank_and_world_size()
+        return range(rank * len(self.rows), (rank + 1) * len(self.rows))
+
+    def local_rows(self, index: int) -> tuple[range, range]:
+        """Of the rows of one group, those that this rank holds: by their place in the group, and in `rows`."""
+        start, held = index * self.num_generations, self.held
+        first = max(start, held.start)
+        last = max(first, min(start + self.num_generations, held.stop))
+        return range(first - start, last - start), range(first - held.start, last - held.start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of carried groups, loadable with `weights_only=True`."""
+        return {"rows": self.rows.state_dict(), "rewards": self.rewards_BF}
 
     @classmethod
-    def from_state_dict(cls, state: dict) -> "Round":
-        """The carried round that [`Round.state_dict`] described."""
-        rows = {
-            name: [value.numpy() if torch.is_tensor(value) else value for value in column]
-            for name, column in state["rows"].items()
-        }
-        return cls.carried(rows, state["rewards"], state["num_prompts"])
+    def from_state_dict(cls, state: dict[str, Any], num_generations: int) -> "Round":
+        """The carried groups that [`Round.state_dict`] described."""
+        return cls.of_groups(Rows.from_state_dict(state["rows"]), state["rewards"], num_generations)
 
 
-def record_rows(generated: tuple, prompts: list, environments: list[str] | None) -> dict[str, list]:
+def assign_to_ranks(rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device) -> Rows:
     """
-    The rows of what TRL's `_generate` returned.
+    Hands every rank its equal share of a batch of groups. Collective: every rank must call it.
 
     Args:
-        generated (`tuple`):
-            Prompt ids, completion ids, tool masks, completions, log-probabilities, extra fields, images and images
-            returned by tools: one entry a row each, or `None`, or empty.
-        prompts (`list`):
-            The prompts it was given, as text or messages.
-        environments (`list[str]`, *optional*):
-            Name of each row's environment.
+        rounds (`Sequence[Round]`):
+            Where the groups are.
+        train (`Sequence[Group]`):
+            Groups that train, in the order of the batch.
+        fill (`Sequence[Group]`):
+            Groups behind them that only fill the batch. Their completions are cut to one token.
+        device (`torch.device`):
+            Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
 
     Returns:
-        `dict[str, list]`: One column an item, `None` where a row has none. Ids and log-probabilities are TRL's own
-        lists until [`pack_rows`] has made arrays of those that are kept.
+        [`Rows`]: This rank's rows.
     """
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, tool_images = generated
-    blank = [None] * len(prompts)
-    return {
-        "prompt": list(prompts),
-        "environment": list(environments or blank),
-        "prompt_ids": list(prompt_ids),
-        "completion_ids": list(completion_ids),
-        "tool_mask": list(tool_mask or blank),
-        "completion": list(completions),
-        "logprobs": list(logprobs or blank),
-        "images": images or _images_in(prompts),
-        "tool_images": tool_images or blank,
-        "old_logps": blank,
-    }
+    rows, places, num_generations = Rows.empty(), [], rounds[0].num_generations
+    for place, (number, index) in enumerate([*train, *fill]):
+        of_group, of_rank = rounds[number].local_rows(index)
+        part = rounds[number].rows.take(of_rank)
+        if place >= len(train):
+            part.shorten(range(len(part)))
+        rows.extend(part)
+        places.extend(place * num_generations + i for i in of_group)
+    return rows.exchange(places, (len(train) + len(fill)) * num_generations, device)
 
 
-def pack_rows(rows: dict[str, list], accepted: Sequence[bool]):
+def select_groups(columns: Sequence[Sequence], groups: Sequence[Group], num_generations: int) -> list:
+    """The entries of `groups`, in that order, of one column for each round with one entry for each row."""
+    return [x for number, i in groups for x in columns[number][i * num_generations : (i + 1) * num_generations]]
+
+
+def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
+    """The part of `num_rows` global rows that a rank holds: the ranks' parts are equal and follow each other.
+
+    Raises:
+        ValueError: If the rows cannot be split into equal parts.
     """
-    Makes arrays of the accepted rows, in place, and cuts the others, which can only fill a batch, to one token.
-
-    Args:
-        rows (`dict[str, list]`):
-            What [`record_rows`] returned.
-        accepted (`Sequence[bool]`):
-            Whether each row's group was accepted.
-    """
-    _cut_to_one_token(rows, [i for i, kept in enumerate(accepted) if not kept])
-    for name in ("prompt_ids", "completion_ids", "tool_mask"):
-        rows[name] = [ids if ids is None else np.fromiter(ids, np.int32, len(ids)) for ids in rows[name]]
-    # vLLM's client says None for a token it could not score; here it becomes NaN.
-    rows["logprobs"] = [row if row is None else np.asarray(row, dtype=np.float32) for row in rows["logprobs"]]
-
-
-def replay_rows(rows: dict[str, list]) -> tuple:
-    """What TRL's `_generate` would return if it had just made these rows."""
-    images, tool_images = (rows[name] if any(rows[name]) else None for name in ("images", "tool_images"))
-    tool_mask, logprobs = (None if rows[name][0] is None else rows[name] for name in ("tool_mask", "logprobs"))
-    return (
-        _Converted(rows["prompt_ids"], _as_long),
-        _Converted(rows["completion_ids"], _as_long),
-        tool_mask and _Converted(tool_mask, _as_long),
-        rows["completion"],
-        logprobs and _Converted(logprobs, np.ndarray.tolist),
-        {},
-        images,
-        tool_images or [],
-    )
+    per_rank, rest = divmod(num_rows, world_size)
+    if rest:
+        raise ValueError(f"{num_rows} rows cannot be split into equal parts for {world_size} processes.")
+    return slice(rank * per_rank, (rank + 1) * per_rank)
 
 
 class _Converted(Sequence):
@@ -153,6 +323,10 @@ def _as_long(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.int64)
 
 
+def _swap(value, kind: type, convert: Callable):
+    return convert(value) if isinstance(value, kind) else value
+
+
 def _images_in(prompts: list) -> list[list | None]:
     """The images of each prompt, which TRL has moved into the messages."""
     return [
@@ -163,119 +337,10 @@ def _images_in(prompts: list) -> list[list | None]:
     ]
 
 
-def take_rows(rows: dict[str, list], indices: Sequence[int]) -> dict[str, list]:
-    """The rows at `indices`, in that order."""
-    return {name: [column[i] for i in indices] for name, column in rows.items()}
-
-
-def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
-    """The part of `num_rows` global rows that a rank holds: the ranks' parts are equal and follow each other.
-
-    Raises:
-        ValueError: If the rows cannot be split into equal parts.
-    """
-    per_rank, rest = divmod(num_rows, world_size)
-    if rest:
-        raise ValueError(f"{num_rows} rows cannot be split into equal parts for {world_size} processes.")
-    return slice(rank * per_rank, (rank + 1) * per_rank)
-
-
-def select_groups(values: Sequence[torch.Tensor], groups: Sequence[int], num_generations: int) -> torch.Tensor:
-    """The entries of `groups`, in that order, of values given round by round, one entry a row."""
-    rows = torch.tensor([row for i in groups for row in range(i * num_generations, (i + 1) * num_generations)])
-    return torch.cat(list(values))[rows]
-
-
-def deal_groups(
-    rounds: Sequence[Round], live: Sequence[int], filler: Sequence[int], num_generations: int, device: torch.device
-) -> dict[str, list]:
-    """
-    Hands every rank its equal share of a batch of groups. Collective: every rank must call it.
-
-    Args:
-        rounds (`Sequence[Round]`):
-            Where the groups are; they are numbered through all rounds.
-        live (`Sequence[int]`):
-            Groups that train, in the order of the batch.
-        filler (`Sequence[int]`):
-            Groups behind them that only fill the batch. Their completions are cut to one token.
-        num_generations (`int`):
-            Completions a group.
-        device (`torch.device`):
-            Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
-
-    Returns:
-        `dict[str, list]`: This rank's rows.
-    """
-    rank, world_size = _rank_and_world_size()
-    homes = [(round_, start) for round_ in rounds for start in range(0, len(round_.rewards_BF), num_generations)]
-    rows, places = {name: [] for name in rounds[0].rows}, []
-    for place, index in enumerate([*live, *filler]):
-        round_, start = homes[index]
-        mine = local_slice(len(round_.rewards_BF), rank, world_size)
-        here = [row for row in range(start, start + num_generations) if mine.start <= row < mine.stop]
-        part = take_rows(round_.rows, [row - mine.start for row in here])
-        if place >= len(live):
-            _cut_to_one_token(part, range(len(here)))
-        for name, column in part.items():
-            rows[name].extend(column)
-        places.extend(place * num_generations + row - start for row in here)
-    return deal_rows(rows, places, (len(live) + len(filler)) * num_generations, device)
-
-
-def _cut_to_one_token(rows: dict[str, list], indices: Iterable[int]):
-    """Shortens rows that only fill the batch, so that they cost next to nothing."""
-    for i in indices:
-        if rows["tool_images"][i]:  # the images' placeholder tokens lie in the completion
-            continue
-        for name in ("completion_ids", "tool_mask", "logprobs", "old_logps"):
-            if rows[name][i] is not None:
-                rows[name][i] = rows[name][i][:1]
-
-
 def _rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def deal_rows(rows: dict[str, list], positions: Sequence[int], total: int, device: torch.device) -> dict[str, list]:
-    """
-    Hands every row to the rank that trains on it.
-
-    Each rank sends only what another rank needs and keeps the rest, so no rank ever holds more than its own rows and
-    its own share. Collective: every rank must call it.
-
-    Args:
-        rows (`dict[str, list]`):
-            The rows this rank holds and the batch needs.
-        positions (`Sequence[int]`):
-            For each of them, its place in the global batch. Rank `r` trains on the `r`-th equal part of the places.
-        total (`int`):
-            Number of rows of the global batch, a multiple of the number of ranks.
-        device (`torch.device`):
-            Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
-
-    Returns:
-        `dict[str, list]`: This rank's `total / world_size` rows, in the order of their places.
-    """
-    rank, world_size = _rank_and_world_size()
-    per_rank = total // world_size
-    outgoing = [[] for _ in range(world_size)]
-    for i, position in enumerate(positions):
-        outgoing[position // per_rank].append(i)
-    if world_size == 1:
-        return take_rows(rows, sorted(range(total), key=positions.__getitem__))
-
-    shares = [([positions[i] for i in indices], take_rows(rows, indices)) for indices in outgoing]
-    payloads = [
-        pickle.dumps(share, protocol=5) if share[0] and destination != rank else b""
-        for destination, share in enumerate(shares)
-    ]
-    parts = [shares[rank], *(pickle.loads(payload) for payload in _all_to_all(payloads, device) if payload)]
-    places = [place for part_places, _ in parts for place in part_places]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return take_rows({name: [value for _, part in parts for value in part[name]] for name in rows}, order)
 
 
 def _all_to_all(payloads: list[bytes], device: torch.device) -> list[bytes]:

@@ -1,0 +1,141 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The acceptance rate, and the size of a round, by hand."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from trl_dapo.sampling.acceptance import MIN_RATE, AcceptanceRate
+
+
+def learned(num_accepted, num_groups, rounds=30):
+    """An estimate that has seen many equal rounds."""
+    acceptance = AcceptanceRate()
+    for _ in range(rounds):
+        acceptance.update(num_accepted, num_groups)
+    return acceptance
+
+
+# ---- How many prompts ----
+
+
+def test_the_first_round_of_a_run_asks_for_the_batch_itself():
+    assert AcceptanceRate().round_size(512, 512) == 512
+
+
+def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin():
+    size = learned(500, 1000).round_size(512, 512)
+    # 1024 on average, 512 +- 16 of them accepted. One more round costs 0.16 x 512 = 82 groups, and phi(z) = 16 / 82 at
+    # z = 1.20: 1.2 x 16 = 19 groups or 38 prompts, and a little for the uncertainty of the rate.
+    assert 1024 + 38 < size < 1024 + 46
+
+
+def test_a_small_deficit_gets_the_larger_margin():
+    acceptance = learned(500, 1000)
+    acceptance.update(504, 1008)
+    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 82 at z = 2.36.
+    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.36 x 2.69 = 8.1. Of 28: 14 - 2.36 x 2.65 = 7.7.
+    assert acceptance.round_size(8, 512) == 29
+
+
+def test_a_rate_that_is_a_mere_guess_gets_no_margin():
+    acceptance = AcceptanceRate()
+    acceptance.update(10, 20)
+    # Twice the batch, +- 10 % for a rate of 0.5 +- 0.1: a margin would cost more than the round it may save.
+    assert acceptance.round_size(512, 512) == 1024
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 10])
+def test_rounds_stay_bounded_however_low_the_rate(num_accepted):
+    acceptance = learned(num_accepted, 100_000)
+    for _ in range(50):
+        assert 1 <= acceptance.round_size(512, 512) <= 512 / MIN_RATE
+        acceptance.update(0, 512)
+
+
+def test_a_run_that_accepts_everything_asks_for_little_more_than_the_batch():
+    assert 512 <= learned(512, 512).round_size(512, 512) <= 516
+
+
+# ---- The rate ----
+
+
+def test_nothing_seen_is_a_half():
+    assert AcceptanceRate().rate == 0.5
+
+
+def test_one_round_is_its_share_with_two_groups_of_doubt():
+    acceptance = AcceptanceRate()
+    acceptance.update(30, 98)
+    assert acceptance.rate == pytest.approx((30 + 1) / (98 + 2), abs=0.001)  # but for what a trend might add
+
+
+def test_the_rate_of_many_equal_rounds_is_theirs():
+    acceptance = learned(330, 1000, rounds=200)
+    assert acceptance.rate == pytest.approx(0.33, abs=0.001)
+    # 0.05 of the weight comes with every round, so about 20 rounds count; a fitted line counts about half of that.
+    assert 0.33 * 0.67 / 20_000 < acceptance.variance < 0.33 * 0.67 / 8_000
+
+
+def test_a_trend_is_foreseen():
+    acceptance = AcceptanceRate()
+    for step in range(100):
+        acceptance.update(200 + 5 * step, 1000)  # 0.200, 0.205 ... 0.695
+    assert acceptance.rate == pytest.approx(0.700, abs=0.003)  # without the trend it would lag at 0.6
+
+
+def test_a_jump_is_met_within_a_round():
+    acceptance = learned(330, 1000)
+    acceptance.update(850, 1000)
+    assert acceptance.rate == pytest.approx(0.85, abs=0.02)
+
+
+def test_noise_is_not_taken_for_a_jump():
+    rng = random.Random(0)
+    acceptance, rates = AcceptanceRate(), []
+    for _ in range(200):
+        acceptance.update(sum(rng.random() < 0.5 for _ in range(100)), 100)
+        rates.append(acceptance.rate)
+    # One round alone has a standard deviation of 0.05.
+    assert max(abs(rate - 0.5) for rate in rates[50:]) < 0.06
+    assert sum((rate - 0.5) ** 2 for rate in rates[50:]) / 150 < 0.02**2
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_rate_stays_strictly_between_zero_and_one(share):
+    acceptance = AcceptanceRate()
+    for size in (1, 16, 100_000, 1):
+        acceptance.update(int(share * size), size)
+        assert 0 < acceptance.rate < 1
+        assert acceptance.variance > 0
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_trend_does_not_lead_beyond_what_a_share_can_be(direction):
+    acceptance = AcceptanceRate()
+    for share in range(0, 100, 2)[::direction]:
+        acceptance.update(share * 100, 10_000)
+    acceptance.update(9_999 if direction > 0 else 1, 10_000)
+    assert 0 < acceptance.rate < 1
+    assert 512 <= acceptance.round_size(512, 512) <= 512 / MIN_RATE
+
+
+def test_impossible_counts_are_refused():
+    with pytest.raises(ValueError, match="5 of 4"):
+        AcceptanceRate().update(5, 4)
+
+
+def test_a_resumed_estimate_goes_on_bit_for_bit():
+    rng = random.Random(0)
+    straight, resumed = AcceptanceRate(), AcceptanceRate()
+    for num_accepted in (rng.randint(0, 48) for _ in range(20)):
+        straight.update(num_accepted, 48)
+    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
+    for num_accepted in itertools.chain([0, 48], (rng.randint(0, 48) for _ in range(20))):
+        assert (resumed.rate, resumed.variance) == (straight.rate, straight.variance)
+        straight.update(num_accepted, 48)
+        resumed.update(num_accepted, 48)
+    assert resumed.state_dict() == straight.state_dict()

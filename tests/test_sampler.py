@@ -1,0 +1,332 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of the sampler by hand: which rounds it asks for, what trains, what stays."""
+
+import json
+import random
+
+import pytest
+import torch
+from datasets import Dataset
+
+from trl_dapo.sampling.memory import PromptMemory
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.refill import Group
+from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.sampler import Sampler
+
+
+YES, NO = None, "all_wrong"
+G = 2
+
+
+def stream(num_prompts=10_000, seed=0):
+    dataset = Dataset.from_dict({"prompt": [str(i) for i in range(num_prompts)], "id": list(range(num_prompts))})
+    return PromptStream(dataset, seed=seed, shuffle=False)
+
+
+def new(target, prompts=None, **options):
+    sampler = Sampler(prompts or stream(), target=target, num_generations=G, **options)
+    sampler.begin()
+    return sampler
+
+
+def learn(sampler, num_accepted, num_groups, rounds=30):
+    """What many equal rounds teach of the acceptance rate."""
+    for _ in range(rounds):
+        sampler.acceptance.update(num_accepted, num_groups)
+    return sampler
+
+
+def play(sampler, reasons, counts=None):
+    """One round, whatever the sampler would have asked for."""
+    blank_B = torch.zeros(len(reasons) * G)
+    names = [str(i) for i in range(len(reasons))]
+    round_ = Round(names, Rows.empty(), blank_B[:, None], blank_B, blank_B.bool(), {}, {})
+    sampler.add_round(round_, reasons, counts)
+    return sampler
+
+
+def carried(num_groups):
+    blank_B = torch.zeros(num_groups * G)
+    return Round(["" for _ in range(num_groups)], Rows.empty(), blank_B[:, None], blank_B, blank_B.bool(), {}, {})
+
+
+# ---- Rounds ----
+
+
+def test_groups_are_counted_over_the_rounds():
+    sampler = play(play(new(3), [YES, NO]), [NO, YES, YES, YES])
+    assert sampler.batch().train == [Group(0, 0), Group(1, 1), Group(1, 2)]
+    assert (sampler.rollout.num_rounds, sampler.rollout.num_groups, sampler.rollout.shortfall) == (2, 6, 0)
+    assert sampler.next_prompts(0) == []
+
+
+def test_dropped_groups_are_counted_by_reason():
+    sampler = play(play(new(4), ["all_wrong", YES, "all_correct", "all_wrong"]), ["masked"])
+    assert sampler.rollout.reasons == {"all_wrong": 2, "all_correct": 1, "masked": 1}
+
+
+def test_the_last_round_counts_too():
+    """ms-swift generates its last round and never looks at it."""
+    sampler = play(play(play(new(1, max_rounds=3), [NO]), [NO]), [YES])
+    assert not sampler.is_exhausted
+    assert sampler.batch().train == [Group(2, 0)]
+
+
+def test_max_rounds_is_the_number_of_rounds_and_not_one_more():
+    """NeMo RL makes one more than its setting says."""
+    sampler = play(new(1, max_rounds=2), [NO])
+    assert len(sampler.next_prompts(0)) >= 1
+    play(sampler, [NO])
+    assert sampler.is_exhausted
+    assert sampler.next_prompts(0) == []
+
+
+def test_what_was_accepted_before_the_limit_still_trains():
+    """ms-swift throws 511 accepted groups of 512 away and trains on the unfiltered batch."""
+    sampler = play(play(new(512, max_rounds=2), [YES] * 500 + [NO] * 12), [YES] * 11 + [NO])
+    assert sampler.is_exhausted
+    assert len(sampler.batch().train) == 511
+    assert sampler.rollout.shortfall == 1
+
+
+@pytest.mark.parametrize("max_rounds", [0, -1])
+def test_without_a_limit_it_never_gives_up(max_rounds):
+    sampler = new(1, max_rounds=max_rounds)
+    for _ in range(100):
+        play(sampler, [NO])
+    assert len(sampler.next_prompts(0)) >= 1
+
+
+def test_mask_asks_once_for_the_batch():
+    sampler = new(4, mode="mask")
+    assert len(sampler.next_prompts(0)) == 4
+    play(sampler, [YES, NO, NO, NO])
+    assert sampler.next_prompts(0) == []
+
+
+def test_a_missing_round_is_refused():
+    with pytest.raises(ValueError, match="at least one group"):
+        play(new(1), [])
+
+
+def test_rounds_are_multiples_rounded_up():
+    for num_accepted in range(1, 30):
+        plain = len(learn(new(10), num_accepted, 30).next_prompts(0))
+        multiple = len(learn(new(10, multiple_of=8), num_accepted, 30).next_prompts(0))
+        assert multiple % 8 == 0
+        assert plain <= multiple < plain + 8
+
+
+def test_the_cap_is_rounded_down_but_never_to_nothing():
+    assert len(new(100, max_round_size=30, multiple_of=8).next_prompts(0)) == 24
+    assert len(new(100, max_round_size=3, multiple_of=8).next_prompts(0)) == 8
+
+
+def test_a_fixed_multiplier_asks_for_the_same_every_round():
+    sampler = new(10, batch_multiplier=2.55, max_rounds=5)
+    assert len(sampler.next_prompts(0)) == 25
+    assert len(play(sampler, [YES] + [NO] * 24).next_prompts(0)) == 25
+    assert len(new(10, batch_multiplier=2.55, multiple_of=4).next_prompts(0)) == 28
+    assert len(new(10, batch_multiplier=2.55, max_round_size=20).next_prompts(0)) == 20
+
+
+def test_a_run_that_accepts_nothing_does_not_generate_ever_more():
+    sampler = new(512, max_rounds=10)
+    while prompts := sampler.next_prompts(0):
+        play(sampler, [NO] * len(prompts))
+    assert sampler.rollout.num_groups == 10 * 512
+
+
+def test_waste_and_rounds_of_a_steady_run_are_small():
+    """512 prompts at an acceptance rate of 1/3: the promise is 1.05 times the least and 1.2 rounds."""
+    rng = random.Random(1)
+    sampler = new(512)
+    num_accepted, num_rounds, num_steps = 0, 0, 60
+    for step in range(num_steps + 5):
+        sampler.begin()
+        while prompts := sampler.next_prompts(0):
+            play(sampler, [YES if rng.random() < 1 / 3 else NO for _ in prompts])
+        if step >= 5:
+            num_accepted += len(sampler.rollout.accepted)
+            num_rounds += sampler.rollout.num_rounds
+    assert num_accepted / (512 * num_steps) < 1.05
+    assert num_rounds / num_steps < 1.3
+
+
+def test_which_accepted_groups_train_does_not_depend_on_their_length():
+    """
+    Lengths are given to the groups of 400 simulated rollouts: the means over groups that train and over accepted ones
+    that do not agree within 3 standard errors. Taking the first to finish, as slime does, would be further off.
+    """
+    rng, sampler = random.Random(0), new(16)
+    taken, left, first_done = [], [], []
+    for _ in range(400):
+        sampler.begin()
+        lengths = {}
+        while prompts := sampler.next_prompts(0):
+            number = sampler.rollout.num_rounds
+            lengths |= {Group(number, i): rng.lognormvariate(6, 1) for i in range(len(prompts))}
+            play(sampler, [rng.choice([YES, NO]) for _ in prompts])
+        batch = sampler.batch()
+        taken += [lengths[group] for group in batch.train]
+        left += [lengths[group] for group in sampler.rollout.accepted if group not in batch.train]
+        first_done += sorted(lengths[group] for group in sampler.rollout.accepted)[:16]
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    spread = mean([(x - mean(taken)) ** 2 for x in taken]) ** 0.5
+    error = spread * (1 / len(taken) + 1 / len(left)) ** 0.5
+    assert abs(mean(taken) - mean(left)) < 3 * error
+    assert mean(first_done) < mean(taken) - 3 * error  # the bias that the test would find
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 0}, "`target`.*0"),
+        ({"target": 4, "multiple_of": 0}, "`multiple_of`.*0"),
+        ({"target": 4, "max_round_size": 0}, "`max_round_size`.*0"),
+        ({"target": 4, "batch_multiplier": 0.2}, "`batch_multiplier`.*0.2"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        new(**options)
+
+
+# ---- What stays ----
+
+
+def test_carried_groups_train_and_need_not_be_sampled():
+    sampler = new(4, carries=True)
+    sampler.carry(carried(3))
+    sampler.begin()
+    assert sampler.num_missing == 1
+    play(sampler, [YES, YES])
+    batch = sampler.batch()
+    assert batch.train == [Group(0, 0), Group(0, 1), Group(0, 2), Group(1, 0)]
+    assert batch.carry == [Group(1, 1)]
+
+
+def test_a_batch_that_was_carried_whole_needs_no_round():
+    sampler = new(4, carries=True)
+    sampler.carry(carried(4))
+    sampler.begin()
+    assert sampler.next_prompts(0) == []
+
+
+def test_groups_are_carried_once():
+    sampler = new(2, carries=True)
+    sampler.carry(carried(2))
+    sampler.begin()
+    sampler.carry(None)
+    sampler.begin()
+    assert sampler.num_missing == 2
+
+
+def test_without_carrying_nothing_is_carried():
+    assert play(new(1), [YES, YES]).batch().carry == []
+
+
+def test_what_is_carried_can_be_shared_by_the_ranks_and_fits_one_batch():
+    assert len(play(new(4, carries=True, multiple_of=2), [YES] * 7).batch().carry) == 2
+    assert len(play(new(4, carries=True), [YES] * 40).batch().carry) == 4
+
+
+def test_rollouts_that_fell_short_are_counted_until_one_is_full():
+    sampler = new(2, max_rounds=1)
+    for reasons, expected in (([YES, NO], 1), ([NO, NO], 2), ([YES, YES], 0), ([NO], 1)):
+        sampler.begin()
+        play(sampler, reasons).batch()
+        assert sampler.num_short_rollouts == expected
+
+
+def test_a_masked_rollout_falls_short_only_where_nothing_trains():
+    sampler = new(2, mode="mask")
+    play(sampler, [YES, NO]).batch()
+    assert sampler.num_short_rollouts == 0
+    sampler.begin()
+    play(sampler, [NO, NO]).batch()
+    assert sampler.num_short_rollouts == 1
+
+
+def test_each_pass_that_accepts_nothing_is_told_of_once():
+    sampler = new(1, stream(4), max_rounds=0, batch_multiplier=2.0)
+    told = []
+    for reasons in ([NO, NO], [NO, NO], [NO, NO], [NO, NO], [NO, YES], [NO, NO], [NO, NO]):
+        sampler.next_prompts(0)
+        play(sampler, reasons)
+        told.append(sampler.new_barren_passes())
+        if YES in reasons:
+            sampler.begin()
+    # Two prompts a round, four a pass: a pass ends with every second round; the fifth round accepts one.
+    assert told == [0, 1, 0, 2, 0, 0, 1]
+
+
+def test_the_memory_learns_what_it_is_told_and_skips_by_it():
+    sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_rounds=0)
+    for _ in range(3):
+        play(sampler, [NO] * 4, counts=[(0, 16)] * 4)
+    assert sampler.memory.expected_acceptance("0", 0, 16) < 0.05
+    sampler.next_prompts(0)
+    assert sampler.stream.num_skipped > 0
+
+
+# ---- Checkpoints ----
+
+
+def resumed(sampler, state, **options):
+    """Another sampler, and what of the state did not fit it."""
+    again = Sampler(**{"stream": stream(), "target": 4, "num_generations": G, "carries": True, **options})
+    return again, again.load_state_dict(json.loads(json.dumps(state[0])), state[1])
+
+
+@pytest.fixture
+def state():
+    rows = Rows.from_generated(([[1]] * 4, [[2]] * 4, None, ["a"] * 4, None, {}, None, []), ["p"] * 4)
+    rows.keep([True] * 4)
+    sampler = new(4, carries=True)
+    sampler.next_prompts(0)
+    play(sampler, [YES] * 3 + [NO] * 5).batch()
+    sampler.carry(Round.of_groups(rows, torch.ones(4, 1), G))
+    return sampler.state_dict(), sampler.carried_state_dict()
+
+
+def test_a_resumed_sampler_goes_on_with_the_next_prompt_the_rate_and_what_it_carried(state):
+    sampler, differs = resumed(None, state)
+    assert differs == {}
+    sampler.begin()
+    assert sampler.num_missing == 2
+    assert sampler.stream.take(1)[0][0] == "4"
+    assert sampler.acceptance.num_accepted == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"carries": False}, "surplus"),
+        ({"mode": "mask"}, "mode"),
+        ({"num_generations": 4}, "num_generations"),
+        ({"target": 1}, "prompts_per_rollout"),
+        ({"num_ranks": 2}, "num_processes"),
+        ({"stream": stream(seed=1)}, "seed"),
+        ({"stream": stream(11_000)}, "dataset"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_with_other_settings_what_was_carried_is_left_behind(state, options, name):
+    sampler, differs = resumed(None, state, **options)
+    assert list(differs) == [name]
+    sampler.begin()
+    assert sampler.num_missing == sampler.target
+    # Another order of prompts starts a fresh pass; the prompts of the same one go on.
+    assert sampler.stream.passes == (1 if name in ("seed", "dataset") else 4 / 10_000)
+
+
+def test_a_memory_that_the_checkpoint_lacks_starts_empty(state):
+    sampler, differs = resumed(None, state, memory=PromptMemory())
+    assert differs == {}
+    assert sampler.state_dict()["memory"] == PromptMemory().state_dict()

@@ -1,0 +1,146 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How often groups are accepted, and how many prompts a round asks for because of it. Integers and floats only."""
+
+import math
+
+
+# The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
+MIN_RATE = 1 / 32
+
+# What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small batch,
+# since a round of a few prompts waits for its longest completion too.
+ROUND_COST = 0.16
+MIN_ROUND_COST = 12
+
+
+class AcceptanceRate:
+    """
+    Running estimate of the share of groups that are accepted, shared by all rollouts of a run.
+
+    The rate and its trend are fitted by least squares to the rounds so far and read off at the next round, so that a
+    rate that rises or falls as the policy learns is not met one step late. Evidence fades with every round; a round
+    that contradicts the estimate by more than three standard deviations fades all that came before it at once.
+
+    Args:
+        decay (`float`, *optional*, defaults to `0.95`):
+            Factor on the evidence of all earlier rounds with every new one.
+        drift (`float`, *optional*, defaults to `0.01`):
+            Prior standard deviation of the change of the rate per round.
+
+    Example:
+
+    ```python
+    >>> acceptance = AcceptanceRate()
+    >>> acceptance.rate
+    0.5
+    >>> acceptance.update(num_accepted=30, num_groups=98)
+    >>> round(acceptance.rate, 2)
+    0.31
+    ```
+    """
+
+    _STATE = ("num_groups", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
+
+    def __init__(self, decay: float = 0.95, drift: float = 0.01):
+        if not 0.0 < decay <= 1.0:
+            raise ValueError(f"`decay` must be above 0 and at most 1, got {decay}.")
+        if not drift > 0.0:
+            raise ValueError(f"`drift` must be above 0, got {drift}.")
+        self.decay = decay
+        self.drift = drift
+        # Faded sums over the groups sampled, each at its age in rounds, which is negative: -1 is the latest round.
+        self.num_groups = 0.0
+        self.num_accepted = 0.0
+        self._sum_age = 0.0
+        self._sum_age_squared = 0.0
+        self._sum_age_accepted = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Expected acceptance rate of the next round, strictly between 0 and 1; 0.5 before any evidence."""
+        return self._fit()[0]
+
+    @property
+    def variance(self) -> float:
+        """Variance of [`~AcceptanceRate.rate`]: what is not known of it, not the noise of the round to come."""
+        return self._fit()[1]
+
+    def _fit(self):
+        """Value at age 0 of the fitted line, and its variance."""
+        # Two groups, one of them accepted, stand for the uniform prior.
+        num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
+        mean = num_accepted / num_groups
+        sum_age_squared = self._sum_age_squared + mean * (1 - mean) / self.drift**2
+        determinant = num_groups * sum_age_squared - self._sum_age**2
+        rate = (num_accepted * sum_age_squared - self._sum_age_accepted * self._sum_age) / determinant
+        rate = min(max(rate, 0.5 / num_groups), 1 - 0.5 / num_groups)
+        return rate, rate * (1 - rate) * sum_age_squared / determinant
+
+    def update(self, num_accepted: int, num_groups: int):
+        """
+        Learns from one round.
+
+        Args:
+            num_accepted (`int`): Groups of the round that were accepted.
+            num_groups (`int`): Groups of the round.
+        """
+        if not 0 <= num_accepted <= num_groups:
+            raise ValueError(f"Cannot accept {num_accepted} of {num_groups} groups.")
+        rate, variance = self._fit()
+        surprise = (num_accepted - num_groups * rate) ** 2
+        expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
+        fade = self.decay * (min(1.0, 9 * expected / surprise) if surprise > 0 else 1.0)
+        # All earlier rounds grow one round older.
+        self._sum_age_squared += self.num_groups - 2 * self._sum_age
+        self._sum_age -= self.num_groups
+        self._sum_age_accepted -= self.num_accepted
+        self._sum_age_squared = fade * self._sum_age_squared + num_groups
+        self._sum_age = fade * self._sum_age - num_groups
+        self._sum_age_accepted = fade * self._sum_age_accepted - num_accepted
+        self.num_groups = fade * self.num_groups + num_groups
+        self.num_accepted = fade * self.num_accepted + num_accepted
+
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs, JSON-able."""
+        return {name: getattr(self, name) for name in self._STATE}
+
+    def load_state_dict(self, state: dict[str, float]):
+        """Continues from what [`~AcceptanceRate.state_dict`] returned."""
+        for name in self._STATE:
+            setattr(self, name, state[name])
+
+    def round_size(self, deficit: int, target: int) -> int:
+        """
+        Prompts that the next round asks for.
+
+        The smallest n that covers the deficit d with a margin of z standard deviations,
+        `n r - z sqrt(n r (1 - r) + n^2 v) >= d`, where r is the acceptance rate and v its variance: the two terms
+        under the root are the binomial noise of the round and the uncertainty of the rate. The margin ends where one
+        more prompt costs what it saves (the newsvendor's rule): `c phi(z) = s`, where phi is the normal density, s the
+        standard deviation at the expected size, and c the cost of one more round. A rate so uncertain that no margin
+        is worth its price gets none.
+
+        Args:
+            deficit (`int`):
+                Groups still missing, at least 1.
+            target (`int`):
+                Groups of the whole batch, by which the cost of one more round is measured.
+
+        Returns:
+            `int`
+        """
+        rate, variance = self._fit()
+        # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
+        # a run that accepts nothing must not generate ever more.
+        most = deficit * min(1 / MIN_RATE, 1 + self.num_accepted)
+        expected = deficit / rate
+        deviation = math.sqrt(deficit * (1 - rate) + expected**2 * variance)
+        round_cost = max(ROUND_COST * target, MIN_ROUND_COST)
+        z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
+        # The larger root of a n^2 - 2 b n + d^2 = 0.
+        a = rate**2 - z_squared * variance
+        b = deficit * rate + z_squared * rate * (1 - rate) / 2
+        if a <= 0:
+            return math.ceil(most)
+        return math.ceil(min(most, (b + math.sqrt(max(b**2 - a * deficit**2, 0.0))) / a))

@@ -1,0 +1,157 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of a rollout, and what is said about it. Pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from .groups import REASONS
+from .refill import Batch
+from .rollouts import Round
+from .sampler import Rollout
+
+
+# What to change, by the reason that dropped most groups.
+ADVICE = {
+    "all_wrong": "Most prompts are too hard for the model: use easier prompts, more `num_generations`, a longer "
+    "`max_completion_length`, or check that the reward function recognises right answers.",
+    "all_correct": "Most prompts are too easy for the model: use harder prompts or more `num_generations`.",
+    "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
+    "completions apart.",
+    "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
+    "unscored": "The task's reward functions return `None` for most completions: check their inputs.",
+    "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
+}
+
+
+def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
+    """
+    TRL's metrics over everything that a rollout sampled, as if it had been one batch.
+
+    Rewards and lengths are computed from all rows. Of the rest only each round's value is known: least of the minima,
+    greatest of the maxima, else the mean over rows.
+
+    Args:
+        rounds (`Sequence[Round]`):
+            The rounds that were sampled.
+        reward_names (`Sequence[str]` of length F):
+            Names of the reward functions.
+        weights_F (`torch.Tensor` of shape `(F,)`):
+            Their weights.
+
+    Returns:
+        `dict[str, float]`: NaN where nothing was scored; empty without a round.
+    """
+    if not rounds:
+        return {}
+    metrics = _merged([(round_.metrics, len(round_.rewards_BF)) for round_ in rounds])
+    rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
+    total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)
+    metrics["reward"], metrics["reward_std"] = _mean_and_std(total_B[~rewards_BF.isnan().all(dim=1)])
+    for name, reward_B in zip(reward_names, rewards_BF.T, strict=True):
+        mean_and_std = _mean_and_std(reward_B[~reward_B.isnan()])
+        metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = mean_and_std
+    lengths_B = torch.cat([round_.lengths_B for round_ in rounds]).double()
+    truncated_B = torch.cat([round_.truncated_B for round_ in rounds])
+    ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended
+    metrics["completions/clipped_ratio"] = truncated_B.double().mean().item()
+    for name, values in (("", lengths_B), ("terminated_", ended_B)):
+        metrics[f"completions/mean_{name}length"] = values.mean().item()
+        metrics[f"completions/min_{name}length"] = values.min().item()
+        metrics[f"completions/max_{name}length"] = values.max().item()
+    return metrics
+
+
+def _mean_and_std(values: torch.Tensor) -> tuple[float, float]:
+    mean = values.mean().item() if len(values) else torch.nan
+    return mean, values.std().item() if len(values) > 1 else torch.nan
+
+
+def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float]:
+    """One value for each metric of several rounds, each round with its number of rows."""
+    values: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for metrics, num_rows in rounds:
+        for name, (value, *_) in metrics.items():
+            # `sampling/` needs the log-probabilities, which only rows that train have; `num_tokens` is the run's.
+            if not name.startswith("sampling/") and name != "num_tokens" and value == value:
+                values[name].append((value, num_rows))
+    merged = {}
+    for name, pairs in values.items():
+        reduce = {"min": min, "max": max}.get(name.rsplit("/", 1)[-1].split("_")[0])
+        if reduce is not None:
+            merged[name] = reduce(value for value, _ in pairs)
+        else:
+            merged[name] = sum(value * rows for value, rows in pairs) / sum(rows for _, rows in pairs)
+    return merged
+
+
+def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> dict[str, float]:
+    """
+    The sampler's own metrics of one rollout, without their prefix `dynamic_sampling/`.
+
+    Args:
+        rollout ([`Rollout`]):
+            What was sampled.
+        batch ([`Batch`]):
+            What became of it.
+        num_generations (`int`):
+            Completions of a group.
+
+    Returns:
+        `dict[str, float]`: `acceptance_rate` only where a round was sampled.
+    """
+    num_trained = len(batch.train)
+    metrics = {
+        "rounds": rollout.num_rounds,
+        "groups_generated": rollout.num_groups,
+        "groups_trained": num_trained,
+        "completions_generated": rollout.num_groups * num_generations,
+        "completions_trained": num_trained * num_generations,
+        "tokens_generated": sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled),
+        "surplus": max(rollout.num_found - max(rollout.target, len(rollout.carried)), 0),
+        "carried": len(rollout.carried),
+        "shortfall": rollout.shortfall,
+        **{f"dropped/{reason}": rollout.reasons[reason] for reason in dict.fromkeys([*REASONS, *rollout.reasons])},
+    }
+    if rollout.num_rounds:
+        metrics["acceptance_rate"] = rollout.acceptance_rate
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def describe_shortfall(rollout: Rollout) -> str:
+    """What was found and why the rest was dropped: one sentence."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
+    carried = f" beside {len(rollout.carried)} carried" if rollout.carried else ""
+    return (
+        f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {rollout.num_rounds} rounds{carried}, "
+        f"{rollout.target} needed (dropped: {reasons})."
+    )
+
+
+def advise(rollout: Rollout) -> str:
+    """What to change, by the commonest reason: one sentence and a space, or nothing where none is known."""
+    return "".join(f"{ADVICE[reason]} " for reason, _ in rollout.reasons.most_common(1) if reason in ADVICE)
+
+
+def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str:
+    """
+    What of a checkpoint does not fit a run, and what became of it.
+
+    Args:
+        folder (`str`):
+            The checkpoint.
+        differs (`dict[str, tuple]`):
+            The settings that differ: the checkpoint's value and the run's.
+        has_rows (`bool`):
+            Whether the checkpoint holds rows that were to be trained on.
+    """
+    settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
+    lost = []
+    if has_rows:
+        lost.append("the rows it holds of an unfinished rollout or carried groups are left behind")
+    if differs.keys() & {"seed", "dataset"}:
+        lost.append("the prompts start a fresh pass")
+    outcome = " and ".join(lost) or "nothing is lost by it"
+    return f"{folder} was written with other settings: {settings}. Weights and optimizer are resumed; {outcome}."

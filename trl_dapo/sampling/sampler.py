@@ -1,0 +1,354 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .acceptance import AcceptanceRate
+from .memory import PromptMemory
+from .prompts import PromptStream
+from .refill import Batch, Group, missing, refill
+from .rollouts import Round
+
+
+@dataclass
+class Rollout:
+    """
+    What one rollout has sampled so far.
+
+    Args:
+        target (`int`):
+            Groups of its batch.
+        rounds (`list[Round]`):
+            Its rounds; where groups were carried into it, they stand in the first.
+        carried, accepted, dropped (`list[Group]`):
+            Groups by what became of them, in prompt order.
+        reasons (`Counter[str]`):
+            Dropped groups by reason.
+        num_rounds (`int`):
+            Rounds that were sampled.
+    """
+
+    target: int
+    rounds: list[Round] = field(default_factory=list)
+    carried: list[Group] = field(default_factory=list)
+    accepted: list[Group] = field(default_factory=list)
+    dropped: list[Group] = field(default_factory=list)
+    reasons: Counter = field(default_factory=Counter)
+    num_rounds: int = 0
+
+    @property
+    def sampled(self) -> list[Round]:
+        """The rounds that this rollout sampled itself."""
+        return self.rounds[len(self.rounds) - self.num_rounds :]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that this rollout sampled."""
+        return len(self.accepted) + len(self.dropped)
+
+    @property
+    def num_found(self) -> int:
+        """Groups that can train."""
+        return len(self.carried) + len(self.accepted)
+
+    @property
+    def shortfall(self) -> int:
+        """Groups that the batch lacks."""
+        return max(self.target - self.num_found, 0)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the sampled groups that were accepted."""
+        return len(self.accepted) / self.num_groups
+
+
+class Sampler:
+    """
+    Owns everything that dynamic sampling keeps from one rollout to the next: the prompt stream, the memory, the
+    acceptance rate and the carried groups. Knows nothing of models; every process that feeds it the same decides the
+    same.
+
+    One rollout is
+
+    ```python
+    sampler.begin()
+    while prompts := sampler.next_prompts(step):
+        round_, reasons, counts = ...  # sample a group for each prompt, and decide which to drop
+        sampler.add_round(round_, reasons, counts, step)
+    batch = sampler.batch()
+    sampler.carry(...)  # the groups of `batch.carry`
+    ```
+
+    Args:
+        stream ([`PromptStream`]):
+            Where prompts come from.
+        target (`int`):
+            Groups of a rollout batch.
+        num_generations (`int`):
+            Completions of a group.
+        mode (`str`, *optional*, defaults to `"filter"`):
+            `"filter"`, `"replace"` or `"mask"`; see [`~refill.missing`].
+        min_replace_ratio (`float`, *optional*, defaults to `0.3`):
+            With `"replace"`: share of the batch to be accepted before copies fill the rest.
+        carries (`bool`, *optional*, defaults to `False`):
+            Whether accepted groups beyond the batch train in the next rollout.
+        max_rounds (`int`, *optional*, defaults to `10`):
+            Rounds after which a rollout gives up; zero or less means never.
+        max_round_size (`int`, *optional*):
+            Prompts one round may ask for. `None` sets no cap. Rounded down to `multiple_of`, but never below it.
+        multiple_of (`int`, *optional*, defaults to `1`):
+            A round, and what is carried, is a multiple of this many groups.
+        batch_multiplier (`float`, *optional*):
+            Fixes every round to `int(batch_multiplier * target)` prompts. `None` sizes rounds by the acceptance rate.
+        memory ([`PromptMemory`], *optional*):
+            Which prompts to skip for a while.
+        num_ranks (`int`, *optional*, defaults to `1`):
+            Processes that share the rows; part of what a checkpoint must agree with.
+
+    Example:
+
+    ```python
+    >>> sampler = Sampler(PromptStream(dataset, seed=0), target=512, num_generations=16)
+    >>> sampler.begin()
+    >>> len(sampler.next_prompts(step=0))
+    512
+    ```
+    """
+
+    def __init__(
+        self,
+        stream: PromptStream,
+        *,
+        target: int,
+        num_generations: int,
+        mode: str = "filter",
+        min_replace_ratio: float = 0.3,
+        carries: bool = False,
+        max_rounds: int = 10,
+        max_round_size: int | None = None,
+        multiple_of: int = 1,
+        batch_multiplier: float | None = None,
+        memory: PromptMemory | None = None,
+        num_ranks: int = 1,
+    ):
+        if target < 1:
+            raise ValueError(f"`target` must be at least 1 group, got {target}.")
+        if multiple_of < 1:
+            raise ValueError(f"`multiple_of` must be at least 1, got {multiple_of}.")
+        if max_round_size is not None and max_round_size < 1:
+            raise ValueError(
+                f"`max_round_size` must be at least 1 prompt, or `None` for no cap; got {max_round_size}."
+            )
+        if batch_multiplier is not None and int(batch_multiplier * target) < 1:
+            raise ValueError(
+                f"`batch_multiplier` must ask for at least one prompt, got {batch_multiplier} x {target} prompts."
+            )
+        self.stream = stream
+        self.memory = memory
+        self.acceptance = AcceptanceRate()
+        self.target = target
+        self.num_generations = num_generations
+        self.mode = mode
+        self.min_replace_ratio = min_replace_ratio
+        self.carries = carries
+        self.max_rounds = 1 if mode == "mask" else max_rounds
+        self.max_round_size = max_round_size
+        self.multiple_of = multiple_of
+        self.batch_multiplier = 1.0 if mode == "mask" else batch_multiplier
+        self.num_ranks = num_ranks
+        self.rollout = Rollout(target)
+        self.num_short_rollouts = 0  # in a row
+        self._carried: Round | None = None
+        self._barren_since = stream.passes  # where in the stream a group was last accepted
+        self._num_told = 0
+
+    # One rollout
+
+    def begin(self):
+        """Begins a rollout, with the groups carried into it."""
+        self.rollout = Rollout(self.target)
+        if self._carried is not None:
+            self.rollout.rounds.append(self._carried)
+            self.rollout.carried = [Group(0, i) for i in range(len(self._carried.prompts))]
+
+    @property
+    def num_missing(self) -> int:
+        """Groups that must still be accepted before the batch is full."""
+        return missing(self.mode, self.rollout.num_found, self.rollout.target, self.min_replace_ratio)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the rounds ran out before the batch was full."""
+        return self.num_missing > 0 and 0 < self.max_rounds <= self.rollout.num_rounds
+
+    def next_prompts(self, step: int) -> list[tuple[str, dict[str, Any]]]:
+        """
+        The prompts of the next round.
+
+        Args:
+            step (`int`):
+                Optimizer steps made.
+
+        Returns:
+            `list[tuple[str, dict]]`: name and example of each prompt; none where the batch is full or the rounds are
+            used up.
+        """
+        if self.num_missing == 0 or self.is_exhausted:
+            return []
+        skip = None
+        if self.memory is not None:
+            skip = lambda name: self.memory.draw_skip(name, step, self.num_generations)  # noqa: E731
+        return self.stream.take(self._round_size(), skip)
+
+    def _round_size(self) -> int:
+        if self.batch_multiplier is not None:
+            size = int(self.batch_multiplier * self.target)
+        else:
+            size = self.acceptance.round_size(self.rollout.shortfall, self.target)
+        size = -(-size // self.multiple_of) * self.multiple_of
+        if self.max_round_size is not None:
+            size = min(size, self.max_round_size // self.multiple_of * self.multiple_of)
+        return max(size, self.multiple_of)
+
+    def add_round(
+        self,
+        round_: Round,
+        reasons: Sequence[str | None],
+        counts: Sequence[tuple[int, int]] | None = None,
+        step: int = 0,
+    ):
+        """
+        Takes in one complete round. What its dropped groups hold is let go of, but for as many as could be asked to
+        fill the batch.
+
+        Args:
+            round_ ([`Round`]):
+                The round, with a group for each of [`Sampler.next_prompts`], in their order.
+            reasons (`Sequence[str | None]`):
+                For each group: `None` accepts it, else the reason why it is dropped.
+            counts (`Sequence[tuple[int, int]]`, *optional*):
+                For each group: correct and scored completions, for the memory.
+            step (`int`, *optional*, defaults to `0`):
+                Optimizer steps made.
+        """
+        rollout, number = self.rollout, len(self.rollout.rounds)
+        if not reasons:
+            raise ValueError("A round must hold at least one group, got none.")
+        rollout.rounds.append(round_)
+        rollout.num_rounds += 1
+        for index, reason in enumerate(reasons):
+            (rollout.accepted if reason is None else rollout.dropped).append(Group(number, index))
+        rollout.reasons.update(reason for reason in reasons if reason is not None)
+        num_accepted = sum(reason is None for reason in reasons)
+        self.acceptance.update(num_accepted, len(reasons))
+        if num_accepted:
+            self._barren_since = self.stream.passes
+        if self.memory is not None:
+            for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
+                self.memory.update(name, num_correct, num_scored, step)
+        accepted = [reason is None for reason in reasons for _ in range(self.num_generations)]
+        round_.rows.keep([accepted[i] for i in round_.held])
+        for group in rollout.dropped[rollout.target :]:
+            if group.round == number:
+                round_.rows.release(round_.local_rows(group.index)[1])
+
+    def batch(self) -> Batch:
+        """What becomes of the groups of a rollout whose rounds have ended."""
+        rollout = self.rollout
+        batch = refill(
+            self.mode, rollout.carried, rollout.accepted, rollout.dropped, rollout.target, self.min_replace_ratio
+        )
+        # As many as one rollout can train on, in equal shares for the ranks.
+        num_carried = min(len(batch.carry), self.target) // self.multiple_of * self.multiple_of
+        self.num_short_rollouts = self.num_short_rollouts + 1 if self._fell_short(batch) else 0
+        return batch._replace(carry=batch.carry[:num_carried] if self.carries else [])
+
+    def _fell_short(self, batch: Batch) -> bool:
+        if self.mode == "mask":  # takes what one round brings
+            return not batch.train
+        return self.is_exhausted
+
+    def carry(self, groups: Round | None):
+        """
+        Ends the rollout.
+
+        Args:
+            groups ([`Round`], *optional*):
+                The groups of `batch().carry`, with the log-probabilities of the policy that sampled them.
+        """
+        self._carried = groups
+
+    def new_barren_passes(self) -> int:
+        """Whole passes since a group was last accepted, if one more has ended since this was last asked; else 0."""
+        told, self._num_told = self._num_told, int(self.stream.passes - self._barren_since)
+        return self._num_told if self._num_told > told else 0
+
+    # Checkpoints
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a checkpoint and a run must agree on for the checkpoint's rows to be of use, JSON-able (`dict`)."""
+        return {
+            "num_generations": self.num_generations,
+            "prompts_per_rollout": self.target,
+            "mode": self.mode,
+            "surplus": "carry" if self.carries else "discard",
+            "num_processes": self.num_ranks,
+            "seed": self.stream.seed,
+            "dataset": self.stream.fingerprint(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        What a resumed run needs and is the same on every rank, JSON-able (`dict`). What the memory knows of each
+        prompt has a file of its own, and the rows of [`Sampler.carried_state_dict`] are each rank's.
+        """
+        return {
+            "header": self.header,
+            "stream": self.stream.state_dict(),
+            "acceptance": self.acceptance.state_dict(),
+            "memory": None if self.memory is None else self.memory.state_dict(),
+            "num_short_rollouts": self.num_short_rollouts,
+            "barren_since": self._barren_since,
+        }
+
+    def carried_state_dict(self) -> dict[str, Any] | None:
+        """This rank's rows of the carried groups, loadable with `weights_only=True`; `None` where none are carried."""
+        return None if self._carried is None else self._carried.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
+        """
+        Continues from what [`Sampler.state_dict`] and [`Sampler.carried_state_dict`] returned, as far as it fits.
+
+        With another dataset or seed the prompts start a fresh pass. Where anything in the header differs, carried
+        groups are left behind: other settings would train them wrongly. What was learned of the acceptance rate and
+        of prompts stays.
+
+        Returns:
+            `dict[str, tuple]`: What differs in the header, as the checkpoint's value and this run's; empty where all
+            was loaded.
+        """
+        header = self.header
+        differs = {
+            name: (state["header"].get(name), value)
+            for name, value in header.items()
+            if state["header"].get(name) != value
+        }
+        if differs.keys() & {"seed", "dataset"}:
+            self.stream.begin_after(state["stream"])
+            self._barren_since = self.stream.passes
+        else:
+            self.stream.load_state_dict(state["stream"])
+            self._barren_since = state["barren_since"]
+        self._num_told = int(self.stream.passes - self._barren_since)
+        self.acceptance.load_state_dict(state["acceptance"])
+        self.num_short_rollouts = state["num_short_rollouts"]
+        if self.memory is not None and state["memory"] is not None:
+            self.memory.load_state_dict(state["memory"])
+        fits = not differs and carried is not None
+        self._carried = Round.from_state_dict(carried, self.num_generations) if fits else None
+        return differs

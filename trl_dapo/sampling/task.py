@@ -1,0 +1,158 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The task reward: what decides whether a group trains, and what counts as right, in training and in evaluation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .groups import Criterion, is_correct, task_reward
+
+
+# Reward functions that measure length, TRL's and ours: they never decide.
+LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReward:
+    """
+    Which reward functions decide, and by what rule. Made by [`TaskReward.choose`].
+
+    Args:
+        names (`tuple[str, ...]`):
+            The reward functions that decide.
+        shaping (`tuple[str, ...]`):
+            Those that do not: they only shape the advantages of the groups that train.
+        weights_F (`torch.Tensor` of shape `(F,)`):
+            Weight of each reward function.
+        is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
+            Whether each decides.
+        criterion ([`Criterion`]):
+            What a group must show to train.
+        knows_right (`bool`):
+            Whether a completion is right or wrong by it. Not so where several functions decide and none was named: the
+            sum of an accuracy and a format reward is above any threshold for well-formatted nonsense.
+    """
+
+    names: tuple[str, ...]
+    shaping: tuple[str, ...]
+    weights_F: torch.Tensor
+    is_task_F: torch.Tensor
+    criterion: Criterion
+    knows_right: bool
+
+    @classmethod
+    def choose(
+        cls,
+        names: Sequence[str],
+        weights_F: torch.Tensor,
+        chosen: Sequence[str] | None,
+        *,
+        min_accuracy: float = 0.0,
+        max_accuracy: float = 1.0,
+        accuracy_threshold: float = 0.0,
+        best: float = 1.0,
+    ) -> "TaskReward":
+        """
+        Args:
+            names (`Sequence[str]` of length F):
+                Names of the reward functions.
+            weights_F (`torch.Tensor` of shape `(F,)`):
+                Their weights.
+            chosen (`Sequence[str]`, *optional*):
+                Names of those that decide. Defaults to all but length penalties.
+            min_accuracy, max_accuracy, accuracy_threshold (`float`, *optional*):
+                As in [`Criterion`].
+            best (`float`, *optional*, defaults to `1.0`):
+                Reward of a completion that cannot do better.
+
+        Raises:
+            ValueError: If a name is unknown or a length penalty's, if nothing is left to decide, or if a setting needs
+                a right and a wrong where there is none.
+        """
+        candidates = [name for name in names if name not in LENGTH_PENALTIES]
+        listed = ", ".join(map(repr, candidates)) or "none"
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
+                f"{', '.join(map(repr, names))}."
+            )
+        if penalties := [name for name in chosen or () if name in LENGTH_PENALTIES]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
+                f"different lengths would be accepted. Choose from {listed}."
+            )
+        deciding = candidates if chosen is None else chosen
+        if not deciding:
+            raise ValueError(
+                f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
+                "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
+            )
+        is_task_F = torch.tensor([name in deciding for name in names])
+        knows_right = chosen is not None or len(candidates) == 1
+        if knows_right:
+            criterion = Criterion(
+                min_accuracy=min_accuracy,
+                max_accuracy=max_accuracy,
+                accuracy_threshold=accuracy_threshold,
+                full_score=weights_F[is_task_F].sum().item() * best,
+            )
+        else:
+            needs_right = {
+                "dynamic_sampling_min_accuracy": (min_accuracy, 0.0),
+                "dynamic_sampling_max_accuracy": (max_accuracy, 1.0),
+                "dynamic_sampling_accuracy_threshold": (accuracy_threshold, 0.0),
+            }
+            for setting, (value, default) in needs_right.items():
+                if value != default:
+                    raise ValueError(_ambiguous(f"`{setting}={value}`", listed))
+            criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
+        return cls(
+            names=tuple(deciding),
+            shaping=tuple(name for name in names if name not in deciding),
+            weights_F=weights_F,
+            is_task_F=is_task_F,
+            criterion=criterion,
+            knows_right=knows_right,
+        )
+
+    def require_right(self, setting: str):
+        """Refuses a setting that needs a right and a wrong where there is none."""
+        if not self.knows_right:
+            raise ValueError(_ambiguous(setting, ", ".join(map(repr, self.names))))
+
+    def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+        """The task reward of each completion: see [`task_reward`]."""
+        return task_reward(rewards_BF, self.weights_F, self.is_task_F)
+
+    def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+        """Which completions are right (boolean `torch.Tensor` of shape `(B,)`)."""
+        return is_correct(self.of(rewards_BF), self.criterion)
+
+    def describe(self) -> str:
+        """One line: what decides, by what threshold, and what only shapes."""
+        names = ", ".join(map(repr, self.names))
+        shaping = f" {', '.join(map(repr, self.shaping))} only shape{'s' * (len(self.shaping) == 1)} the advantages."
+        if not self.knows_right:
+            rule = (
+                f"A group trains if the weighted sum of {names} differs within it. Nothing says which completions are "
+                "right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+                "`dynamic_sampling_rewards`."
+            )
+        else:
+            low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
+            band = "" if (low, high) == (0.0, 1.0) else f" and its share of right completions lies in ({low}, {high})"
+            rule = (
+                f"A group trains if {names} differs within it{band}; a completion is right above "
+                f"{self.criterion.accuracy_threshold:g}."
+            )
+        return rule + (shaping if self.shaping else "")
+
+
+def _ambiguous(setting: str, candidates: str) -> str:
+    return (
+        f"{setting} needs to know which completions are right, but several reward functions decide: {candidates}. "
+        "Name the one that says what is right in `dynamic_sampling_rewards`."
+    )

@@ -1,0 +1,116 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The seam into TRL: its way from prompts to tensors, run in two halves.
+
+TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. Each round of dynamic sampling
+runs it inside [`Seam.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for no
+forward pass. Then it runs once more inside [`Seam.replaying`], on the rows that train, and those two methods hand back
+what was recorded.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from .sampling.rollouts import Rows
+
+
+@dataclass
+class Recorded:
+    """
+    What TRL made of one round.
+
+    Args:
+        rows ([`Rows`], *optional*):
+            This rank's rows.
+        truncated (`list[bool]`):
+            Whether the length limit cut each of them off.
+        rewards (`torch.Tensor` of shape `(B, F)`, *optional*):
+            Rewards of all ranks' rows.
+        metrics (`dict[str, list[float]]`):
+            What TRL measured.
+        logs (`dict`):
+            What TRL put into the table of completions.
+    """
+
+    rows: Rows | None = None
+    truncated: list[bool] = field(default_factory=list)
+    rewards: torch.Tensor | None = None
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    logs: dict = field(default_factory=dict)
+
+
+class _NoReset:
+    """Stands in for the environments of completed rollouts, which must not be reset a second time."""
+
+    def reset(self, **kwargs):
+        return None
+
+
+class Seam:
+    """
+    Which half is running, if any, and what it keeps or hands back.
+
+    Args:
+        recorded ([`Recorded`], *optional*):
+            Filled while a round is recorded.
+        replayed (`tuple`, *optional*):
+            What `_generate` and `_calculate_rewards` hand back while a batch is replayed.
+    """
+
+    def __init__(self):
+        self.recorded: Recorded | None = None
+        self.replayed: tuple[tuple, torch.Tensor] | None = None
+
+    @contextmanager
+    def recording(self, trainer) -> Iterator[Recorded]:
+        """Keeps what TRL makes of one round, and keeps it out of the trainer's own metrics and logs."""
+        self.recorded = recorded = Recorded()
+        logs, trainer._logs = trainer._logs, _empty_logs(trainer._logs)
+        try:
+            with _scratch_metrics(trainer) as recorded.metrics:
+                yield recorded
+            recorded.logs = trainer._logs
+        finally:
+            self.recorded, trainer._logs = None, logs
+
+    @contextmanager
+    def replaying(self, trainer, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+        """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
+        self.replayed = rows.as_generated(), rewards
+        try:
+            with _no_environment_resets(trainer, len(rows)), _scratch_metrics(trainer) as metrics:
+                yield metrics
+        finally:
+            self.replayed = None
+
+
+@contextmanager
+def _no_environment_resets(trainer, num_rows: int) -> Iterator[None]:
+    if trainer.environment_factories is None:
+        yield
+        return
+    pool, environments = trainer._environment_pool, trainer.environments
+    trainer._environment_pool = {name: [_NoReset()] * num_rows for name in pool}
+    try:
+        yield
+    finally:
+        # As TRL leaves them: those of the batch that was sampled last.
+        trainer._environment_pool, trainer.environments = pool, environments
+
+
+@contextmanager
+def _scratch_metrics(trainer) -> Iterator[dict[str, list[float]]]:
+    metrics, trainer._metrics = trainer._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
+    try:
+        yield trainer._metrics["train"]
+    finally:
+        trainer._metrics = metrics
+
+
+def _empty_logs(logs: dict) -> dict:
+    """The structure of TRL's `_logs`, empty and without a bound."""
+    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
