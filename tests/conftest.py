@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a tokenizer small enough to train in a test, made on the spot."""
 
+import json
 import os
 
 
@@ -11,8 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from evaluations import Server
 from helpers import save_tiny_model
-from servers import Server
 
 from trl_dapo import DAPOConfig
 from trl_dapo.evaluation import engines
@@ -50,3 +51,11 @@ def serve(monkeypatch):
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def problems_file(tmp_path):
+    """Two problems in a file: 1+1 and 1+2."""
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"1+{i}", "answer": str(1 + i)}) + "\n" for i in (1, 2)))
+    return path

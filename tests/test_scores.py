@@ -4,8 +4,8 @@
 
 import pytest
 from datasets import Dataset, concatenate_datasets
+from evaluations import asked
 from helpers import ScriptedTrainer, number, prompts, tiny_config
-from servers import asked
 from transformers import TrainerCallback
 
 from trl_dapo.evaluation import EvaluationScores, evaluate
