@@ -111,5 +111,5 @@ def test_a_users_rule_sees_each_groups_rewards_by_name_and_its_rows():
 
 @pytest.mark.parametrize("returned", [True, 0, "", ["easy"]])
 def test_a_rule_that_returns_neither_none_nor_a_reason_is_named(returned):
-    with pytest.raises(TypeError, match="`group_filter` returned .*: it must return `None`"):
+    with pytest.raises(TypeError, match=r"`group_filter` returned .*: it must return `None`"):
         apply_group_filter(lambda rewards, rows: returned, torch.zeros(2, 1), ["accuracy"], [{}, {}], 2)

@@ -21,7 +21,15 @@ OVERRIDES = {
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
     # returns the batches of one optimizer step, as many as it has micro-batches
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
-    "log": ("self", "logs", "start_time"),
+    # the loop behind `evaluate` and `predict`
+    "evaluation_loop": (
+        "self",
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
+        "metric_key_prefix",
+    ),
     "_save_checkpoint": ("self", "model", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
@@ -98,8 +106,10 @@ READS = (
     "reward_funcs",
     "reward_processing_classes",
     "reward_weights",  # one a reward function, on the CPU
+    "rollout_func",
     "router_aux_loss_coef",
     "shuffle_dataset",
+    "tools",
     "top_entropy_quantile",
     "use_adaptive_entropy",
     "use_transformers_continuous_batching",

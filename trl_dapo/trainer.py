@@ -14,6 +14,7 @@ TRL turns prompts into tensors in one private method, which is wrapped, not copi
 """
 
 import copy
+import math
 import textwrap
 import time
 import zlib
@@ -24,7 +25,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import IterableDataset
 from tqdm.auto import tqdm
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
 from trl.trainer.utils import get_config_model_id
 
@@ -32,12 +33,13 @@ from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
 from .construction import add_overlong_punishment, choose_task_reward, make_sampler, pace_dataset
 from .engine import eval_sampling, naming_the_server
-from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
+from .evaluation.prefetch import Prefetch, rows_that_fit
+from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback
 from .rewards import scale_reward, score_dapo_math
 from .rewards.dapo_math import NO_ANSWER, completion_text
 from .sampling.group_filter import GroupFilter, apply_group_filter
-from .sampling.groups import count_correct, drop_reasons, is_correct
+from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
 from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
@@ -46,8 +48,6 @@ from .update import UpdatePhase
 
 
 logger = logging.get_logger(__name__)
-
-ALL_SOURCES = object()
 
 
 class DAPOTrainer(UpdatePhase):
@@ -143,7 +143,8 @@ class DAPOTrainer(UpdatePhase):
             add_overlong_punishment(self)
         self._task = choose_task_reward(self)
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
-        self._evaluated: dict[str, tuple[str | None, list, list]] = {}
+        self._scores = EvaluationScores(self.num_generations_eval)
+        self._prefetch = Prefetch(self._generate_for_evaluation)
         self.add_callback(LogHistoryCallback())
 
     # ---- Reward functions ----
@@ -329,8 +330,10 @@ class DAPOTrainer(UpdatePhase):
     def _generate(self, prompts):
         if self._seam.replayed is not None:
             return self._seam.replayed[0]
-        with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
-            generated = super()._generate(prompts)
+        generated = None if self.model.training else self._prefetch.take(prompts)
+        if generated is None:
+            with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
+                generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._seam.recorded is not None:
@@ -349,41 +352,48 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- Evaluation ----
 
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        dataset = getattr(dataloader, "dataset", None)
+        self._scores.begin(len(dataset) if has_length(dataset) else None)
+        self._metrics["eval"].clear()
+        schedules = self.use_vllm or self.use_transformers_continuous_batching
+        if schedules and not (self.tools or self.environment_factories or self.rollout_func or self._is_vlm):
+            round_size = self.args.dynamic_sampling_max_round_size
+            num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
+            dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        scores = self._scores.means()
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        return output
+
+    def _generate_for_evaluation(self, prompts: list) -> tuple:
+        """Completions for the prompts of several batches, one batch after the other."""
+        k = self.num_generations_eval
+        # vLLM's server is asked for so many completions of every so-manieth prompt, over all processes. Where a
+        # problem's rows lie in two processes, they are not neighbours any more.
+        self.num_generations_eval = math.gcd(k, self.args.per_device_eval_batch_size)
+        try:
+            return self._generate(prompts)
+        finally:
+            self.num_generations_eval = k
+
     def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
-        """Keeps verdicts and answers of an evaluation's problems until it is logged."""
+        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        if not self._task.knows_right:
+            return
         answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
         answers = [None if answer == NO_ANSWER else answer for answer in answers]
-        keys = [str(example.get("id", example.get("prompt"))) for example in inputs]
+        # What an environment asks stands in other columns than the prompt.
+        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
         sources = [example.get("source") for example in inputs]
-        problems = gather_object(list(zip(keys, sources, answers, strict=True)))
-        deciding = self._task.of(rewards.cpu())
-        correct = is_correct(deciding, self._task.criterion).tolist()
-        for start in range(0, len(problems), self.num_generations_eval):
-            group = slice(start, start + self.num_generations_eval)
-            key, source, _ = problems[start]
-            # A problem that comes again only fills the last batch.
-            self._evaluated.setdefault(key, (source, [answer for *_, answer in problems[group]], correct[group]))
-
-    def log(self, logs, start_time=None):
-        if not self.model.training:
-            self._publish_evaluated()
-        super().log(logs, start_time)
-
-    def _publish_evaluated(self):
-        """avg@k, pass@k and maj@k over the problems evaluated, and of each source where they name one."""
-        if not self._evaluated:  # a run whose last step evaluated logs its summary in evaluation mode too
-            return
-        problems, self._evaluated = list(self._evaluated.values()), {}
-        k, sources = self.num_generations_eval, dict.fromkeys(source for source, *_ in problems)
-        for source in [*sources, *([] if None in sources else [ALL_SOURCES])]:
-            chosen = [problem for problem in problems if source in (problem[0], ALL_SOURCES)]
-            answers, correct = [answers for _, answers, _ in chosen], [correct for *_, correct in chosen]
-            scores = {"avg": avg_at_k(correct), "pass": pass_at_k(correct, k)}
-            if any(answer is not None for row in answers for answer in row):
-                scores["maj"] = maj_at_k(answers, correct)
-            suffix = "" if source in (None, ALL_SOURCES) else f"/{source}"
-            for name, values in scores.items():
-                self._metrics["eval"][f"{name}@{k}{suffix}"] = [float(values.mean())]
+        rows = gather_object(list(zip(sources, ids, answers, strict=True)))
+        rewards = self._scaled(rewards).cpu()
+        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
+        right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
+        self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
     # ---- What the user sees ----
 
