@@ -421,9 +421,10 @@ class DAPOConfig(GRPOConfig):
         may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and self.dynamic_sampling_max_rounds > 0
         if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a rollout "
-                "which fell short would weigh in it. Use one of these, or `dynamic_sampling_mode='filter'` with "
-                "`dynamic_sampling_on_exhausted='error'`, or `use_dynamic_sampling=False`."
+                f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
+                "rollout which fell short would weigh in it. Use one of these, or "
+                "`dynamic_sampling_mode='filter'` with `dynamic_sampling_on_exhausted='error'`, or "
+                "`use_dynamic_sampling=False`."
             )
 
     def _check_round_size(self):
