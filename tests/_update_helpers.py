@@ -36,11 +36,14 @@ class Row:
     tool_mask: list[int] | None = None
     old: list[float] | None = None
     image: float | None = None
+    ref: list[float] | None = None
     is_masked: bool = False
+    is_filler: bool = False
 
     @property
     def loss_mask(self):
-        return [0] * len(self.completion) if self.is_masked else self.tool_mask or [1] * len(self.completion)
+        has_no_token = self.is_masked or self.is_filler
+        return [0] * len(self.completion) if has_no_token else self.tool_mask or [1] * len(self.completion)
 
 
 def make_rows(num_rows, seed=0, longest=40):
@@ -55,7 +58,13 @@ def make_rows(num_rows, seed=0, longest=40):
 
 
 def mask(rows, indices):
+    """As overlong filtering masks completions that were cut off."""
     return [replace(row, is_masked=True) if i in indices else row for i, row in enumerate(rows)]
+
+
+def fill(rows, indices):
+    """As a rollout that fell short is filled up."""
+    return [replace(row, is_filler=True, advantage=0.0) if i in indices else row for i, row in enumerate(rows)]
 
 
 def collate(rows):
@@ -73,7 +82,9 @@ def collate(rows):
         "prompt_ids": left(PAD, [row.prompt for row in rows]),
         "prompt_mask": left(0, [[1] * len(row.prompt) for row in rows]),
         "completion_ids": right(PAD, [row.completion for row in rows]),
-        "completion_mask": right(0, [[int(not row.is_masked)] * len(row.completion) for row in rows]),
+        "completion_mask": right(
+            0, [[int(not (row.is_masked or row.is_filler))] * len(row.completion) for row in rows]
+        ),
         "advantages": torch.tensor([row.advantage for row in rows]),
     }
     if rows[0].tool_mask is not None:
@@ -81,6 +92,10 @@ def collate(rows):
     if any(row.old is not None for row in rows):
         unknown = float("nan")
         rollout["old_per_token_logps"] = right(0.0, [row.old or [unknown] * len(row.completion) for row in rows])
+    if rows[0].ref is not None:
+        rollout["ref_per_token_logps"] = right(0.0, [row.ref for row in rows])
+    if any(row.is_filler for row in rows):
+        rollout["is_filler"] = torch.tensor([row.is_filler for row in rows])
     if rows[0].image is not None:
         # Two patches a row, so that nothing about an image is indexed by row: the layout of Qwen's processors.
         rollout["pixel_values"] = torch.tensor([[row.image] for row in rows for _ in range(2)])
@@ -251,6 +266,13 @@ def two_processes(folder):
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 
 
+# Rows, split and settings of other losses than DAPO's. Filler lies on the last rank, as in a rollout that fell short.
+OTHER_LOSSES = {
+    "filler, grpo": (fill(ROWS, range(6, 16)), (4, 4), {"loss_type": "grpo"}),
+    "filler, dr_grpo, window of two rollouts": (fill(ROWS, range(6, 16)), (4, 2), {"loss_type": "dr_grpo"}),
+    "filler, cispo": (fill(ROWS, range(6, 16)), (2, 2), {"loss_type": "cispo"}),
+}
+
 # Runs that sample: a rank has one row of each optimizer step.
 SAMPLED = {"one row a rank": {}, "one row a rank, no dynamic sampling": {"use_dynamic_sampling": False}}
 
@@ -275,6 +297,8 @@ def main(folder):
             "costs": [padded_tokens(microbatch) for microbatch in trainer.microbatches],
             "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
         }
+    for name, (rows, split, settings) in OTHER_LOSSES.items():
+        found[name] = {"gradient": run(ScriptedUpdate, rows, *split, num_ranks=2, **settings).gradients[0]}
     for name, settings in SAMPLED.items():
         trainer = run(ScriptedDAPO, None, 1, per_device_train_batch_size=1, max_completion_length=16, **settings)
         rows = [asdict(row) for microbatch in trainer.microbatches for row in rows_of(microbatch)]

@@ -15,6 +15,7 @@ from trl_dapo.batching import (
     index_rows,
     is_cut_by_row,
     join_rows,
+    mark_filler,
     padded_cost,
     resize,
     row_lengths,
@@ -217,6 +218,27 @@ def test_an_unknown_key_is_refused_by_name():
 def test_images_are_not_cut_by_row_but_a_dropped_image_is_no_obstacle():
     assert not is_cut_by_row(rows(([5], [1]), num_images=[1]))
     assert is_cut_by_row(rows(([5], [1]), num_images=None))
+
+
+def test_filler_has_no_loss_token_no_advantage_and_a_ratio_of_one():
+    batch = rows(
+        ([5], [1, 2]),
+        ([6], [3]),
+        advantages=torch.tensor([0.5, -0.5]),
+        old_per_token_logps=torch.tensor([[-1.0] * 2] * 2),
+    )
+    mark_filler(batch, num_live=1)
+    for key, expected in {
+        "is_filler": [False, True],
+        "completion_mask": [[1, 1], [0, 0]],
+        "completion_ids": [[1, 2], [3, PAD]],
+        "advantages": [0.5, 0.0],
+        "old_per_token_logps": [[-1.0, -1.0], [0.0, 0.0]],
+    }.items():
+        assert batch[key].tolist() == expected, key
+    full = rows(([5], [1]), advantages=torch.tensor([0.5]))
+    mark_filler(full, num_live=1)
+    assert full["is_filler"].tolist() == [False]  # rollouts of one optimizer step have the same keys
 
 
 # The exchange

@@ -46,12 +46,29 @@ def tiny_config_class():
         ({"dynamic_sampling_min_accuracy": 0.3, "dynamic_sampling_max_accuracy": 0.45}, "No group of 4 completions"),
         ({"dynamic_sampling_on_exhausted": "retry"}, "'top_up', 'error', got 'retry'"),
         ({"dynamic_sampling_rewards": []}, "is empty"),
+        (
+            {"loss_type": "dppo"},
+            "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in it",
+        ),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         tiny_config(tmp_path, **overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"dynamic_sampling_on_exhausted": "error"},
+        {"dynamic_sampling_max_rounds": 0},
+        {"use_dynamic_sampling": False},
+    ],
+    ids=str,
+)
+def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_filler(tmp_path, overrides):
+    assert tiny_config(tmp_path, loss_type="dppo", **overrides).loss_type == "dppo"
 
 
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from _update_helpers import (
     CASES,
+    OTHER_LOSSES,
     ROWS,
     SAMPLED,
     SPLITS,
@@ -19,12 +20,14 @@ from _update_helpers import (
     ScriptedUpdate,
     apart,
     collate,
+    fill,
     gradient,
     make_rows,
     mask,
     old,
     padded_tokens,
     reference_gradient,
+    rows_of,
     run,
     tiny_policy,
     two_processes,
@@ -34,6 +37,7 @@ from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.batching import ROLLOUT_KEYS
+from trl_dapo.loss import LOSS_MEANS
 from trl_dapo.update import UpdatePhase
 
 
@@ -313,6 +317,99 @@ def test_any_other_loss_is_trls_to_the_bit(loss_type):
     assert all(map(torch.equal, found.gradients, expected.gradients))
 
 
+# ---- Rows that only fill a rollout ----
+
+LOSSES = ["grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo"]
+
+
+@pytest.fixture(scope="module")
+def saved_policy(tmp_path_factory):
+    """Where the reference model of `policy_with_reference` is loaded from."""
+    folder = tmp_path_factory.mktemp("policy")
+    tiny_policy().save_pretrained(folder)
+    return str(folder)
+
+
+def policy_with_reference(folder):
+    model = tiny_policy()
+    model.config._name_or_path = folder
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}], ids=str)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_filler_rows_leave_the_gradient_that_the_others_have_alone(loss_type, settings, saved_policy):
+    # A mean over the tokens of a micro-batch depends on the cut, unless all rows are of one length.
+    has_one_length = loss_type == "bnpo" or "entropy_coef" in settings
+    rows = [replace(row, ref=[-4.0] * 9 if has_one_length else [-4.0] * len(row.completion)) for row in ROWS]
+    if has_one_length:
+        rows = [replace(row, completion=(row.completion * 9)[:9]) for row in rows]
+    filler = [0, 2, 3, 4, 5, 7, 8, 9, 11, 13, 14, 15]
+    gradients = [
+        run(cls, script, num, model=policy_with_reference(saved_policy), loss_type=loss_type, **settings).gradients[0]
+        for cls, script, num in [
+            (ScriptedUpdate, fill(rows, filler), 4),
+            (ScriptedGRPO, [row for i, row in enumerate(rows) if i not in filler], 1),
+        ]
+    ]
+    assert apart(*gradients) < 2e-6
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_completions_that_were_cut_off_count_as_rows_where_trl_counts_them(loss_type):
+    # 3 rows are filler; of the 13 others, 5 were cut off and 8 have tokens.
+    rows = mask(fill(ROWS, range(13, 16)), range(8, 13))
+    found = run(ScriptedUpdate, rows, 1, loss_type=loss_type).gradients[0]
+    expected = run(ScriptedGRPO, [*rows[:13], rows[8]], 1, loss_type=loss_type).gradients[0]  # 14: groups of two
+    by_rows = {"grpo", "sapo", "dr_grpo", "luspo"}
+    assert apart(found, expected * (14 / 13 if loss_type in by_rows else 1)) < 2e-6
+
+
+def test_a_micro_batch_of_bnpo_weighs_as_many_rows_as_are_no_filler():
+    rows = fill(ROWS, range(4, 16))
+    trainer = run(ScriptedUpdate, rows, 4, loss_type="bnpo")
+    expected = 0
+    for microbatch in trainer.microbatches:
+        live = [row for row in rows_of(microbatch) if row.completion]
+        if live:
+            expected = expected + len(live) / 4 * reference_gradient(live)  # the mean over these rows' tokens
+    assert apart(trainer.gradients[0], expected) < 2e-6
+    assert (
+        sorted(sum(bool(row.completion) for row in rows_of(microbatch)) for microbatch in trainer.microbatches)
+        != [1] * 4
+    )
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
+def test_an_empty_rollout_does_not_dilute_another_one_of_the_same_step(loss_type):
+    script = [*ROWS[:8], *fill(ROWS[8:], range(8))]
+    found = run(ScriptedUpdate, script, 4, 2, loss_type=loss_type).gradients[0]
+    expected = run(ScriptedGRPO, ROWS[:8], 2, 2, loss_type=loss_type).gradients[0]
+    assert apart(found, expected) < 2e-6
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_two_processes_leave_filler_rows_out_of_any_loss(ranks, name):
+    rows, _, settings = OTHER_LOSSES[name]
+    expected = run(ScriptedGRPO, [row for row in rows if not row.is_filler], 1, **settings).gradients[0]
+    for rank in ranks:
+        assert apart(rank[name]["gradient"], expected) < 2e-6
+
+
+def losses_of_trl():
+    """The values that TRL's loss compares `loss_type` with."""
+    tree, found = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss))), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
+            value = ast.literal_eval(node.comparators[0])
+            found |= {value} if isinstance(value, str) else set(value)
+    return found
+
+
+def test_it_is_known_of_every_loss_of_trl_what_it_is_a_mean_over():
+    assert losses_of_trl() == set(LOSSES) == set(LOSS_MEANS)
+
+
 # Fields of `self` and `self.args` that TRL's loss reads. Those of other losses than dapo are in the second set.
 HONOURED = {
     "self.accelerator",
@@ -418,7 +515,8 @@ def keys_written(method):
 
 
 def test_the_layout_of_every_key_of_a_rollout_is_known():
-    assert keys_written(GRPOTrainer._generate_and_score_completions) == set(ROLLOUT_KEYS) == INPUTS
+    assert keys_written(GRPOTrainer._generate_and_score_completions) == INPUTS
+    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler"}  # what DAPOTrainer adds
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
@@ -563,8 +661,9 @@ def test_both_ranks_log_what_one_process_logs(ranks):
 # ---- Nothing to learn ----
 
 
-def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
-    script = [*ROWS, *mask(ROWS, range(16)), *ROWS]
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state(loss_type):
+    script = [*ROWS, *fill(ROWS, range(16)), *ROWS]
     states = []
 
     class Spy(ScriptedUpdate):
@@ -574,20 +673,23 @@ def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
             return super().training_step(*args)
 
     adamw = {"optim": "adamw_torch", "learning_rate": 0.1, "lr_scheduler_type": "constant", "weight_decay": 0.1}
-    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, **adamw)
+    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, loss_type=loss_type, **adamw)
     first, _, second, _, third, _ = states
     assert all(map(torch.equal, second, third))
     assert not all(map(torch.equal, first, second))
     assert not trainer.gradients[1].any()
     assert trainer.gradients[2].any()
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert [log["frac_empty_steps"] for log in logs] == [0.0, 1.0, 0.0]
-    assert [log["num_loss_tokens"] > 0 for log in logs] == [True, False, True]
     assert logs[1]["loss"] == 0.0
+    if loss_type == "dapo":
+        assert [log["frac_empty_steps"] for log in logs] == [0.0, 1.0, 0.0]
+        assert [log["num_loss_tokens"] > 0 for log in logs] == [True, False, True]
 
 
-def test_a_step_without_a_token_moves_no_router_either():
-    trainer = run(ScriptedUpdate, mask(ROWS, range(16)), 2, model=tiny_experts(), entropy_coef=0.1)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_step_without_a_token_moves_no_router_either(loss_type):
+    script, settings = fill(ROWS, range(16)), {"entropy_coef": 0.1, "loss_type": loss_type}
+    trainer = run(ScriptedUpdate, script, 2, model=tiny_experts(), **settings)
     assert trainer.aux_loss_enabled
     assert not trainer.gradients[0].any()
 

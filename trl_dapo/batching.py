@@ -34,6 +34,7 @@ ROLLOUT_KEYS = {
     "ref_per_token_logps": ("completion", 0.0),
     "sampling_per_token_logps": ("completion", 0.0),
     "importance_sampling_ratio": ("completion", 1.0),
+    "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),
@@ -65,6 +66,22 @@ def check_keys(rollout: dict) -> None:
             f"The rollout has keys whose padding is unknown: {', '.join(unknown)}. Add them to "
             "`trl_dapo.batching.ROLLOUT_KEYS` with their layout and the value of their padding."
         )
+
+
+def mark_filler(rollout: dict, num_live: int) -> None:
+    """
+    Take the weight, in place, from the rows that only fill a rollout, and mark them `is_filler`.
+
+    Args:
+        rollout (`dict`):
+            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
+        num_live (`int`):
+            Rows that train. Those behind them get no loss token and no advantage.
+    """
+    rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live
+    # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
+    for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
+        rollout[key][num_live:] = 0
 
 
 def is_cut_by_row(rollout: dict) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .loss import LOSS_MEANS
 from .rewards import scale_reward
 
 
@@ -374,6 +375,7 @@ class DAPOConfig(GRPOConfig):
 
         if self.use_dynamic_sampling:
             self._check_refill()
+            self._check_filler()
 
     def _check_refill(self):
         mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus
@@ -411,6 +413,17 @@ class DAPOConfig(GRPOConfig):
         if self.dynamic_sampling_max_round_size is not None and self.dynamic_sampling_max_round_size < 1:
             raise ValueError(
                 f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
+            )
+
+    def _check_filler(self):
+        """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
+        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and self.dynamic_sampling_max_rounds > 0
+        if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
+            raise ValueError(
+                f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
+                "rollout which fell short would weigh in it. Use one of these, or "
+                "`dynamic_sampling_mode='filter'` with `dynamic_sampling_on_exhausted='error'`, or "
+                "`use_dynamic_sampling=False`."
             )
 
     def _check_round_size(self):

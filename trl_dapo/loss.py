@@ -14,6 +14,19 @@ import torch
 MAX_LOG_RATIO = 20.0
 
 
+# What each of TRL's losses is a mean over: the rows of a micro-batch, its tokens, or the tokens of a rollout.
+LOSS_MEANS = {
+    "grpo": "rows",
+    "sapo": "rows",
+    "dr_grpo": "rows",
+    "luspo": "rows",
+    "bnpo": "tokens",
+    "cispo": "tokens of the rollout",
+    "vespo": "tokens of the rollout",
+    "dapo": "tokens of the rollout",
+}
+
+
 def fill_old_logps(old_logps: torch.Tensor | None, logps: torch.Tensor) -> torch.Tensor:
     """
     Log-probabilities under the policy that sampled the tokens.
@@ -173,3 +186,37 @@ def token_mean(
     ```
     """
     return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)
+
+
+def weights_without_filler(loss_type: str, num_rows: int, num_live: int, mean_live: float) -> tuple[float, float]:
+    """
+    Factors that make one of TRL's losses what it would be without the rows that only fill a rollout.
+
+    With them a micro-batch's loss is that of its live rows alone, and it weighs as many as it has.
+
+    Args:
+        loss_type (`str`):
+            A key of `LOSS_MEANS`.
+        num_rows (`int`):
+            Rows of the micro-batch.
+        num_live (`int`):
+            Its rows that are no filler.
+        mean_live (`float`):
+            Rows that are no filler, a micro-batch, over all ranks and micro-batches of the optimizer step.
+
+    Returns:
+        `tuple[float, float]`: the weight of the micro-batch's loss, and the factor of the policy and KL terms in it.
+
+    Example:
+
+    ```python
+    >>> weights_without_filler("grpo", num_rows=4, num_live=1, mean_live=2.0)  # half as many as others; 1 of 4 rows
+    (0.5, 4.0)
+    ```
+    """
+    if num_live == 0:
+        return 0.0, 1.0
+    weight = num_live / mean_live
+    # TRL's mean over rows counts filler; its mean over the rollout's tokens must not get the weight on top.
+    factors = {"rows": num_rows / num_live, "tokens": 1.0, "tokens of the rollout": 1 / weight}
+    return weight, factors[LOSS_MEANS[loss_type]]

@@ -31,7 +31,15 @@ from .batching import (
     schema,
     widths,
 )
-from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
+from .loss import (
+    clipped_loss,
+    clipped_tokens,
+    fill_old_logps,
+    kl_to_reference,
+    probability_ratio,
+    token_mean,
+    weights_without_filler,
+)
 from .step_metrics import StepMetrics, metrics_of_tokens
 
 
@@ -57,6 +65,8 @@ class RowFacts(NamedTuple):
     Attributes:
         lengths (`list[list[tuple[int, int]]]`):
             Prompt and completion length of each row, rank by rank.
+        is_live (`list[list[bool]]`):
+            Whether each row is no filler, rank by rank.
         num_tokens (`int`):
             Loss tokens of all rows.
         have_same_keys (`bool`):
@@ -64,6 +74,7 @@ class RowFacts(NamedTuple):
     """
 
     lengths: list[list[tuple[int, int]]]
+    is_live: list[list[bool]]
     num_tokens: int
     have_same_keys: bool
 
@@ -100,7 +111,7 @@ class _SkipEmptyStep(TrainerCallback):
 class UpdatePhase(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
-    micro-batches of equal padded cost. With a `loss_type` other than `"dapo"` it is [`~trl.GRPOTrainer`].
+    micro-batches of equal padded cost.
 
     Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
     draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual number of micro-batches,
@@ -113,6 +124,8 @@ class UpdatePhase(GRPOTrainer):
     - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
       stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
     - An optimizer step without a loss token leaves weights and optimizer state as they are, under every engine.
+    - With a `loss_type` other than `"dapo"` micro-batches, loss and metrics are TRL's. Rows that only fill a rollout
+      are left out of the loss: a micro-batch's loss is that of its other rows, and it weighs as many as these are.
 
     Metrics have one value per optimizer step. `entropy`, `kl`, `clip_ratio/*`, `policy_loss`, `aux_loss` and
     `entropy_coef` mean what they mean in TRL. New are `clip_ratio/dual_mean` (share of tokens at the dual clip),
@@ -141,7 +154,7 @@ class UpdatePhase(GRPOTrainer):
         return batches, num_items_in_batch
 
     def _prepare_inputs(self, generation_batch):
-        if not self.model.training or self.loss_type != "dapo":
+        if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         if not self._window_microbatches:
             self._open_window(self._window_batches or [generation_batch])
@@ -160,7 +173,8 @@ class UpdatePhase(GRPOTrainer):
         rows = self._join(parts)
         facts = self._gather_row_facts(parts, rows)
         self._window_num_tokens = facts.num_tokens
-        self._window_microbatches = deque(self._cut(parts, rows, facts))
+        microbatches = self._cut(parts, rows, facts) if self.loss_type == "dapo" else self._weigh(parts, facts)
+        self._window_microbatches = deque(microbatches)
 
     @property
     def _generate_every(self):
@@ -176,24 +190,40 @@ class UpdatePhase(GRPOTrainer):
 
     def _join(self, parts):
         """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
-        if self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
+        if self.loss_type != "dapo" or self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
             return None
         return join_rows(parts, self._tokenizer.pad_token_id)
 
     def _gather_row_facts(self, parts, rows) -> RowFacts:
         """Tell every rank, in one collective, of every row of the window."""
         keys = 0 if rows is None else schema(rows)
-        facts = [torch.tensor([[0, 0, keys]], device=self.accelerator.device)]
+        facts = [torch.tensor([[0, 0, 0, keys]], device=self.accelerator.device)]
         for part in parts:
             mask = part["completion_mask"]
             loss_mask = mask * part["tool_mask"] if "tool_mask" in part else mask
-            facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), loss_mask.sum(1, keepdim=True)], dim=1))
+            is_live = torch.ones_like(mask[:, 0]) if part.get("is_filler") is None else ~part["is_filler"]
+            lengths = row_lengths(part["prompt_mask"], mask)
+            facts.append(torch.cat([lengths, loss_mask.sum(1, keepdim=True), is_live.unsqueeze(1)], dim=1))
         ranks = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
         return RowFacts(
-            lengths=[[(prompt, completion) for prompt, completion, _ in facts] for _, *facts in ranks],
-            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens in facts),
-            have_same_keys=all(header[2] == keys for header, *_ in ranks),
+            lengths=[[(prompt, completion) for prompt, completion, _, _ in facts] for _, *facts in ranks],
+            is_live=[[bool(is_live) for *_, is_live in facts] for _, *facts in ranks],
+            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens, _ in facts),
+            have_same_keys=all(header[-1] == keys for header, *_ in ranks),
         )
+
+    def _weigh(self, parts, facts):
+        """TRL's micro-batches, with the weights that leave filler out of TRL's loss."""
+        is_live = facts.is_live[self.accelerator.process_index]
+        if all(map(all, facts.is_live)):
+            return parts
+        mean_live = sum(map(sum, facts.is_live)) / (len(facts.is_live) * len(parts))
+        num_rows, microbatches = len(is_live) // len(parts), []
+        for start, part in zip(range(0, len(is_live), num_rows), parts, strict=True):
+            num_live = sum(is_live[start : start + num_rows])
+            weights = weights_without_filler(self.loss_type, num_rows, num_live, mean_live)
+            microbatches.append({**part, "weights": weights})
+        return microbatches
 
     def _cut(self, parts, rows, facts):
         """Micro-batches of equal padded cost with the rows of `parts`, assigned to the ranks."""
@@ -258,11 +288,11 @@ class UpdatePhase(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         if self.loss_type != "dapo":
-            return super()._compute_loss(model, inputs)
-        # TRL's own is not wrapped. It divides by the rollout's tokens, not the step's; it has no word for rows whose old
-        # log-probabilities are unknown (NaN: sampled by the current policy); it moves the router on a step without a
-        # loss token; and its metrics gather one value a row, which fails or hangs where ranks have unequal numbers of
-        # rows.
+            return self._compute_other_loss(model, inputs)
+        # TRL's own is not wrapped: it divides by the rollout's tokens, it has no word for rows whose old
+        # log-probabilities are unknown (NaN: sampled by the current policy), it moves the router on a step without
+        # a loss token, and its metrics gather one value a row, which fails or hangs where ranks hold unequal
+        # numbers of rows.
         in_training = self.model.training
         # Each batch of an evaluation has its own: evaluation may come between two micro-batches of a step.
         step_metrics = self._step_metrics if in_training else StepMetrics()
@@ -335,6 +365,18 @@ class UpdatePhase(GRPOTrainer):
         if not in_training:
             self._publish(step_metrics, "eval")
         return loss
+
+    def _compute_other_loss(self, model, inputs):
+        """TRL's loss, without the rows that only fill the rollout."""
+        if "weights" not in inputs:
+            return super()._compute_loss(model, inputs)
+        weight, factor = inputs["weights"]
+        beta, self.beta = self.beta, self.beta * factor
+        try:
+            # The policy term is in proportion to the advantages, the KL term to beta; the other terms keep their size.
+            return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
+        finally:
+            self.beta = beta
 
     def _entropy_bonus_coef(self):
         """The entropy coefficient in force; under adaptive control it rests while the entropy is above its target."""
