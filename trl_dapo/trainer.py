@@ -36,8 +36,8 @@ from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback
-from .rewards import scale_reward, score_dapo_math
-from .rewards.dapo_math import NO_ANSWER, completion_text
+from .rewards import scale_reward
+from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, apply_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
@@ -384,8 +384,7 @@ class DAPOTrainer(UpdatePhase):
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.knows_right:
             return
-        answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
-        answers = [None if answer == NO_ANSWER else answer for answer in answers]
+        answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
         sources = [example.get("source") for example in inputs]
