@@ -87,9 +87,9 @@ class _Worker:
         )
         try:
             process = subprocess.Popen(
-                # The flags of this interpreter, as multiprocessing takes them: more isolation would keep out an
-                # editable install in the user site, which is a hook and no entry of the path.
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],
+                # Not isolated: that would keep out an editable install in the user site, which is a hook and no entry
+                # of the path. What a library warns of must not become an error here because the trainer asked for it.
+                [sys.executable, "-W", "ignore", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
