@@ -79,6 +79,11 @@ def test_the_budget_counts_the_longest_prompt_with_the_longest_completion():
     assert num_microbatches([(1, 9), (9, 1)], budget=35) == 2
 
 
+def test_the_order_that_needs_fewer_micro_batches_counts():
+    # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
+    assert num_microbatches([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207) == 2
+
+
 def test_a_large_budget_does_not_buy_padding():
     # Together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
     lengths = [(10, 90), *[(2, 8)] * 9]
@@ -154,14 +159,11 @@ def test_fewer_slots_than_the_budget_needs_is_an_error():
         cut([(2, 8)] * 4, 1, budget=30)
 
 
-def test_attention_makes_one_long_row_as_costly_as_many_short_ones():
-    # One row of 100: 100 + 0.01 * 100 * 100 = 200. Rows of 10: 10 + 1 = 11 each, 18 of them 198.
-    lengths = [(10, 90), *[(2, 8)] * 36]
-    slots = cut(lengths, 3, budget=10**6, attention=0.01)
-    assert sorted(map(len, slots)) == [1, 18, 18]
-    # Without attention 36 rows of 10 are 360 tokens, and two slots of 180 cost more than 100.
-    costs = sorted(waited_cost(lengths, [[slot]], in_step=True, attention=0.01) for slot in slots)
-    assert costs == pytest.approx([198, 198, 200])
+def test_attention_makes_a_long_row_as_costly_as_four_of_half_its_length():
+    # 100 + 100 * 100 = 10,100 beside 4 x (50 + 50 * 50) = 10,200. In tokens 100 + 50 padded is no more than 4 x 50.
+    lengths = [(10, 90), *[(10, 40)] * 4]
+    assert sorted(cut(lengths, 2, budget=1000, attention=1.0)) == [[0], [1, 2, 3, 4]]
+    assert sorted(cut(lengths, 2, budget=1000)) == [[0, 1], [2, 3, 4]]
 
 
 # The plan
@@ -209,6 +211,15 @@ def test_waiting_that_cannot_be_spared_costs_no_micro_batch():
     # The row of 1,000 outlasts everything else on the other rank, however that is cut.
     plan = plan_window([[(10, 990)], [(2, 8)] * 8], budget=1000, in_step=True)
     assert len(plan[0]) == 1
+
+
+def test_a_micro_batch_more_must_spare_a_hundredth():
+    # The first rank's 2 x 1,000 would become 1,000 + 990: 10 of 2,000 tokens.
+    lengths = [[(10, 990), (10, 980)], [(2, 8)] * 3]
+    assert sizes(plan_window(lengths, budget=10_000, in_step=True, can_exchange=False)) == [[2], [3]]
+    # 1,000 + 900 is worth it.
+    lengths[0][1] = (10, 890)
+    assert sizes(plan_window(lengths, budget=10_000, in_step=True, can_exchange=False)) == [[1, 1], [2, 1]]
 
 
 def test_every_rank_has_work_where_there_are_rows_enough():
