@@ -17,9 +17,15 @@ def test_the_defaults_are_the_papers(tmp_path):
     assert args.overlong_buffer_length is None
 
 
+def test_vllms_log_probabilities_are_corrected_token_by_token_up_to_a_ratio_of_2(tmp_path):
+    args = tiny_config(tmp_path)
+    assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
+
+
 def test_what_dapo_does_not_name_keeps_trls_default():
     ours = {field.name: field.default for field in dataclasses.fields(tiny_config_class())}
     changed = {"epsilon_high", "beta", "loss_type", "epsilon"}
+    changed |= {"vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"}
     for field in dataclasses.fields(GRPOConfig):
         if field.name not in changed:
             assert ours[field.name] == field.default, field.name

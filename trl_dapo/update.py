@@ -42,7 +42,7 @@ from .loss import (
     token_mean,
     weights_without_filler,
 )
-from .model_checks import has_rotary_positions, why_positions_are_absolute
+from .model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
 from .step_metrics import StepMetrics, metrics_of_tokens
 
 
@@ -155,6 +155,20 @@ class UpdatePhase(GRPOTrainer):
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
         self._step_metrics = StepMetrics()  # of the optimizer step under way
         self.add_callback(_SkipEmptyStep(self))
+        if self.accelerator.is_main_process:
+            for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
+                logger.warning(message)
+
+    def _steps_in_bfloat16(self):
+        """Whether the whole model trains, with no copy of its weights in more than bfloat16."""
+        # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"):
+            return False
+        parameters = list(self.model.parameters())
+        trained = sum(
+            weight.numel() for weight in parameters if weight.requires_grad and weight.dtype == torch.bfloat16
+        )
+        return 2 * trained > sum(weight.numel() for weight in parameters)
 
     # The window: the rows of one optimizer step
 
