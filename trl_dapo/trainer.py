@@ -29,6 +29,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
 from trl.trainer.utils import get_config_model_id
 
+from .batching import mark_filler
 from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
 from .construction import (
@@ -302,8 +303,7 @@ class DAPOTrainer(UpdatePhase):
         with self._seam.replaying(self, rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         num_train = min(max(len(batch.train) * G - first, 0), len(rows))
-        rollouts["completion_mask"][num_train:] = 0
-        rollouts["advantages"][num_train:] = 0
+        mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._sampler.rollout.carried:
