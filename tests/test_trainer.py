@@ -265,16 +265,18 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
     assert logs["filtered_reward"] == 1 / 4
 
 
-def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
-    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_filler_does_not_change_the_gradient(tiny_model, tmp_path, loss_type):
+    settings = {"max_steps": 1, "loss_type": loss_type}
+    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, dynamic_sampling_max_rounds=2, **settings)
     short.train()
     exact = make(
         tiny_model,
         tmp_path,
         lambda text, i: "right" if i % 4 == 0 else "wrong",
-        max_steps=1,
         per_device_train_batch_size=1,
         num_prompts=3,
+        **settings,
     )
     exact._sampler.stream.take(2)  # so that prompt 2 comes next
     exact.train()
@@ -282,13 +284,15 @@ def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
     torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)
 
 
-def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_momentum(tiny_model, tmp_path):
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_momentum(tiny_model, tmp_path, loss_type):
     solved_at_first = {"on": True}
 
     def script(text, i):
         return "right" if solved_at_first["on"] and i % 4 == 0 else "wrong"
 
-    trainer = make(tiny_model, tmp_path, script, max_steps=3, weight_decay=0.1, dynamic_sampling_max_rounds=2)
+    settings = {"weight_decay": 0.1, "dynamic_sampling_max_rounds": 2, "loss_type": loss_type}
+    trainer = make(tiny_model, tmp_path, script, max_steps=3, **settings)
     history = []
 
     class Watch(trainer_callback()):
