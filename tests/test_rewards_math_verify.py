@@ -201,7 +201,7 @@ def test_every_gold_answer_survives_one_killed_completion():
     golds = sorted(set(solutions), key=int)
     if "TRL_DAPO_EVERY_GOLD" not in os.environ:  # which takes ten minutes
         golds = [golds[0], "0", "1", golds[-1]]
-    assert survivors(golds, timeout=0.25) == golds
+    assert survivors(golds, timeout=0.1) == golds
     print(f"{len(golds):,} gold answers of {sum(solution in golds for solution in solutions):,} problems")
 
 
@@ -222,10 +222,9 @@ math_verify.parse, math_verify.verify = stalling_parse, stalling_verify
 """
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_one_stall_costs_no_verdict(scripted, caplog, num_workers):
+def test_one_stall_costs_no_verdict(scripted, caplog):
     scripted("FOR_GOOD = False\n" + STALL)
-    reward = MathVerifyReward(timeout=0.25, num_workers=num_workers)
+    reward = MathVerifyReward(timeout=0.2, num_workers=2)
     logged = {}
     assert reward(
         ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{\\frac{16}{2}}"],
@@ -243,7 +242,7 @@ def test_one_stall_costs_no_verdict(scripted, caplog, num_workers):
 
 def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, caplog):
     scripted("FOR_GOOD = True\n" + STALL)
-    reward = MathVerifyReward(timeout=0.25, num_workers=1)
+    reward = MathVerifyReward(timeout=0.2, num_workers=1)
     logged = {}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -256,7 +255,7 @@ def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, ca
 
 
 def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted):
-    # Half as much again as the limit by the clock, next to none of it by the processor.
+    # By the clock it takes half as long again as the limit, by the processor next to nothing.
     scripted("""
         parse = math_verify.parse
 
@@ -332,10 +331,10 @@ def test_what_was_read_and_what_was_killed_is_logged():
         log_extra=logged.__setitem__,
         log_metric=logged.__setitem__,
     )
+    assert logged.pop("math_verify/worker_restarts") >= 1.0  # once more where the clock was first on a busy machine
     assert logged == {
         "math_verify_answer": ["34", "[unparseable]", "[killed]", "[skipped]", "34?"],
         "math_verify/killed": 1 / 5,
-        "math_verify/worker_restarts": 1.0,
         "math_verify/hopeless_golds": 0.0,
     }
     reward.close()

@@ -462,7 +462,62 @@ def test_the_users_list_of_reward_functions_is_left_as_it_was(tiny_model, tmp_pa
     assert trainer.reward_func_names == ["right", "soft_overlong_punishment"]
 
 
+# ---- Data and rewards that cannot work ----
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"question": ["?"] * 8}), "`train_dataset` has no column `prompt`; its columns are `quest"),
+        (prompts(8, answer=["1"] * 8), "reward function 'exact' asks for `solution`, which `train_dataset` does not"),
+    ],
+)
+def test_columns_that_are_missing_are_named_before_anything_is_sampled(tiny_model, tmp_path, dataset, message):
+    def exact(completions, solution, **kwargs):
+        return [0.0] * len(completions)
+
+    with pytest.raises(ValueError, match=message):
+        DAPOTrainer(tiny_model, exact, tiny_config(tmp_path), train_dataset=dataset)
+
+
+def test_a_column_that_only_the_evaluation_lacks_is_named_too(tiny_model, tmp_path):
+    def exact(completions, solution, **kwargs):
+        return [0.0] * len(completions)
+
+    data = {"train_dataset": prompts(8, solution=["1"] * 8), "eval_dataset": {"aime": prompts(8)}}
+    with pytest.raises(ValueError, match=r"which `eval_dataset\['aime'\]` does not have"):
+        DAPOTrainer(tiny_model, exact, tiny_config(tmp_path), **data)
+
+
+def test_columns_that_a_transform_makes_are_not_refused(tiny_model, tmp_path):
+    raw = Dataset.from_dict({"question": [f"prompt {i}:" for i in range(8)]})
+    raw.set_transform(lambda batch: {"prompt": batch["question"], "solution": ["1"] * len(batch["question"])})
+
+    def exact(completions, solution, **kwargs):
+        return [float(completion == "right") for completion in completions]
+
+    args = tiny_config(tmp_path, max_steps=1, shuffle_dataset=False)
+    trainer = ScriptedTrainer(
+        tiny_model, exact, args, train_dataset=raw, script=lambda text, i: ["right", "no"][i % 2]
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 2
+
+
+def test_a_weight_for_the_overlong_column_is_refused_with_its_own_setting(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="its weight is `overlong_penalty_factor`"):
+        make(tiny_model, tmp_path, overlong_buffer_length=4, reward_weights=[1.0, 0.5])
+
+
 # ---- Hostile rewards ----
+
+
+def test_a_reward_that_is_text_is_named_with_its_function(tiny_model, tmp_path):
+    def verdict(completions, **kwargs):
+        return ["yes"] * len(completions)
+
+    with pytest.raises(TypeError, match=r"'verdict' returned 'yes' \(str\) for completion 0 of 16"):
+        make(tiny_model, tmp_path, reward_funcs=verdict).train()
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, tmp_path):

@@ -8,10 +8,46 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from .rewards import SoftOverlongPunishment
+from .rewards.checks import check_prompt_column, check_reward_columns, with_checked_values
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
 from .sampling.task import TaskReward
+
+
+def check_rewards_and_data(trainer):
+    """Refuses data and reward functions that would fail only once completions have been sampled for them."""
+    eval_datasets = trainer.eval_dataset
+    if not isinstance(eval_datasets, dict):
+        eval_datasets = {} if eval_datasets is None else {"": eval_datasets}
+    datasets = {"train_dataset": trainer.train_dataset}
+    datasets |= {f"eval_dataset['{name}']" if name else "eval_dataset": data for name, data in eval_datasets.items()}
+    for name, dataset in datasets.items():
+        columns = _known_columns(dataset)
+        if trainer.environment_factories is None:  # an environment may bring its own prompts
+            check_prompt_column(columns, name)
+        if columns is not None and trainer.args.remove_unused_columns:
+            trainer._set_signature_columns_if_needed()
+            columns = [column for column in columns if column in trainer._signature_columns]
+        if trainer.rollout_func is None:  # which may add columns
+            check_reward_columns(
+                trainer.reward_funcs,
+                trainer.reward_func_names,
+                columns,
+                dataset=name,
+                has_environments=trainer.environment_factories is not None,
+            )
+    trainer.reward_funcs = [
+        with_checked_values(reward_func, name)
+        for reward_func, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    ]
+
+
+def _known_columns(dataset) -> list[str] | None:
+    """A dataset's columns; `None` where only its examples would tell."""
+    if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
+        return None
+    return getattr(dataset, "column_names", None)
 
 
 def add_overlong_punishment(trainer):

@@ -31,13 +31,20 @@ from trl.trainer.utils import get_config_model_id
 
 from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
-from .construction import add_overlong_punishment, choose_task_reward, make_sampler, pace_dataset
+from .construction import (
+    add_overlong_punishment,
+    check_rewards_and_data,
+    choose_task_reward,
+    make_sampler,
+    pace_dataset,
+)
 from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback
-from .rewards import scale_reward, score_dapo_math
-from .rewards.dapo_math import NO_ANSWER, completion_text
+from .rewards import scale_reward
+from .rewards.checks import check_reward_weights
+from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, apply_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
@@ -137,8 +144,11 @@ class DAPOTrainer(UpdatePhase):
         self._group_filter = group_filter
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
+        num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
+        check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
         super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
+        check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
             add_overlong_punishment(self)
         self._task = choose_task_reward(self)
@@ -384,8 +394,7 @@ class DAPOTrainer(UpdatePhase):
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.knows_right:
             return
-        answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
-        answers = [None if answer == NO_ANSWER else answer for answer in answers]
+        answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
         sources = [example.get("source") for example in inputs]

@@ -3,12 +3,14 @@
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
 from collections import deque
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import TrainerCallback
+from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
     shuffle_sequence_dict,
@@ -40,8 +42,15 @@ from .loss import (
     token_mean,
     weights_without_filler,
 )
+from .model_checks import has_rotary_positions, why_positions_are_absolute
 from .step_metrics import StepMetrics, metrics_of_tokens
 
+
+logger = logging.get_logger(__name__)
+
+# Mean difference in log-probability above which a model feels its padding. A shift by 32 moves tiny random models with
+# absolute positions by 0.08 to 0.5; where positions are counted without padding, only rounding is left.
+PADDING_TOLERANCE = 0.02
 
 # What a rollout holds for the model besides tokens and masks.
 MODEL_INPUTS = (
@@ -121,6 +130,8 @@ class UpdatePhase(GRPOTrainer):
       same keys; elsewhere each rank cuts its own.
     - Rows with images, and `top_entropy_quantile < 1` (a quantile over the micro-batch is no sum over tokens), keep
       TRL's micro-batches, trimmed.
+    - A model that feels its padding (absolute positions counted from the first column, dynamic or long rope, attention
+      scaled by position) keeps TRL's micro-batches, untrimmed: one line at the start of training says so.
     - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
       stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
     - An optimizer step without a loss token leaves weights and optimizer state as they are, under every engine.
@@ -164,6 +175,7 @@ class UpdatePhase(GRPOTrainer):
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
         self._step_metrics = StepMetrics()
+        self._check_carry()
         parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
@@ -190,7 +202,7 @@ class UpdatePhase(GRPOTrainer):
 
     def _join(self, parts):
         """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
-        if self.loss_type != "dapo" or self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
+        if not self._trims_padding or self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
             return None
         return join_rows(parts, self._tokenizer.pad_token_id)
 
@@ -240,12 +252,14 @@ class UpdatePhase(GRPOTrainer):
         for part, indices in zip(parts, plan, strict=True):
             if rows is not None:
                 part = index_rows(rows, torch.tensor(indices, device=self.accelerator.device))
-            columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
-            microbatch = resize(part, *columns, self._tokenizer.pad_token_id)
-            microbatch["num_items_in_batch"] = torch.tensor(facts.num_tokens, device=self.accelerator.device)
-            microbatches.append(microbatch)
+            if self._trims_padding:
+                columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
+                part = resize(part, *columns, self._tokenizer.pad_token_id)
+            num_tokens = torch.tensor(facts.num_tokens, device=self.accelerator.device)
+            microbatches.append({**part, "num_items_in_batch": num_tokens})
             self._step_metrics.add(
-                real_tokens=sum(sum(lengths[row]) for row in indices), padded_tokens=len(indices) * sum(columns)
+                real_tokens=sum(sum(lengths[row]) for row in indices),
+                padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
             )
         return microbatches
 
@@ -283,6 +297,63 @@ class UpdatePhase(GRPOTrainer):
         position = {row: place for place, row in enumerate(arrived)}
         plan = [[position[row] for row in indices] for indices in plans[rank]]
         return rows_from_bytes(received, rows), [lengths[row] for row in arrived], plan
+
+    # Padding
+
+    @cached_property
+    def _trims_padding(self) -> bool:
+        """Whether columns of padding may go. Asked for by all ranks at once: finding out is a pass of the model."""
+        if self.loss_type != "dapo":
+            return False
+        reason = why_positions_are_absolute(self.model.config)
+        # Turned by their positions, queries and keys know distances alone, though rounding differs. Models with images
+        # take no plain row, and have rotary positions.
+        if reason is None and not has_rotary_positions(self.model.config) and not self._is_vlm:
+            moved = self._moved_by_padding()
+            if moved > PADDING_TOLERANCE:
+                reason = f"a row's log-probabilities move by {moved:.2g} in the mean when it is padded"
+        if reason is not None and self.accelerator.is_main_process:
+            logger.warning(
+                f"This model feels its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives them, "
+                "and are not cut to equal cost."
+            )
+        return reason is None
+
+    @torch.no_grad()
+    def _moved_by_padding(self) -> float:
+        """By how much the log-probabilities of a row move, in the mean, when it is padded on the left or the right."""
+        text_config = self.model.config.get_text_config()
+        num_tokens = min(32, (getattr(text_config, "max_position_embeddings", None) or 64) // 2)
+        row = torch.linspace(0, text_config.vocab_size - 1, num_tokens, device=self.accelerator.device).long()
+        tokens, padding = torch.ones_like(row), torch.zeros_like(row)
+        fill = torch.full_like(row, self._tokenizer.pad_token_id)
+
+        def logps(ids, mask, first):
+            """Of the row's tokens but the first, which stands in column `first`."""
+            num_columns = len(ids) - first - 1
+            found, _, _ = super(UpdatePhase, self)._get_per_token_logps_and_entropies(
+                self.model, ids.unsqueeze(0), mask.unsqueeze(0), num_columns
+            )
+            return found[0, : num_tokens - 1].float()
+
+        was_training = self.model.training
+        self.model.eval()  # dropout would move them too
+        try:
+            alone = logps(row, tokens, 0)
+            left = logps(torch.cat([fill, row]), torch.cat([padding, tokens]), num_tokens)
+            right = logps(torch.cat([row, fill]), torch.cat([tokens, padding]), 0)
+        finally:
+            self.model.train(was_training)
+        moved = torch.stack([(left - alone).abs().mean(), (right - alone).abs().mean()])
+        return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
+
+    def _check_carry(self):
+        if self.args.dynamic_sampling_surplus == "carry" and not self._trims_padding:
+            raise ValueError(
+                "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on "
+                "the padding: a row has other padding in the rollout that it is carried to. Set "
+                "`dynamic_sampling_surplus='discard'`."
+            )
 
     # The objective
 
@@ -427,7 +498,9 @@ class UpdatePhase(GRPOTrainer):
     ):
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         wants_more = options.keys() - {"compute_entropy"}
-        if torch.is_grad_enabled() or batch_size is None or wants_more:
+        # Trimmed where the pass with gradient is. Whether padding is trimmed is known before the first of them.
+        is_whole = torch.is_grad_enabled() or batch_size is None or wants_more or not self.model.training
+        if is_whole or not self._trims_padding:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
             )

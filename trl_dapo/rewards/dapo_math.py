@@ -199,15 +199,33 @@ def score_dapo_math(
     gold = gold_text(solution)
     if gold is None:
         raise ValueError(f"There is nothing to score without a gold answer; it is {solution!r}.")
+    answer, is_boxed = _read_answer(text, boxed)
+    correct = answer == (without_delimiters(gold) if is_boxed else normalize_answer(gold))
+    return DapoMathScore(1.0 if correct else wrong_score, correct, answer)
+
+
+def stated_answer(text: str) -> str | None:
+    r"""
+    The answer that a completion states: its last `Answer:` line, or else its last `\boxed{}`.
+
+    Args:
+        text (`str`):
+            The completion, of which as much is read as [`score_dapo_math`] reads.
+
+    Returns:
+        `str` or `None`: The answer, normalised if it stands in an `Answer:` line; `None` where there is none.
+    """
+    answer, _ = _read_answer(text, "fallback")
+    return None if answer == NO_ANSWER else answer
+
+
+def _read_answer(text: str, boxed: str) -> tuple[str, bool]:
+    """The answer, `NO_ANSWER` where there is none, and whether it is to be compared as a boxed one."""
     line = None if boxed == "strict" else _last_answer_line(text[-_ANSWER_WINDOW:])
     content = last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
     if content is not None or boxed == "strict":
-        answer = NO_ANSWER if content is None else content
-        correct = answer == without_delimiters(gold)
-    else:
-        answer = normalize_answer(NO_ANSWER if line is None else line)
-        correct = answer == normalize_answer(gold)
-    return DapoMathScore(1.0 if correct else wrong_score, correct, answer)
+        return NO_ANSWER if content is None else content, True
+    return normalize_answer(NO_ANSWER if line is None else line), False
 
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))

@@ -9,7 +9,7 @@ makes no headway, an address-space limit bounds its memory, and a third pipe, ov
 worker whose trainer is gone.
 
     trainer  -- one line a batch: [[gold, text], ...] -->  worker
-             <-- of each completion: "gold" once its gold answer is read, then [reward, answer]
+             <-- "gold" once a gold answer is read that is not the one before, [reward, answer] of each completion
 """
 
 import json
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
 _SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may not fit
-_CLOCK_FACTOR = 4  # a completion's limit by the clock over its limit of processor time
+_CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
 _LARGEST_BATCH = 128
 _NUM_CACHED_GOLDS = 4096
 _LOGGED_CHARACTERS = 200
@@ -71,7 +71,7 @@ class _Worker:
     lifeline: int
     received: bytes = b""
     is_ready: bool = False
-    is_gold_read: bool = False  # that of the first in the batch
+    gold_read: str | None = None  # the last that was announced
     batch: deque[_Job] = field(default_factory=deque)
 
     @classmethod
@@ -87,9 +87,9 @@ class _Worker:
         )
         try:
             process = subprocess.Popen(
-                # The flags of this interpreter, as multiprocessing takes them: more isolation would keep out an
-                # editable install in the user site, which is a hook and no entry of the path.
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],
+                # Not isolated: that would keep out an editable install in the user site, which is a hook and no entry
+                # of the path. What a library warns of must not become an error here because the trainer asked for it.
+                [sys.executable, "-W", "ignore", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -122,10 +122,9 @@ class _Worker:
             if message == _READY:
                 self.is_ready = True
             elif message == _GOLD_READ:
-                self.is_gold_read = True
+                self.gold_read = self.batch[0].gold
             else:
                 self.batch.popleft().verdict = _Verdict(*message)
-                self.is_gold_read = False
         return bool(data)
 
     def stop(self) -> None:
@@ -166,7 +165,7 @@ class MathVerifyReward:
     Args:
         timeout (`float`, *optional*, defaults to `5.0`):
             Seconds of processor time that one completion may take, its gold answer included. By the clock it may take
-            four times as long, so that a busy machine makes no answer wrong.
+            ten times as long, so that a busy machine makes no answer wrong.
         num_workers (`int`, *optional*):
             Worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, at most 8.
         memory_limit (`int`, *optional*, defaults to `1073741824`):
@@ -324,7 +323,7 @@ class MathVerifyReward:
                 )
         elif worker.batch and status != _RETIRED:
             job = worker.batch[0]
-            stage = "completion" if worker.is_gold_read else "gold"
+            stage = "completion" if worker.gold_read == job.gold else "gold"
             # The time that it used is a completion's own doing. Another end may be an accident, such as a machine that
             # stood still; and a gold answer is worth all its completions.
             is_final = stage in job.has_failed_at or (stage == "completion" and status == -signal.SIGPROF)
@@ -427,14 +426,16 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, remaining)
 
     answer(_READY)
+    announced = None
     while line := sys.stdin.buffer.readline():
         for gold, text in json.loads(line):
             signal.setitimer(signal.ITIMER_PROF, timeout)
             signal.setitimer(signal.ITIMER_REAL, _CLOCK_FACTOR * timeout)
             scorer.read_gold(gold)
-            # Of every completion, also where another has had this gold answer read: whether it was read must not
-            # depend on what a worker has seen before.
-            answer(_GOLD_READ)
+            # Also where it was known, be it from the scorer's test of itself: the trainer knows only what it is told.
+            if gold != announced:
+                answer(_GOLD_READ)
+                announced = gold
             verdict = scorer.score(gold, text)
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
