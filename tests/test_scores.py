@@ -326,14 +326,7 @@ def is_formatted(completions, **kwargs):
 REWARDS = {
     "one": (dapo_math, {}),
     "two": ([is_formatted, dapo_math], {"dynamic_sampling_rewards": ["dapo_math"]}),
-    "scaled": (
-        dapo_math,
-        {
-            "dynamic_sampling_accuracy_threshold": 5.0,
-            **{"reward_scaling_source_min": 0.0, "reward_scaling_source_max": 1.0},
-            **{"reward_scaling_target_min": 0.0, "reward_scaling_target_max": 10.0},
-        },
-    ),
+    "scaled": (dapo_math, {"reward_scaling": [0.0, 1.0, 0.0, 10.0], "dynamic_sampling_accuracy_threshold": 5.0}),
 }
 ALIKE = {
     "plain": {},
