@@ -29,11 +29,12 @@ class Answers:
         return f"Answer: {digits[dealt % len(digits)]}"
 
 
-def make(model, folder, script, reward_funcs=is_seven, num_prompts=24, **overrides):
+def make(model, folder, script, reward_funcs=is_seven, **overrides):
     args = tiny_config(
         folder, **{"per_device_eval_batch_size": 4, "shuffle_dataset": False, "max_completion_length": 12, **overrides}
     )
-    return ScriptedTrainer(model, reward_funcs, args, train_dataset=prompts(num_prompts), script=script)
+    train_dataset = prompts(24, solution=["7"] * 24)
+    return ScriptedTrainer(model, reward_funcs, args, train_dataset=train_dataset, script=script)
 
 
 def scores_of(metrics, prefix="eval"):
@@ -322,6 +323,11 @@ def is_formatted(completions, **kwargs):
     return [1.0 if completion.startswith("Answer: ") else 0.0 for completion in completions]
 
 
+REWARDS = {
+    "one": (dapo_math, {}),
+    "two": ([is_formatted, dapo_math], {"dynamic_sampling_rewards": ["dapo_math"]}),
+    "scaled": (dapo_math, {"reward_scaling": [0.0, 1.0, 0.0, 10.0], "dynamic_sampling_accuracy_threshold": 5.0}),
+}
 ALIKE = {
     "plain": {},
     "equal ids in two sources": {"id": ["1", "1", "2", "3"], "source": ["a", "b", "b", "a"]},
@@ -331,7 +337,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("rewards", ["one", "two"])
+@pytest.mark.parametrize("rewards", REWARDS)
 @pytest.mark.parametrize("data", ALIKE)
 def test_evaluation_in_training_and_on_the_command_line_give_the_same_scores(
     tiny_model, tmp_path, serve, data, rewards
@@ -342,8 +348,7 @@ def test_evaluation_in_training_and_on_the_command_line_give_the_same_scores(
         {"prompt": [f"prompt {i}:" for i in listed], "solution": [str(i) for i in listed], **columns}
     )
     answers = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
-    settings = {} if rewards == "one" else {"dynamic_sampling_rewards": ["dapo_math"]}
-    functions = dapo_math if rewards == "one" else [is_formatted, dapo_math]
+    functions, settings = REWARDS[rewards]
     in_training = make(tiny_model, tmp_path / "run", answers, functions, **settings).evaluate(dataset)
 
     again = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
