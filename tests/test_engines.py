@@ -56,11 +56,13 @@ def lose_the_server(text, i):
     raise ConnectionError("connection refused")
 
 
-def make_trainer_of_a_server(tiny_model, folder):
+def lose_a_file(text, i):
+    raise FileNotFoundError("no such picture")
+
+
+def make_trainer_of_a_server(tiny_model, folder, script=lose_the_server):
     """As far as its errors go: TRL wants vLLM to be installed before it makes one."""
-    trainer = ScriptedTrainer(
-        tiny_model, letters, tiny_config(folder), train_dataset=prompts(40), script=lose_the_server
-    )
+    trainer = ScriptedTrainer(tiny_model, letters, tiny_config(folder), train_dataset=prompts(40), script=script)
     trainer.use_vllm, trainer.args.vllm_mode, trainer.args.vllm_server_base_url = True, "server", "http://gpu-7:8000"
     return trainer
 
@@ -68,7 +70,7 @@ def make_trainer_of_a_server(tiny_model, folder):
 def test_a_lost_server_is_named_with_the_last_complete_checkpoint(tiny_model, tmp_path):
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     (tmp_path / "checkpoint-11").mkdir()  # was being written when the run before was killed
     with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .*refused.* resume from .*checkpoint-10\.$"):
         make_trainer_of_a_server(tiny_model, tmp_path).train()
@@ -77,6 +79,11 @@ def test_a_lost_server_is_named_with_the_last_complete_checkpoint(tiny_model, tm
 def test_a_server_lost_before_the_first_checkpoint_means_to_train_anew(tiny_model, tmp_path):
     with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .* train anew: .* holds no checkpoint"):
         make_trainer_of_a_server(tiny_model, tmp_path).train()
+
+
+def test_an_error_that_is_not_the_servers_stays_what_it_is(tiny_model, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^no such picture$"):
+        make_trainer_of_a_server(tiny_model, tmp_path, lose_a_file).train()
 
 
 def test_without_a_server_an_error_of_generation_stays_what_it_is(tiny_model, tmp_path):

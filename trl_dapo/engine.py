@@ -40,14 +40,21 @@ def naming_the_server(trainer) -> Iterator[None]:
     if not (trainer.use_vllm and args.vllm_mode == "server"):
         yield
         return
-    from requests.exceptions import RequestException  # only the server's client needs it
-
     try:
         yield
-    except RequestException as error:
+    except _connection_errors() as error:
+        if trainer.rollout_func is not None:
+            raise  # it may have asked somebody else
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-        if trainer.rollout_func is not None and url not in str(getattr(error.request, "url", "")):
-            raise  # the rollout function asked somebody else
         checkpoint = last_complete_checkpoint(args.output_dir)
         how = f"resume from {checkpoint}" if checkpoint else f"train anew: {args.output_dir} holds no checkpoint"
         raise RuntimeError(f"The vLLM server at {url} is gone ({error}). Start it again and {how}.") from error
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """What says that a server cannot be reached; not every error of the system says so."""
+    try:
+        from requests.exceptions import RequestException  # the client's, which comes with vLLM
+    except ImportError:
+        return ConnectionError, TimeoutError
+    return ConnectionError, TimeoutError, RequestException
