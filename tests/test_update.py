@@ -328,7 +328,7 @@ def test_the_load_balancing_loss_of_experts_agrees_with_trl():
     assert_agrees_with_trl(trainer, configured(trainer, hostile_microbatch(), {}))
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"])
 def test_any_other_loss_is_trls_to_the_bit(loss_type):
     settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 2, "loss_type": loss_type}
     found, expected = (run(cls, make_rows(32), **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
@@ -790,6 +790,7 @@ def test_an_unknown_rollout_key_is_refused_by_name():
 
     with pytest.raises(ValueError, match="audio_values"):
         run(Audio, ROWS, 4)
+    assert run(Audio, ROWS, 4, loss_type="grpo").gradients  # which leaves padding where it is
 
 
 # ---- Log-probabilities without gradient ----
@@ -958,6 +959,12 @@ def test_any_other_model_has_its_padding_trimmed_without_a_word(model, caplog):
     assert "padding" not in caplog.text
 
 
+def test_another_loss_keeps_trls_widths_without_a_word(caplog):
+    trainer = run(WithOldLogps, ROWS, 4, model=FEELS_PADDING["gpt2"](), loss_type="grpo", disable_dropout=True)
+    assert trainer.state.log_history[0]["clip_ratio/region_mean"] == 0.0
+    assert "padding" not in caplog.text
+
+
 def test_a_surplus_cannot_be_carried_for_a_model_that_feels_its_padding():
     settings = {"model": FEELS_PADDING["gpt2"](), "dynamic_sampling_surplus": "carry"}
     with pytest.raises(ValueError, match=r"'carry'.*padding.*'discard'"):
@@ -968,7 +975,7 @@ def test_whether_a_model_feels_its_padding_is_found_out_without_a_draw_and_in_th
     trainer = ScriptedUpdate(model=FEELS_PADDING["gpt2"]())  # with dropout
     assert trainer.model.training
     before = torch.get_rng_state()
-    assert not trainer._trims_padding
+    assert trainer._feels_padding
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer.model.training
 

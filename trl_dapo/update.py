@@ -209,7 +209,8 @@ class UpdatePhase(GRPOTrainer):
     def _roll_out(self, batch):
         """Generate, and assign the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""
         rollout = self._generate_and_score_completions(batch)
-        check_keys(rollout)
+        if self._trims_padding:
+            check_keys(rollout)
         rollout = shuffle_sequence_dict(split_pixel_values_by_grid(rollout))
         parts = split_tensor_dict(rollout, self.args.steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
@@ -232,9 +233,9 @@ class UpdatePhase(GRPOTrainer):
             facts.append(torch.cat([lengths, loss_mask.sum(1, keepdim=True), is_live.unsqueeze(1)], dim=1))
         ranks = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
         return RowFacts(
-            lengths=[[(prompt, completion) for prompt, completion, _, _ in facts] for _, *facts in ranks],
-            is_live=[[bool(is_live) for *_, is_live in facts] for _, *facts in ranks],
-            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens, _ in facts),
+            lengths=[[(prompt, completion) for prompt, completion, _, _ in found] for _, *found in ranks],
+            is_live=[[bool(is_live) for *_, is_live in found] for _, *found in ranks],
+            num_tokens=sum(num_tokens for _, *found in ranks for *_, num_tokens, _ in found),
             have_same_keys=all(header[-1] == keys for header, *_ in ranks),
         )
 
@@ -314,11 +315,14 @@ class UpdatePhase(GRPOTrainer):
 
     # Padding
 
-    @cached_property
+    @property
     def _trims_padding(self) -> bool:
-        """Whether columns of padding may go. Asked for by all ranks at once: finding out is a pass of the model."""
-        if self.loss_type != "dapo":
-            return False
+        """Whether columns of padding may go, in passes with gradient and without."""
+        return self.loss_type == "dapo" and not self._feels_padding
+
+    @cached_property
+    def _feels_padding(self) -> bool:
+        """Whether log-probabilities depend on padding. All ranks ask at once: finding out may take the model."""
         reason = why_positions_are_absolute(self.model.config)
         # Turned by their positions, queries and keys know distances alone, though rounding differs. Models with images
         # take no plain row, and have rotary positions.
@@ -331,7 +335,7 @@ class UpdatePhase(GRPOTrainer):
                 f"This model feels its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives them, "
                 "and are not cut to equal cost."
             )
-        return reason is None
+        return reason is not None
 
     @torch.no_grad()
     def _moved_by_padding(self) -> float:
@@ -362,7 +366,9 @@ class UpdatePhase(GRPOTrainer):
         return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
 
     def _check_carry(self):
-        if self.args.dynamic_sampling_surplus == "carry" and not self._trims_padding:
+        if self._trims_padding or self.loss_type != "dapo" or not self.args.use_dynamic_sampling:
+            return
+        if self.args.dynamic_sampling_surplus == "carry":
             raise ValueError(
                 "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on "
                 "the padding: a row has other padding in the rollout that it is carried to. Set "
@@ -512,7 +518,7 @@ class UpdatePhase(GRPOTrainer):
     ):
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         wants_more = options.keys() - {"compute_entropy"}
-        # Trimmed where the pass with gradient is. Whether padding is trimmed is known before the first of them.
+        # Trimmed where the pass with gradient is, which in evaluation it is not.
         is_whole = torch.is_grad_enabled() or batch_size is None or wants_more or not self.model.training
         if is_whole or not self._trims_padding:
             return super()._get_per_token_logps_and_entropies(
