@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import sampling_bookkeeping
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from trl.trainer.utils import RepeatSampler
 
+from trl_dapo.sampling.acceptance import AcceptanceRate
 from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
@@ -266,7 +268,7 @@ class Greso:
 class Ours:
     """The package's `Sampler`, fed with rounds that have rewards but no rows."""
 
-    def __init__(self, world, target, carries=False, memory=None):
+    def __init__(self, world, target, carries=False, memory=None, acceptance=AcceptanceRate):
         trace = world.trace
         dataset = Dataset.from_dict({"id": range(trace.num_prompts)})
         self._world = world
@@ -277,6 +279,7 @@ class Ours:
             carries=carries,
             memory=memory and memory(seed=trace.seed),
         )
+        self.sampler.acceptance = acceptance()
 
     def _round(self, prompts):
         num_correct_N = torch.from_numpy(self._world.correct(np.array([example["id"] for _, example in prompts])))
@@ -319,6 +322,7 @@ class WatchedMemory(PromptMemory):
         return skip
 
 
+OURS = "ours"
 MEMORY = "ours, carry, memory"
 CARRY = "ours, carry"
 ROUNDS = "rounds_per_step"
@@ -331,9 +335,25 @@ POLICIES: dict[str, Callable] = {
     "SkyRL replace": Replace,
     "slime waves": Waves,
     "GRESO": Greso,
-    "ours": Ours,
+    OURS: Ours,
     CARRY: lambda world, target: Ours(world, target, carries=True),
     MEMORY: lambda world, target: Ours(world, target, carries=True, memory=PromptMemory),
+}
+
+
+# The constants of ours that rest on nothing but what they cost here, with what simpler or other ones would cost.
+ROUND_VARIANTS = {
+    "no margin: ceil(deficit / rate)": {"ROUND_COST": 1e-9, "MIN_ROUND_COST": 1e-9},
+    "ROUND_COST alone": {"MIN_ROUND_COST": 0},
+    "half of both": {"ROUND_COST": AcceptanceRate.ROUND_COST / 2, "MIN_ROUND_COST": AcceptanceRate.MIN_ROUND_COST / 2},
+    "twice both": {"ROUND_COST": AcceptanceRate.ROUND_COST * 2, "MIN_ROUND_COST": AcceptanceRate.MIN_ROUND_COST * 2},
+}
+MEMORY_VARIANTS = {
+    "HALF_LIFE a quarter": {"HALF_LIFE": PromptMemory.HALF_LIFE / 4},
+    "HALF_LIFE four times": {"HALF_LIFE": PromptMemory.HALF_LIFE * 4},
+    "LOOKS_POWER 1": {"LOOKS_POWER": 1},
+    "LOOKS_POWER 2": {"LOOKS_POWER": 2},
+    "LOOKS_POWER 4": {"LOOKS_POWER": 4},
 }
 
 
@@ -368,8 +388,8 @@ def run(policy, trace, target, num_steps):
 
 
 def compare(console, args, target, num_steps):
-    """One table per trace, every policy a row; returns ours, by trace."""
-    ours = {}
+    """One table per trace, every policy a row; returns the results by policy, acceptance and drift."""
+    results = {}
     for drifting in (False, True):
         for acceptance in (0.55, 0.33, 0.1):
             trace = make_trace(args, acceptance, drifting, num_steps)
@@ -386,9 +406,9 @@ def compare(console, args, target, num_steps):
                     f"{result.rounds_per_step:.2f}",
                     f"{result.shortfall:.1%}",
                 )
-                ours[title, name] = result
+                results[name, acceptance, drifting] = result
             console.print(table)
-    return {key: result for key, result in ours.items() if key[1].startswith("ours")}
+    return results
 
 
 def make_trace(args, acceptance, drifting, num_steps, num_prompts=None):
@@ -400,6 +420,45 @@ def make_trace(args, acceptance, drifting, num_steps, num_prompts=None):
         num_generations=args.num_generations,
         seed=args.seed,
     )
+
+
+def variant(base, constants):
+    """A class that differs in some of its constants."""
+    return type(base.__name__, (base,), constants)
+
+
+def compare_constants(console, args, sizes, num_steps, acceptance=0.33):
+    """What other constants would cost, over those that ship; `sizes` are the results of `compare` by batch size."""
+    for name, base, variants, make in (
+        (OURS, AcceptanceRate, ROUND_VARIANTS, lambda changed: partial(Ours, acceptance=changed)),
+        (MEMORY, PromptMemory, MEMORY_VARIANTS, lambda changed: partial(Ours, carries=True, memory=changed)),
+    ):
+        table = Table("constants", title=f"{name}: other constants, acceptance {acceptance}")
+        for target, trace in itertools.product(sizes, ("stationary", "drifting")):
+            table.add_column(f"{target}, {trace}", justify="right")
+        for label, constants in {"as they are": None, **variants}.items():
+            cells = []
+            for (target, results), drifting in itertools.product(sizes.items(), (False, True)):
+                result = kept = results[name, acceptance, drifting]
+                if constants is not None:
+                    trace = make_trace(args, acceptance, drifting, num_steps)
+                    result = run(make(variant(base, constants)), trace, target, num_steps)
+                more = f" ({result.per_trained / kept.per_trained - 1:+.1%})" if constants is not None else ""
+                cells.append(f"{result.per_trained:.2f}{more}, {result.rounds_per_step:.2f}")
+            table.add_row(label, *cells)
+        console.print(table)
+    console.print("Each cell: generated / trained (over the first row's), rounds / step.")
+
+
+def tell_repetitions(console, sizes):
+    """How many prompts ms-swift's full batches hold, which the tables do not show."""
+    for target, results in sizes.items():
+        for acceptance in (0.55, 0.33):
+            num_distinct = results["ms-swift", acceptance, False].policy.num_distinct
+            console.print(
+                f"ms-swift, acceptance {acceptance}, stationary: {len(num_distinct)} batches were filled up, with "
+                f"{np.mean(num_distinct):.1f} different prompts of {target} on average, {min(num_distinct)} at least"
+            )
 
 
 def compare_memory(console, args, target=512, acceptance=0.33, num_passes=10):
@@ -446,16 +505,18 @@ def main():
     num_steps = 1600 if args.full else 400
     large = compare(console, args, target=512, num_steps=num_steps)
     small = compare(console, args, target=16, num_steps=num_steps)
+    tell_repetitions(console, {512: large, 16: small})
+    compare_constants(console, args, {512: large, 16: small}, num_steps)
     savings = compare_memory(console, args)
     skips = most_skips(console, args)
 
     def each(results, name, attribute):
-        return [getattr(result, attribute) for (_, policy), result in results.items() if policy == name]
+        return [getattr(result, attribute) for (policy, *_), result in results.items() if policy == name]
 
     table = Table("promise", "measured", "kept", title="Promises")
     for promise, measured, bound in (
-        ("512 prompts: over the least, worst trace, at most 1.05", max(each(large, "ours", "over_least")), 1.05),
-        ("512 prompts: rounds per step, worst trace, at most 1.2", max(each(large, "ours", ROUNDS)), 1.2),
+        ("512 prompts: over the least, worst trace, at most 1.05", max(each(large, OURS, "over_least")), 1.05),
+        ("512 prompts: rounds per step, worst trace, at most 1.2", max(each(large, OURS, ROUNDS)), 1.2),
         ("512 prompts, carry: over the least, worst trace, 1.00", max(each(large, CARRY, "over_least")), 1.005),
         ("16 prompts, carry: over the least, worst trace, at most 1.10", max(each(small, CARRY, "over_least")), 1.1),
         ("memory: share generated of what is without, worst trace, at most 0.50", 1 / min(savings), 0.5),
