@@ -40,6 +40,7 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = {
     "update_phase": Benchmark("The update phase beside GRPOTrainer's", full=("--repeats", "15")),
+    "cutting": Benchmark("Micro-batches of 8 rows and under a token budget", full=("--windows", "200")),
     "sampling_policies": Benchmark("What a sampling policy costs"),
     "rewards": Benchmark(
         "math_verify_reward beside accuracy_reward", full=("--num-completions", "8000"), needs="TRL_DAPO_DATA"

@@ -8,7 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from helpers import make_config, make_tokenizer, prompts, tiny_config
 from transformers import Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
+from trl_dapo import DAPOTrainer
 from trl_dapo.update import UpdatePhase
 
 
@@ -35,11 +36,14 @@ class Row:
     tool_mask: list[int] | None = None
     old: list[float] | None = None
     image: float | None = None
+    ref: list[float] | None = None
     is_masked: bool = False
+    is_filler: bool = False
 
     @property
     def loss_mask(self):
-        return [0] * len(self.completion) if self.is_masked else self.tool_mask or [1] * len(self.completion)
+        has_no_token = self.is_masked or self.is_filler
+        return [0] * len(self.completion) if has_no_token else self.tool_mask or [1] * len(self.completion)
 
 
 def make_rows(num_rows, seed=0, longest=40):
@@ -54,7 +58,13 @@ def make_rows(num_rows, seed=0, longest=40):
 
 
 def mask(rows, indices):
+    """As overlong filtering masks completions that were cut off."""
     return [replace(row, is_masked=True) if i in indices else row for i, row in enumerate(rows)]
+
+
+def fill(rows, indices):
+    """As a rollout that fell short is filled up."""
+    return [replace(row, is_filler=True, advantage=0.0) if i in indices else row for i, row in enumerate(rows)]
 
 
 def collate(rows):
@@ -72,7 +82,9 @@ def collate(rows):
         "prompt_ids": left(PAD, [row.prompt for row in rows]),
         "prompt_mask": left(0, [[1] * len(row.prompt) for row in rows]),
         "completion_ids": right(PAD, [row.completion for row in rows]),
-        "completion_mask": right(0, [[int(not row.is_masked)] * len(row.completion) for row in rows]),
+        "completion_mask": right(
+            0, [[int(not (row.is_masked or row.is_filler))] * len(row.completion) for row in rows]
+        ),
         "advantages": torch.tensor([row.advantage for row in rows]),
     }
     if rows[0].tool_mask is not None:
@@ -80,6 +92,10 @@ def collate(rows):
     if any(row.old is not None for row in rows):
         unknown = float("nan")
         rollout["old_per_token_logps"] = right(0.0, [row.old or [unknown] * len(row.completion) for row in rows])
+    if rows[0].ref is not None:
+        rollout["ref_per_token_logps"] = right(0.0, [row.ref for row in rows])
+    if any(row.is_filler for row in rows):
+        rollout["is_filler"] = torch.tensor([row.is_filler for row in rows])
     if rows[0].image is not None:
         # Two patches a row, so that nothing about an image is indexed by row: the layout of Qwen's processors.
         rollout["pixel_values"] = torch.tensor([[row.image] for row in rows for _ in range(2)])
@@ -96,7 +112,7 @@ def tiny_policy():
 
 
 class Scripted:
-    """Takes its rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
+    """Trains on rollouts from `script`, or samples them if there is none; records gradients and micro-batches."""
 
     def __init__(self, script=None, model=None, **settings):
         defaults = {"optim": "sgd", "learning_rate": 0.0, "max_grad_norm": 0.0, "num_generations": 2, "max_steps": 1}
@@ -113,7 +129,7 @@ class Scripted:
 
     def _generate_and_score_completions(self, inputs):
         self.asked.append([example["prompt"] for example in inputs])
-        if self.script is None:
+        if self.script is None or not self.model.training:
             return super()._generate_and_score_completions(inputs)
         num_rows, rank = len(inputs), self.accelerator.process_index
         everyone = self.script[: num_rows * self.accelerator.num_processes]
@@ -152,10 +168,15 @@ class ScriptedGRPO(Scripted, GRPOTrainer):
     pass
 
 
+class ScriptedDAPO(Scripted, DAPOTrainer):
+    pass
+
+
 def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, **settings):
     """Trains on `script`, of which each optimizer step takes an equal share."""
-    num_steps = settings.get("max_steps", 1)
-    settings.setdefault("per_device_train_batch_size", len(script) // (num_steps * num_microbatches * num_ranks))
+    if script is not None:
+        num_rows = len(script) // (settings.get("max_steps", 1) * num_microbatches * num_ranks)
+        settings.setdefault("per_device_train_batch_size", num_rows)
     trainer = cls(
         script,
         gradient_accumulation_steps=num_microbatches,
@@ -212,6 +233,8 @@ CASES = {
     "a single token": ([Row([5, 6], [7], 1.5), *mask(ROWS[1:], range(15))], (4, 4)),
     "long rows on one rank": (sorted(ROWS, key=lambda row: -len(row.prompt) - len(row.completion)), (4, 4)),
     "one long row": ([*make_rows(15, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (4, 4)),
+    "one row a rank": (ROWS[:2], (1, 1)),
+    "one long row, one micro-batch": ([*make_rows(3, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (1, 1)),
     "old logps on one rank": (old(ROWS, range(8)), (4, 4)),
     "images on one rank": ([replace(row, image=float(i)) for i, row in enumerate(ROWS[:8])] + ROWS[8:], (4, 4)),
 }
@@ -243,6 +266,28 @@ def two_processes(folder):
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 
 
+# Rows, split and settings of other losses than DAPO's. Filler lies on the last rank, as in a rollout that fell short.
+OTHER_LOSSES = {
+    "filler, grpo": (fill(ROWS, range(6, 16)), (4, 4), {"loss_type": "grpo"}),
+    "filler, dr_grpo, window of two rollouts": (fill(ROWS, range(6, 16)), (4, 2), {"loss_type": "dr_grpo"}),
+    "filler, cispo": (fill(ROWS, range(6, 16)), (2, 2), {"loss_type": "cispo"}),
+}
+
+# Runs that sample: a rank has one row of each optimizer step.
+SAMPLED = {"one row a rank": {}, "one row a rank, no dynamic sampling": {"use_dynamic_sampling": False}}
+
+
+def rows_of(microbatch):
+    """The rows of a micro-batch, without their padding."""
+    columns = [microbatch[key].bool() for key in ("prompt_mask", "completion_mask")]
+    return [
+        Row(prompt[prompt_mask].tolist(), completion[completion_mask].tolist(), advantage.item())
+        for prompt, completion, prompt_mask, completion_mask, advantage in zip(
+            microbatch["prompt_ids"], microbatch["completion_ids"], *columns, microbatch["advantages"], strict=True
+        )
+    ]
+
+
 def main(folder):
     found = {}
     for name, (rows, (num_microbatches, steps_per_generation)) in CASES.items():
@@ -252,6 +297,12 @@ def main(folder):
             "costs": [padded_tokens(microbatch) for microbatch in trainer.microbatches],
             "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
         }
+    for name, (rows, split, settings) in OTHER_LOSSES.items():
+        found[name] = {"gradient": run(ScriptedUpdate, rows, *split, num_ranks=2, **settings).gradients[0]}
+    for name, settings in SAMPLED.items():
+        trainer = run(ScriptedDAPO, None, 1, per_device_train_batch_size=1, max_completion_length=16, **settings)
+        rows = [asdict(row) for microbatch in trainer.microbatches for row in rows_of(microbatch)]
+        found[f"sampled, {name}"] = {"gradient": trainer.gradients[0], "rows": rows}
     torch.save(found, Path(folder) / f"rank-{os.environ['RANK']}.pt")
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a tokenizer small enough to train in a test, made on the spot."""
 
+import json
 import os
 
 
@@ -11,9 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from evaluations import Server
 from helpers import save_tiny_model
 
 from trl_dapo import DAPOConfig
+from trl_dapo.evaluation import engines
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +35,27 @@ def launched_on(monkeypatch):
         monkeypatch.setattr(DAPOConfig, "device", torch.device("cpu"))
 
     return set_processes
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Starts a `Server` with a script."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.0)
+    servers = []
+
+    def start(script):
+        servers.append(Server(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def problems_file(tmp_path):
+    """Two problems in a file: 1+1 and 1+2."""
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"1+{i}", "answer": str(1 + i)}) + "\n" for i in (1, 2)))
+    return path

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 
@@ -93,6 +94,16 @@ def reward_fails_on_one_rank(model, folder):
         raise
 
 
+def shuffled_differently(model, folder):
+    dataset = prompts(40).shuffle(seed=RANK)
+    trainer = ScriptedTrainer(model, right, tiny_config(folder, max_steps=1), train_dataset=dataset, script=script)
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        (Path(folder) / f"error-{RANK}").write_text(str(error))
+        raise
+
+
 def reward_hangs_on_one_rank(model, folder):
     def hangs(completions, **kwargs):
         if RANK == 1:
@@ -127,6 +138,63 @@ def sampled_run(model, folder, overrides):
     trainer.train(resume_from_checkpoint=resume_from)
     logs = [{k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log]
     write_report(folder, {"weights": weights(trainer).tolist(), "logs": logs})
+
+
+class CountingTrainer(ScriptedTrainer):
+    """Keeps of each call of its engine how many rows this process brought and whether a server would answer each."""
+
+    def __init__(self, *args, **kwargs):
+        self.calls = []
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
+        # vLLM's server is asked for so many completions of every so-manieth prompt of all processes.
+        everyones = gather_object(prompt_ids)
+        answered = [ids for ids in everyones[::num_generations] for _ in range(num_generations)]
+        self.calls.append(
+            {"rows": len(prompt_ids), "training": self.model.training, "answers_each": answered == everyones}
+        )
+        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations)
+
+
+def echo(text, i):
+    return str(number(text))
+
+
+def echoes(prompts, completions, **kwargs):
+    return [float(int(c) == number(p)) for p, c in zip(prompts, completions, strict=True)]
+
+
+def evaluates(model, folder):
+    """Evaluates in one call and batch by batch, in batches that hold half of a problem, and one and a half."""
+
+    # The problem that comes first also fills the last batch, on the last process, where it is not solved.
+    first = torch.randperm(5, generator=torch.Generator().manual_seed(42))[0].item()
+
+    def solves_two(prompts, completions, **kwargs):
+        solved = [number(prompt) in (first, (first + 1) % 5) for prompt in prompts]
+        return [float(a and b) for a, b in zip(solved, echoes(prompts, completions), strict=True)]
+
+    report = {}
+    for batch_size in (2, 6):
+
+        def script(text, i, fills=batch_size > 2 and RANK == WORLD_SIZE - 1):
+            return "9" if fills and number(text) == first else echo(text, i)
+
+        for way, schedules in (("ahead", True), ("one by one", False)):
+            args = tiny_config(
+                Path(folder) / f"{way}-{batch_size}",
+                per_device_train_batch_size=2,
+                per_device_eval_batch_size=batch_size,
+                shuffle_dataset=False,
+            )
+            trainer = CountingTrainer(model, solves_two, args, train_dataset=prompts(40), script=script)
+            trainer.use_transformers_continuous_batching = schedules
+            metrics = trainer.evaluate(prompts(5, source=["a", "b", "b", "a", "b"]))
+            metrics = {name: value for name, value in metrics.items() if not name.endswith(("time", "second"))}
+            report.setdefault(batch_size, {})[way] = {"calls": trainer.calls, "metrics": metrics}
+    write_report(Path(folder), report)
+    trainer.accelerator.end_training()
 
 
 def launched(folder, command):

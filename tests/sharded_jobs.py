@@ -13,7 +13,7 @@ from helpers import ScriptedTrainer, prompts, tiny_config
 from jobs import RANK, TIMED, WORLD_SIZE, number, record_rollouts, right, script
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from trl_dapo import DAPOTrainer
 
@@ -142,9 +142,26 @@ def sampled(model, folder):
     trainer.save_model(folder / "saved")
 
 
+def feels_padding(model, folder):
+    """Trains a model with absolute positions for two optimizer steps on one rollout."""
+    folder = Path(folder) / "feels padding"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "vocab_size": len(tokenizer)}
+    if RANK == 0:
+        torch.manual_seed(0)
+        GPT2LMHeadModel(GPT2Config(**settings, bos_token_id=1, eos_token_id=1, pad_token_id=0)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    PartialState().wait_for_everyone()
+    # A step without a learning rate: what is clipped at the second one is padding's doing.
+    overrides = {"steps_per_generation": 8, "max_steps": 2, "disable_dropout": True, "learning_rate": 0.0}
+    args = config(folder / "run", epsilon=1e-3, epsilon_high=1e-3, **overrides)
+    train(ScriptedTrainer(str(folder), right, args, train_dataset=prompts(40), script=script), folder)
+
+
 def scripted_and_sampled(model, folder):
     scripted(model, folder)
     sampled(model, folder)
+    feels_padding(model, folder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches of equal padded cost: the cut, the deal, the trimming, the exchange."""
+"""Micro-batches of equal padded cost: the cut, the assignment to ranks, the trimming, the exchange."""
 
 import random
 
@@ -9,18 +9,19 @@ import torch
 
 from trl_dapo.batching import (
     ROLLOUT_KEYS,
+    assign_to_ranks,
     check_keys,
     cut_equal_cost,
-    deal,
+    index_rows,
     is_cut_by_row,
     join_rows,
-    pack_rows,
+    mark_filler,
     padded_cost,
     resize,
     row_lengths,
+    rows_from_bytes,
+    rows_to_bytes,
     schema,
-    take_rows,
-    unpack_rows,
     widths,
 )
 
@@ -48,14 +49,14 @@ def rows(*texts, **columns):
     }
 
 
-def costs(lengths, slots, multiple_of=None):
-    return [padded_cost([lengths[row] for row in slot], multiple_of) for slot in slots]
+def costs(lengths, microbatches, multiple_of=None):
+    return [padded_cost([lengths[row] for row in microbatch], multiple_of) for microbatch in microbatches]
 
 
 # The cut
 
 
-def test_one_long_row_gets_its_own_slot():
+def test_one_long_row_gets_its_own_micro_batch():
     lengths = [(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)]
     # 100 alone against 4 rows x 30 = 120; any other cut has 200 or more.
     assert cut_equal_cost(lengths, 2) == [[4, 2, 3, 1], [0]]
@@ -68,18 +69,18 @@ def test_a_row_longer_than_all_others_together_does_not_drag_them_along():
     assert sorted(costs(lengths, cut_equal_cost(lengths, 3))) == [10, 20, 1000]
 
 
-def test_equal_rows_are_cut_into_equal_slots():
+def test_equal_rows_are_cut_into_equal_micro_batches():
     assert sorted(map(len, cut_equal_cost([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
 
 
-def test_every_row_lands_in_exactly_one_slot_and_no_slot_is_empty():
-    slots = cut_equal_cost([(1, 50), *[(1, 1)] * 9], 5)
-    assert sorted(row for slot in slots for row in slot) == list(range(10))
-    assert all(slots)
-    assert len(slots) == 5
+def test_every_row_lands_in_exactly_one_micro_batch_and_none_is_empty():
+    microbatches = cut_equal_cost([(1, 50), *[(1, 1)] * 9], 5)
+    assert sorted(row for microbatch in microbatches for row in microbatch) == list(range(10))
+    assert all(microbatches)
+    assert len(microbatches) == 5
 
 
-def test_the_costliest_slot_comes_first():
+def test_the_costliest_micro_batch_comes_first():
     lengths = [(3, n) for n in (1, 5, 9, 2, 7, 30, 4)]
     found = costs(lengths, cut_equal_cost(lengths, 3))
     assert found == sorted(found, reverse=True)
@@ -91,14 +92,21 @@ def test_long_prompts_are_kept_apart_from_long_completions():
     assert sorted(map(sorted, cut_equal_cost(lengths, 2))) == [[0, 2], [1, 3]]
 
 
+def test_a_cheaper_costliest_micro_batch_is_worth_a_dearer_total():
+    # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
+    # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
+    lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]
+    assert costs(lengths, cut_equal_cost(lengths, 3)) == [91, 91, 60]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_micro_batch_costs_more_than_an_equal_share_padded_to_the_longest(seed):
     draw = random.Random(seed)
-    num_slots, share = draw.randint(1, 9), draw.randint(1, 9)
-    lengths = [(draw.randint(1, 40), int(draw.lognormvariate(3, 1.2))) for _ in range(num_slots * share)]
+    num_microbatches, share = draw.randint(1, 9), draw.randint(1, 9)
+    lengths = [(draw.randint(1, 40), int(draw.lognormvariate(3, 1.2))) for _ in range(num_microbatches * share)]
     multiple_of = draw.choice([None, 8])
-    slots = cut_equal_cost(lengths, num_slots, multiple_of)
-    assert max(costs(lengths, slots, multiple_of)) <= share * sum(widths(lengths, multiple_of))
+    microbatches = cut_equal_cost(lengths, num_microbatches, multiple_of)
+    assert max(costs(lengths, microbatches, multiple_of)) <= share * sum(widths(lengths, multiple_of))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,13 +132,13 @@ def test_columns_are_rounded_up_and_never_zero():
     assert widths([(3, 0), (1, 17)], multiple_of=8) == (8, 24)
 
 
-# The deal
+# The assignment to ranks
 
 
-def test_at_each_micro_batch_every_rank_has_a_slot_of_like_cost():
-    slots = [[row] for row in range(6)]  # by falling cost
-    # Micro-batch 0 gets slots 0, 1; micro-batch 1 gets 2, 3, turned; micro-batch 2 gets 4, 5.
-    assert deal(slots, 2) == [[[0], [3], [4]], [[1], [2], [5]]]
+def test_at_each_micro_step_every_rank_has_a_micro_batch_of_like_cost():
+    microbatches = [[row] for row in range(6)]  # by falling cost
+    # Micro-step 0 gets the first two; micro-step 1 the next two, turned; micro-step 2 the last two.
+    assert assign_to_ranks(microbatches, 2) == [[[0], [3], [4]], [[1], [2], [5]]]
 
 
 # Rows
@@ -151,7 +159,7 @@ def test_trimming_takes_padding_only_and_from_the_right_side():
         token_type_ids=torch.tensor([[1, 2, 3, 4, 5, 6], [0, 0, 7, 8, 0, 0]]),
         num_items_in_batch=torch.tensor(4),
     )
-    second = take_rows({key: value for key, value in batch.items() if value.dim()}, torch.tensor([1]))
+    second = index_rows({key: value for key, value in batch.items() if value.dim()}, torch.tensor([1]))
     trimmed = resize(second, 1, 1, PAD)
     assert {key: value.tolist() for key, value in trimmed.items()} == {
         "prompt_ids": [[8]],
@@ -212,10 +220,32 @@ def test_images_are_not_cut_by_row_but_a_dropped_image_is_no_obstacle():
     assert is_cut_by_row(rows(([5], [1]), num_images=None))
 
 
+def test_filler_has_no_loss_token_no_advantage_and_a_ratio_of_one():
+    batch = rows(
+        ([5], [1, 2]),
+        ([6], [3]),
+        advantages=torch.tensor([0.5, -0.5]),
+        old_per_token_logps=torch.tensor([[-1.0] * 2] * 2),
+    )
+    mark_filler(batch, num_live=1)
+    for key, expected in {
+        "is_filler": [False, True],
+        "completion_mask": [[1, 1], [0, 0]],
+        "completion_ids": [[1, 2], [3, PAD]],
+        "advantages": [0.5, 0.0],
+        "old_per_token_logps": [[-1.0, -1.0], [0.0, 0.0]],
+    }.items():
+        assert batch[key].tolist() == expected, key
+    full = rows(([5], [1]), advantages=torch.tensor([0.5]))
+    mark_filler(full, num_live=1)
+    assert full["is_filler"].tolist() == [False]  # rollouts of one optimizer step have the same keys
+
+
 # The exchange
 
 
-def test_packed_rows_come_back_as_they_were():
+@pytest.mark.parametrize("order", [[1, 0], [1], [0]], ids=str)
+def test_packed_rows_come_back_as_they_were(order):
     batch = rows(
         ([5, 6], [1, 2, 3]),
         ([7], [4]),
@@ -224,11 +254,11 @@ def test_packed_rows_come_back_as_they_were():
         importance_sampling_ratio=torch.tensor([[1.1], [1.2]]),
         tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.int32),
     )
-    back = unpack_rows(pack_rows(batch).flip(0), batch)
+    back = rows_from_bytes(rows_to_bytes(batch)[order], batch)
     assert list(back) == list(batch)
     for key, value in batch.items():
         assert back[key].dtype == value.dtype
-        torch.testing.assert_close(back[key], value.flip(0), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(back[key], value[order], rtol=0, atol=0, equal_nan=True)
 
 
 def test_ranks_agree_on_a_schema_only_if_their_rows_can_be_exchanged():

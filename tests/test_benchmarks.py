@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 # Scripts import their neighbours as they do when they are run.
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
 
+import cutting  # noqa: E402
 import drop_in  # noqa: E402
 import gpu  # noqa: E402
 import memory_and_scale  # noqa: E402
@@ -80,6 +81,7 @@ CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "second
     [
         (time_to_accuracy, ["--num-seeds", "0"], "--num-seeds must be above 0, got 0"),
         (time_to_accuracy, ["--num-steps", "3"], "128 completions, which do not divide into --num-steps 3"),
+        (cutting, ["--windows", "0"], "--windows must be at least 1, got 0"),
         (ladder, ["--num-rollouts", "0"], "--num-rollouts must be at least 1, got 0"),
     ],
 )
@@ -87,6 +89,13 @@ def test_a_size_that_cannot_be_is_refused_before_anything_runs(script, argv, sai
     with pytest.raises(SystemExit):
         script.parse_args(argv)
     assert said in capsys.readouterr().err
+
+
+def test_what_ranks_wait_for_counts_as_lost():
+    # Rows of 10 and 30 tokens on one rank, two of 20 on the other: sums are equal, but in step 20 + 30 are waited for.
+    lengths, plan = [(2, 8), (2, 28), (2, 18), (2, 18)], [[[0], [1]], [[2], [3]]]
+    assert cutting.measure([lengths], [plan], in_step=True) == (2, 80 / 100, 30)
+    assert cutting.measure([lengths], [plan], in_step=False) == (2, 80 / 80, 30)
 
 
 def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():

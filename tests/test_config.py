@@ -17,9 +17,15 @@ def test_the_defaults_are_the_papers(tmp_path):
     assert args.overlong_buffer_length is None
 
 
+def test_vllms_log_probabilities_are_corrected_token_by_token_up_to_a_ratio_of_2(tmp_path):
+    args = tiny_config(tmp_path)
+    assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
+
+
 def test_what_dapo_does_not_name_keeps_trls_default():
     ours = {field.name: field.default for field in dataclasses.fields(tiny_config_class())}
     changed = {"epsilon_high", "beta", "loss_type", "epsilon"}
+    changed |= {"vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"}
     for field in dataclasses.fields(GRPOConfig):
         if field.name not in changed:
             assert ours[field.name] == field.default, field.name
@@ -46,8 +52,10 @@ def tiny_config_class():
         ({"dynamic_sampling_min_accuracy": 0.3, "dynamic_sampling_max_accuracy": 0.45}, "No group of 4 completions"),
         ({"dynamic_sampling_on_exhausted": "retry"}, "'top_up', 'error', got 'retry'"),
         ({"dynamic_sampling_rewards": []}, "is empty"),
-        ({"clip_ratio_c": 1.0}, "above 1, got 1.0"),
-        ({"clip_ratio_c": 10.0, "loss_type": "grpo"}, "needs `loss_type='dapo'`, got 'grpo'"),
+        (
+            {"loss_type": "dppo"},
+            "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in it",
+        ),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
@@ -56,12 +64,31 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         tiny_config(tmp_path, **overrides)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"dynamic_sampling_on_exhausted": "error"},
+        {"dynamic_sampling_max_rounds": 0},
+        {"use_dynamic_sampling": False},
+    ],
+    ids=str,
+)
+def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_filler(tmp_path, overrides):
+    assert tiny_config(tmp_path, loss_type="dppo", **overrides).loss_type == "dppo"
+
+
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])
 def test_overlong_filtering_and_trls_name_for_it_are_one_setting(tmp_path, name):
-    args = tiny_config(tmp_path, **{name: True})
-    assert args.overlong_filtering is True
-    assert args.mask_truncated_completions is True
-    assert tiny_config(tmp_path).overlong_filtering is False
+    assert tiny_config(tmp_path, **{name: True}).mask_truncated_completions is True
+    assert tiny_config(tmp_path, overlong_filtering=False).mask_truncated_completions is False
+
+
+@pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])
+def test_a_config_made_anew_can_turn_overlong_filtering_on_and_off_by_either_name(tmp_path, name):
+    off = tiny_config(tmp_path)
+    on = dataclasses.replace(off, **{name: True})
+    assert on.mask_truncated_completions is True
+    assert dataclasses.replace(on, mask_truncated_completions=False).mask_truncated_completions is False
 
 
 def test_a_band_that_some_group_can_meet_is_accepted(tmp_path):

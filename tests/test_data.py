@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trl_dapo.data import load_math_dataset, refuse_overlap
+from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
 
 
 needs_data = pytest.mark.skipif(
@@ -66,6 +67,27 @@ SCHEMAS = {
     "open-r1 without verl's column": {"prompt": "What is 1+1?", "solution": "2"},
     "GSM8K": {"question": "What is 1+1?", "answer": "1 = 1 and #### is a marker.\n#### 2"},
     "MATH": {"problem": "What is 1+1?", "answer": "2", "solution": "As $1+1=2$, it is $\\boxed{2}$."},
+    "open-r1 with a worked solution": {"prompt": "What is 1+1?", "solution": "It is $3-1=2$.", "answer": "2"},
+    "a boxed solution": {"prompt": "What is 1+1?", "solution": "It is $\\boxed{3-1}=\\boxed{2}$.", "level": 1},
+    "MATH as first published": {
+        "problem": "What is 1+1?",
+        "solution": "Not \\boxed{3}. It is $\\boxed{2}$.",
+        "level": 1,
+    },
+    "a box without braces": {"problem": "What is 1+1?", "solution": "It is $\\fbox{3}$, no, $\\boxed 2$ indeed."},
+    "AIME": {"ID": "2024-I-1", "Problem": "What is 1+1?", "Solution": "It is $3-1$.", "Answer": 2},
+    "ground_truth": {"question": "What is 1+1?", "ground_truth": "2", "answer": "It is $3-1$."},
+    "GSM8K's marker under another name": {"prompt": "What is 1+1?", "answer": "1+1 is <<1+1=2>>2.\n#### 2"},
+    "content in parts": {
+        "prompt": [{"role": "user", "content": [{"type": "text", "text": "What is 1+1?"}]}],
+        "label": "2",
+    },
+    "content as a list of text": {"prompt": [{"role": "user", "content": ["What is ", "1+1?"]}], "label": "2"},
+    "content as one part": {
+        "prompt": [{"role": "user", "content": {"type": "text", "text": "What is 1+1?"}}],
+        "label": "2",
+    },
+    "a float": {"prompt": "What is 1+1?", "solution": 2.0},
 }
 
 
@@ -141,6 +163,59 @@ def test_answers_become_text(write):
     assert load_math_dataset(write(rows))["solution"][:] == ["34", "34", "0.5", "7"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("34", "$34$", " $ 34 $ ", "$$34$$", "\\(34\\)", "\\[34\\]", "\\boxed{34}", "$\\boxed{34}$", 34, 34.0),
+        "\N{FULLWIDTH DIGIT THREE}\N{FULLWIDTH DIGIT FOUR}",
+        "\N{ARABIC-INDIC DIGIT THREE}\N{ARABIC-INDIC DIGIT FOUR}",
+    ],
+)
+def test_one_answer_in_two_notations_is_one_gold(write, written):
+    dataset = load_math_dataset(write(sums(("a", "34"), ("b", "35"), ("a", written)), "sums.jsonl"))
+    assert dataset["solution"][:] == ["34", "35"]
+    assert "removed 1 duplicates and 0 problems" in dataset.info.description
+    assert load_math_dataset(write(sums(("a", written)), "other.jsonl"))["solution"][:] == ["34"]
+
+
+@pytest.mark.parametrize(
+    ("written", "gold"),
+    [
+        ("2\\pi", "$2\\pi$"),
+        ("\\frac12", "$\\frac12$"),
+        ("x^2+1", "$x^2+1$"),
+        ("(1,2)", "$(1,2)$"),
+        ("1,-2", "$1,-2$"),
+        ("$[0, 3)$", "$[0, 3)$"),
+        ("\\$5", "\\$5"),
+        ("$1$ or $2$", "$1$ or $2$"),
+        ("70,000", "70,000"),
+        ("-1/2", "-1/2"),
+        ("\N{MINUS SIGN}1/2", "-1/2"),
+        ("x\N{SUPERSCRIPT TWO}", "x\N{SUPERSCRIPT TWO}"),
+        ("3.5", "3.5"),
+        ("Evelyn", "Evelyn"),
+    ],
+)
+def test_a_formula_stands_between_dollars_as_math_verify_needs_it(write, written, gold):
+    assert load_math_dataset(write(sums(("a", written))))["solution"][:] == [gold]
+
+
+def test_a_formula_is_read_by_both_rewards(write):
+    problem = {"problem": "What is the area?", "solution": "It is $\\pi r^2 = \\boxed{2\\pi}$."}
+    (gold,) = load_math_dataset(write([problem]))["solution"]
+    assert math_verify_reward(["$\\boxed{\\pi \\cdot 2}$", "$\\boxed{2}$"], [gold] * 2) == [1.0, 0.0]
+    assert dapo_math_reward(["Answer: $2\\pi$", "Answer: 2"], [gold] * 2) == [1.0, -1.0]
+    assert DapoMathReward(boxed="strict")(["\\boxed{2\\pi}", "\\boxed{2}"], [gold] * 2) == [1.0, -1.0]
+
+
+def test_a_worked_solution_without_a_box_is_pointed_out(write, caplog):
+    load_math_dataset(write([{"prompt": "a", "solution": "Add them. " * 40}, {"prompt": "b", "solution": "2"}]))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "1 of the 2 gold answers are longer than 300 characters, such as 'Add them." in record.message
+
+
 def test_thousands_separators_of_gsm8k_are_dropped(write):
     assert load_math_dataset(write([{"question": "q", "answer": "#### 70,000"}]))["solution"][:] == ["70000"]
 
@@ -160,16 +235,24 @@ def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
             {"text": "1+1", "answer": "2"},
             "found columns `text`, `answer`; expected `prompt` and `reward_model`",
         ),
-        ({"prompt": "1+1", "reward_model": {"style": "rule"}}, "row 0 .verl.*ground_truth"),
-        ({"prompt": "1+1", "reward_model": "2"}, "row 0 .verl.*`reward_model` is '2', expected a struct"),
-        ({"prompt": "1+1", "label": None}, "row 0 .slime.*`label` is None, expected an answer"),
+        ({"prompt": "1+1", "reward_model": {"style": "rule"}}, "line 1 .verl.*ground_truth"),
+        ({"prompt": "1+1", "reward_model": "2"}, "line 1 .verl.*`reward_model` is '2', expected a struct"),
+        ({"prompt": "1+1", "label": None}, "line 1 .slime.*`label` is None, expected an answer"),
         ({"prompt": "1+1", "label": ["2"]}, r"`label` is \['2'\], expected an answer"),
         ({"problem": "1+1", "answer": float("nan")}, "`answer` is nan"),
         ({"prompt": " ", "label": "2"}, "`prompt` is ' ', expected a problem"),
         ({"prompt": None, "label": "2"}, "`prompt` is None, expected text, or messages"),
+        (
+            {"prompt": user([{"type": "image"}, {"type": "text", "text": "1+1"}]), "label": "2"},
+            "expected text, or mess",
+        ),
+        ({"problem": "1+1", "solution": "It is 2."}, r"expected a worked solution with its answer in `.boxed\{\}`"),
+        ({"problem": "1+1", "solution": "It is \\boxed{2"}, "expected a worked solution"),
+        ({"problem": "1+1", "answer": float("inf")}, "`answer` is inf"),
+        ({"problem": "1+1", "answer": "$$"}, "`answer` is '..', expected an answer"),
         ({"prompt": [], "label": "2"}, r"`prompt` is \[\], expected text, or messages"),
         ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "of which the last is the user's"),
-        ({"question": "1+1", "answer": "2"}, "row 0 .GSM8K.*expected a text that ends in `#### N`"),
+        ({"question": "1+1", "answer": "2"}, "line 1 .GSM8K.*expected a text that ends in `#### N`"),
     ],
 )
 def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(write, row, message):
@@ -177,9 +260,105 @@ def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(writ
         load_math_dataset(write([row]))
 
 
-def test_the_number_of_the_wrong_row_is_named(write):
-    with pytest.raises(ValueError, match=r"row 1 .*`answer` is ''"):
-        load_math_dataset(write(sums(("a", "1"), ("b", ""))))
+@pytest.mark.parametrize(
+    ("name", "place"), [("sums.jsonl", "line 2"), ("sums.json", "row 1"), ("sums.parquet", "row 1")]
+)
+def test_the_place_of_a_wrong_row_is_named(write, name, place):
+    with pytest.raises(ValueError, match=rf"`, {place} .*`answer` is ''"):
+        load_math_dataset(write(sums(("a", "1"), ("b", "")), name))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"problem": "b", "answer"', "line 4: "),
+        (b"[1, 2]", r"line 4: a row is \[1, 2\], not an object"),
+        (b'{"problem": "b", "answer": "\xff"}', "line 4: .*can't decode"),
+        (b'{"problem": "", "answer": "2"}', "line 4 .MATH schema.: `problem` is ''"),
+        (b'{"problem": "b\\ud800", "answer": "2"}', "line 4 .MATH schema.: `problem` is 'b.*without lone surrogates"),
+        (b'{"problem": "b", "answer": "\\ud800"}', "line 4 .MATH schema.: `answer` is '.*without lone surrogates"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number_in_the_file(tmp_path, line, message):
+    path = tmp_path / "sums.jsonl"
+    path.write_bytes(b'{"problem": "a", "answer": "1"}\n\n \r\n' + line + b'\n{"problem": "c", "answer": "3"}\n')
+    with pytest.raises(ValueError, match=message):
+        load_math_dataset(path)
+
+
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.json"])
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_path, name):
+    text = '{"problem": "a\u00e9", "answer": "1"}\r\n'
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (f"[{text}]" if name.endswith("json") else text * 2).encode())
+    dataset = load_math_dataset(tmp_path / name, prompt_style="as_is")
+    assert (contents(dataset), dataset["solution"][:]) == (["a\u00e9"], ["1"])
+
+
+def test_objects_on_lines_of_their_own_in_a_json_file_are_told_their_suffix(tmp_path):
+    (tmp_path / "sums.json").write_text('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "2"}\n')
+    with pytest.raises(ValueError, match=r"cannot be read as json: Extra data.*one object a line.*\.jsonl"):
+        load_math_dataset(tmp_path / "sums.json")
+
+
+class Counted:
+    """An iterable that counts what is taken from it."""
+
+    def __init__(self, values):
+        self.values = values
+        self.num_taken = 0
+
+    def __iter__(self):
+        for value in self.values:
+            self.num_taken += 1
+            yield value
+
+
+NUM_ROWS = 20_000
+
+
+def test_a_limit_reads_no_further_line(write, monkeypatch):
+    path = write(sums(*((f"p{i // 2}", i // 2) for i in range(NUM_ROWS))))  # every problem twice
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
+    dataset = load_math_dataset(path, offset=50, limit=100)
+    assert dataset["solution"][:] == [str(i) for i in range(50, 150)]
+    assert len(parsed) == 2 * 149 + 1  # the 150th problem is not read twice
+    assert "150 problems from the first 299 rows" in dataset.info.description
+    assert len(load_math_dataset(path)) == NUM_ROWS / 2
+    assert len(parsed) == 299 + NUM_ROWS
+
+
+def test_a_limit_reads_no_further_batch_of_parquet(write, monkeypatch):
+    path = write(sums(*((f"p{i}", i) for i in range(NUM_ROWS))), "sums.parquet")
+    taken = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def counted(self, *args, **kwargs):
+        for batch in iter_batches(self, *args, **kwargs):
+            taken.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    assert len(load_math_dataset(path, limit=100)) == 100
+    assert sum(taken) <= NUM_ROWS / 10
+    taken.clear()
+    assert len(load_math_dataset(path)) == sum(taken) == NUM_ROWS
+
+
+def test_a_limit_reads_no_further_row_of_a_hub_dataset(monkeypatch):
+    rows = Counted(sums(*((f"p{i}", i) for i in range(NUM_ROWS))))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows)
+    assert len(load_math_dataset("sums", limit=100)) == 100
+    assert rows.num_taken == 100
+
+
+def test_ranges_stay_apart_where_a_longer_one_finds_more_conflicts(write):
+    rows = [*((f"p{i}", i) for i in range(10)), ("p2", 0), ("p7", 0), *((f"p{i}", i) for i in range(10, 15))]
+    path = write(sums(*rows))
+    for middle in range(1, 12):
+        refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle))
+        refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle, limit=1))
 
 
 @pytest.mark.parametrize("name", ["sums.parquet", "sums.jsonl", "sums.json"])
@@ -193,9 +372,24 @@ def test_an_unreadable_file_is_refused(tmp_path, name, text, message):
 def test_a_json_file_without_rows_is_refused(write, tmp_path):
     with pytest.raises(ValueError, match="is empty: expected rows with `prompt` and `reward_model`"):
         load_math_dataset(write([], "sums.json"))
-    (tmp_path / "sums.json").write_text('{"data": []}')
-    with pytest.raises(ValueError, match="a row is 'data', not an object"):
-        load_math_dataset(tmp_path / "sums.json")
+    for text in ('{"data": []}', "3", "null"):
+        (tmp_path / "sums.json").write_text(text)
+        with pytest.raises(ValueError, match=r"sums.json` cannot be read as json: it holds .*, not a list of objects"):
+            load_math_dataset(tmp_path / "sums.json")
+
+
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.json"])
+def test_endless_nesting_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"cannot be read as json.*recursion"):
+        load_math_dataset(tmp_path / name)
+
+
+def test_a_damaged_parquet_file_is_refused_with_its_name(write):
+    path = write(sums(("a", "1")), "sums.parquet")
+    path.write_bytes(path.read_bytes()[4:])
+    with pytest.raises(ValueError, match=r"sums.parquet` cannot be read as parquet: "):
+        load_math_dataset(path)
 
 
 @pytest.mark.parametrize(

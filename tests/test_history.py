@@ -49,6 +49,16 @@ def test_a_run_that_dies_between_checkpoints_leaves_its_log_and_goes_on_with_it(
     assert run.notes == []
 
 
+def test_a_second_training_keeps_the_log_of_the_first(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path)
+    for _ in range(3):
+        trainer.train()
+    assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
+    for n in (1, 2):
+        kept = (tmp_path / f"log_history-{n}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in kept] == [1, 2, 3, 4, 4]
+
+
 def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
     (tmp_path / "log_history.jsonl").write_text('{"step": 99}\n')
     trainer = make_trainer(tiny_model, tmp_path)

@@ -43,25 +43,42 @@ def test_the_clip_is_wider_above_than_below(ratio, advantage, loss, slope):
     assert loss_and_slope(ratio, advantage) == (pytest.approx(loss), pytest.approx(slope, abs=1e-7))
 
 
-def test_the_dual_clip_bounds_a_bad_token_at_c_times_its_advantage():
-    assert loss_and_slope(9.0, -2.0, clip_ratio_c=10.0) == (pytest.approx(18.0), pytest.approx(2.0))
-    assert loss_and_slope(50.0, -2.0, clip_ratio_c=10.0) == (pytest.approx(20.0), 0.0)
+def test_delta_bounds_a_bad_token_at_delta_times_its_advantage():
+    assert loss_and_slope(9.0, -2.0, delta=10.0) == (pytest.approx(18.0), pytest.approx(2.0))
+    assert loss_and_slope(50.0, -2.0, delta=10.0) == (pytest.approx(20.0), 0.0)
     assert loss_and_slope(50.0, -2.0) == (pytest.approx(100.0), pytest.approx(2.0))
 
 
-def test_the_dual_clip_leaves_good_tokens_alone():
-    assert loss_and_slope(50.0, 2.0, clip_ratio_c=10.0) == loss_and_slope(50.0, 2.0)
+def test_delta_leaves_good_tokens_alone():
+    assert loss_and_slope(50.0, 2.0, delta=10.0) == loss_and_slope(50.0, 2.0)
 
 
-def test_delta_bounds_the_ratio_before_the_dual_clip_can():
-    assert loss_and_slope(50.0, -2.0, delta=4.0, clip_ratio_c=10.0) == (pytest.approx(8.0), 0.0)
+@pytest.mark.parametrize("c", [1.28, 1.5, 3.0, 10.0])
+def test_delta_is_the_dual_clip_of_other_frameworks_to_the_last_bit(c):
+    """Their `clip_ratio_c`: where the advantage is negative, the greater of the surrogate and `c` times it."""
+    generator = torch.Generator().manual_seed(0)
+    ratio = torch.exp(2 * torch.randn(50_000, 1, generator=generator)).requires_grad_()
+    advantages = torch.randn(50_000, 1, generator=generator)
+    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+    expected = -torch.where(advantages < 0, torch.max(surrogate, c * advantages), surrogate)
+    found = clipped_loss(ratio, advantages, **CLIP, delta=c)
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(loss.sum(), ratio)[0] for loss in (found, expected)))
+
+
+def test_a_delta_below_the_upper_clip_takes_its_place_for_good_tokens_alone():
+    # TRL's meaning: r is clamped at 1.1, clip(r) is not.
+    # Good: min(1.1, 1.2) x 2. Bad: max(1.1, 1.2) x 2, then max(1.1, 1.28) x 2.
+    assert loss_and_slope(1.2, 2.0, delta=1.1) == (pytest.approx(-2.2), 0.0)
+    assert loss_and_slope(1.2, -2.0, delta=1.1) == (pytest.approx(2.4), pytest.approx(2.0))
+    assert loss_and_slope(50.0, -2.0, delta=1.1) == (pytest.approx(2.56), 0.0)
 
 
 def test_a_ratio_beyond_the_range_of_floats_gives_no_nan():
-    for advantage, c in [(1.0, None), (-1.0, 10.0)]:
+    for advantage, delta in [(1.0, None), (-1.0, 10.0)]:
         log_ratio = torch.tensor([[200.0]], requires_grad=True)
         ratio = probability_ratio(log_ratio, torch.ones(1, 1))
-        loss = clipped_loss(ratio, torch.tensor([[advantage]]), **CLIP, clip_ratio_c=c)
+        loss = clipped_loss(ratio, torch.tensor([[advantage]]), **CLIP, delta=delta)
         (slope,) = torch.autograd.grad(loss.sum(), log_ratio)
         assert math.isfinite(loss.item())
         assert slope.item() == 0.0
@@ -70,11 +87,17 @@ def test_a_ratio_beyond_the_range_of_floats_gives_no_nan():
 def test_clipped_tokens_are_those_without_a_slope():
     ratio = torch.tensor([[0.5, 0.5, 1.5, 1.5, 20.0, 20.0]])
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]])
-    low, high, dual = clipped_tokens(ratio, advantages, **CLIP, clip_ratio_c=10.0)
+    low, high, dual = clipped_tokens(ratio, advantages, **CLIP, delta=10.0)
     assert low.tolist() == [[False, True, False, False, False, False]]
     assert high.tolist() == [[False, False, True, False, True, False]]
     assert dual.tolist() == [[False, False, False, False, False, True]]
     assert not clipped_tokens(ratio, advantages, **CLIP)[2].any()
+    # A bad token of ratio 1.2 still has a slope, see above; one of 1.5 has none.
+    low, high, dual = clipped_tokens(
+        torch.tensor([[1.2, 1.5, 1.5]]), torch.tensor([[-1.0, -1.0, 1.0]]), **CLIP, delta=1.1
+    )
+    assert (low.tolist(), high.tolist()) == ([[False] * 3], [[False] * 3])
+    assert dual.tolist() == [[False, True, False]]
 
 
 def test_every_token_counts_the_same():

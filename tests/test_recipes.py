@@ -69,6 +69,8 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
     assert training_args.overlong_buffer_length * 2 <= training_args.max_completion_length
     assert (training_args.epsilon, training_args.epsilon_high, training_args.beta) == (0.2, 0.28, 0.0)
     assert training_args.output_dir == f"outputs/{recipe.stem}"
+    # The first score to compare with is that of the model before training.
+    assert training_args.eval_on_start == (training_args.eval_strategy != "no")
 
 
 @each_recipe
@@ -120,6 +122,7 @@ def test_a_misspelt_key_is_an_error_in_a_recipe_and_on_the_command_line(tmp_path
         (["--gradient_accumulation_steps", "2"], "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
         (["--eval_strategy", "steps", "--eval_steps", "1"], "needs `eval_dataset_name`"),
+        (["--eval_on_start", "true"], "`eval_on_start=True` needs `eval_dataset_name`"),
         (["--resume_from_checkpoint", "nowhere"], "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -178,6 +181,7 @@ def shrink(recipe: Path, folder: Path) -> list[str]:
     )
     settings = yaml.safe_load(recipe.read_text())
     give_way = {"use_vllm": "false", "batch_multiplier": "1", "warmup_steps": "0", "eval_strategy": "no"}
+    give_way["eval_on_start"] = "false"
     give_way["eval_dataset_name"] = write_problems(folder / "eval.jsonl", 100, 2)
     command = ["--config", str(recipe), "--output_dir", str(folder / "out"), *SMALL]
     command += ["--dataset_name", write_problems(folder / "train.jsonl", 0, 16)]

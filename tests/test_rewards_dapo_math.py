@@ -2,12 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import pickle
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.rewards import DapoMathReward, dapo_math_reward, normalize_answer, score_dapo_math
+from trl_dapo.rewards import (
+    DapoMathReward,
+    dapo_math_reward,
+    math_verify_reward,
+    normalize_answer,
+    score_dapo_math,
+)
 
 
 DATA = os.environ.get("TRL_DAPO_DATA")
@@ -152,8 +160,71 @@ def test_the_reward_reads_plain_and_conversational_completions():
     assert dapo_math_reward(completions, ["34"] * 5) == [1.0, 1.0, 1.0, -1.0, -1.0]
 
 
-def test_a_sample_without_a_gold_answer_is_skipped():
-    assert dapo_math_reward(["Answer: 34", "Answer: None"], ["34", None]) == [1.0, None]
+@pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["Answer: ", "$34$"],
+        {"type": "text", "text": "Answer: $34$"},
+        [{"type": "image"}, {"type": "text", "text": None}, {"type": "text", "text": "Answer: $34$"}],
+        ("Answer: $34$",),
+    ],
+)
+def test_content_in_parts_is_their_text(content, reward):
+    assert reward([[{"role": "assistant", "content": content}]], ["34"]) == [1.0]
+
+
+@pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
+@pytest.mark.parametrize(
+    ("completion", "message"),
+    [
+        ([{"role": "assistant", "content": {"answer": 34}}], r"content of a message is \{'answer': 34\} \(dict\)"),
+        ([{"role": "assistant", "content": {"text": 34}}], r"content of a message is \{'text': 34\} \(dict\)"),
+        ([{"role": "assistant", "content": [34]}], r"content of a message is 34 \(int\)"),
+        ({"role": "assistant", "content": "34"}, r"A completion is \{'role'.*\(dict\); expected text, or a list"),
+        (["34"], r"A completion is \['34'\] \(list\)"),
+        (None, r"A completion is None \(NoneType\)"),
+    ],
+)
+def test_a_completion_of_another_shape_is_refused_with_what_it_is(completion, message, reward):
+    with pytest.raises(TypeError, match=message):
+        reward([completion], ["34"])
+
+
+@pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
+@pytest.mark.parametrize("gold", [5, 5.0, np.float32(5), np.int64(5), Decimal("5.00"), "5"])
+def test_a_whole_number_is_the_same_gold_answer_in_any_type(gold, reward):
+    right, wrong = reward(["Answer: $5$", "Answer: $50$"], [gold] * 2)
+    assert right == 1.0 > wrong
+
+
+def test_a_fraction_keeps_its_digits():
+    assert dapo_math_reward(["Answer: 0.5", "Answer: 0.1"], [0.5, np.float32(0.1)]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
+@pytest.mark.parametrize("gold", [["5"], {"ground_truth": "5"}, b"5", 5j])
+def test_a_gold_answer_of_another_type_is_refused_with_what_it_is(gold, reward):
+    with pytest.raises(TypeError, match=rf"A gold answer is .*\({type(gold).__name__}\); expected text or a number"):
+        reward(["Answer: 5"], [gold])
+
+
+@pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
+@pytest.mark.parametrize("gold", [None, float("nan"), np.nan, "", " "])
+def test_a_sample_without_a_gold_answer_is_skipped(gold, reward):
+    assert reward(["Answer: $34$", "Answer: None"], ["34", gold]) == [1.0, None]
+
+
+def test_a_single_completion_without_a_gold_answer_cannot_be_scored():
+    with pytest.raises(ValueError, match="without a gold answer; it is nan"):
+        score_dapo_math("Answer: 34", float("nan"))
+
+
+@pytest.mark.parametrize("gold", ["$34$", "\\(34\\)", "34"])
+def test_a_box_is_compared_with_the_gold_answer_without_its_dollars(gold):
+    assert [score_dapo_math("\\boxed{34}", gold, boxed=boxed).correct for boxed in ("fallback", "strict")] == [
+        True
+    ] * 2
 
 
 def test_the_extracted_answers_are_logged_as_valid_unicode():

@@ -1,5 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
+import logging
 import os
 import pickle
 import select
@@ -13,10 +14,15 @@ from pathlib import Path
 import pytest
 from trl.rewards import accuracy_reward
 
+import trl_dapo
+from trl_dapo.data import load_math_dataset
 from trl_dapo.rewards import MathVerifyReward, math_verify_reward
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers need POSIX signals")
+needs_data = pytest.mark.skipif(
+    "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name the folder with the real data"
+)
 linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open and /proc")
 
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
@@ -41,6 +47,33 @@ def impatient_reward():
 
 def pids(reward):
     return [worker.process.pid for worker in reward._workers]
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """Runs `script` in every worker as it starts, with a `once(name)` that is true the first time that any asks."""
+
+    def scripted(script):
+        (tmp_path / "math_verify.py").write_text(
+            textwrap.dedent(f"""
+                import os, signal, sys, time
+
+                def once(name):
+                    try:
+                        os.close(os.open(os.path.join({str(tmp_path)!r}, name), os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        return False
+                    return True
+
+                sys.path.remove({str(tmp_path)!r})
+                del sys.modules["math_verify"]
+                import math_verify
+            """)
+            + textwrap.dedent(script)
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return scripted
 
 
 def has_ended(pid):
@@ -130,14 +163,113 @@ def test_hostile_completions_get_verdicts_and_leave_the_others_theirs(impatient_
     assert impatient_reward(texts, ["34"] * len(texts)) == expected
 
 
-def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatient_reward):
-    killed = {}
+def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatient_reward, caplog):
+    logged = {}
     golds = ["$" + "\\sqrt{" * 2_000 + "2" + "}" * 2_000 + "$"] * 4 + ["34"]
     texts = [f"\\boxed{{{i}}}" for i in range(31, 35)] + ["\\boxed{34}"]
-    assert impatient_reward(texts, golds, log_metric=killed.__setitem__) == [None] * 4 + [1.0]
-    assert killed["math_verify/killed"] <= 2 / 5  # one a worker: the others are not tried
-    assert impatient_reward(texts, golds, log_metric=killed.__setitem__) == [None] * 4 + [1.0]
-    assert killed == {"math_verify/killed": 0.0}
+    with caplog.at_level(logging.WARNING):
+        assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
+    (record,) = caplog.records
+    assert record.message.startswith("math-verify did not finish reading the gold answer '$\\\\sqrt{")
+    assert "tried twice" in record.message
+    assert logged["math_verify/killed"] <= 2 / 5  # one a worker: the others are not tried
+    assert 2 <= logged["math_verify/worker_restarts"] <= 4  # two strikes for each of those
+    assert logged["math_verify/hopeless_golds"] == 1.0
+    assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
+    assert logged == {
+        "math_verify/killed": 0.0,
+        "math_verify/worker_restarts": 0.0,
+        "math_verify/hopeless_golds": 1.0,
+    }
+
+
+def survivors(golds, **settings):
+    """The gold answers for which a right and a wrong completion keep their verdicts after a third was killed."""
+    with_killed = MathVerifyReward(**settings)
+    killed = with_killed([ENDLESS] * len(golds), golds)
+    right = with_killed([f"\\boxed{{{gold}}}" for gold in golds], golds)
+    wrong = with_killed([f"\\boxed{{{int(gold) + 1}}}" for gold in golds], golds)
+    with_killed.close()
+    verdicts = zip(killed, right, wrong, strict=True)
+    return [gold for gold, of_gold in zip(golds, verdicts, strict=True) if of_gold == (0.0, 1.0, 0.0)]
+
+
+@needs_data
+@pytest.mark.timeout(3600)
+def test_every_gold_answer_survives_one_killed_completion():
+    solutions = load_math_dataset("dapo_math_17k.parquet")["solution"][:]
+    golds = sorted(set(solutions), key=int)
+    if "TRL_DAPO_EVERY_GOLD" not in os.environ:  # which takes ten minutes
+        golds = [golds[0], "0", "1", golds[-1]]
+    assert survivors(golds, timeout=0.1) == golds
+    print(f"{len(golds):,} gold answers of {sum(solution in golds for solution in solutions):,} problems")
+
+
+STALL = """
+parse, verify = math_verify.parse, math_verify.verify
+
+def stalling_parse(text, **settings):
+    if text == "7" and (FOR_GOOD or once("gold")):
+        time.sleep(3600)
+    return parse(text, **settings)
+
+def stalling_verify(golds, answers, **settings):
+    if "8" in answers and once("completion"):
+        time.sleep(3600)
+    return verify(golds, answers, **settings)
+
+math_verify.parse, math_verify.verify = stalling_parse, stalling_verify
+"""
+
+
+def test_one_stall_costs_no_verdict(scripted, caplog):
+    scripted("FOR_GOOD = False\n" + STALL)
+    reward = MathVerifyReward(timeout=0.2, num_workers=2)
+    logged = {}
+    assert reward(
+        ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{\\frac{16}{2}}"],
+        ["7", "7", "$\\frac{16}{2}$", "$\\frac{16}{2}$"],
+        log_metric=logged.__setitem__,
+    ) == [1.0, 0.0, 1.0, 1.0]
+    assert logged == {
+        "math_verify/killed": 0.0,
+        "math_verify/worker_restarts": 2.0,
+        "math_verify/hopeless_golds": 0.0,
+    }
+    assert not caplog.records
+    reward.close()
+
+
+def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, caplog):
+    scripted("FOR_GOOD = True\n" + STALL)
+    reward = MathVerifyReward(timeout=0.2, num_workers=1)
+    logged = {}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            verdicts = reward(["\\boxed{7}", "\\boxed{6}"], ["7", "6"], log_metric=logged.__setitem__)
+            assert verdicts == [None, 1.0]
+    assert logged["math_verify/hopeless_golds"] == 1.0
+    (record,) = caplog.records
+    assert "the gold answer '7'" in record.message
+    reward.close()
+
+
+def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted):
+    # By the clock it takes half as long again as the limit, by the processor next to nothing.
+    scripted("""
+        parse = math_verify.parse
+
+        def slow_parse(text, **settings):
+            time.sleep(0.75 if text == "7" else 0.0)
+            return parse(text, **settings)
+
+        math_verify.parse = slow_parse
+    """)
+    reward = MathVerifyReward(timeout=0.5, num_workers=1)
+    logged = {}
+    assert reward(["\\boxed{7}"], ["7"], log_metric=logged.__setitem__) == [1.0]
+    assert logged["math_verify/worker_restarts"] == 0.0
+    reward.close()
 
 
 def test_a_completion_that_needs_too_much_memory_is_wrong_and_the_next_one_is_not():
@@ -190,18 +322,22 @@ def test_threads_may_share_one_reward(reward):
     assert rewards == {i: [1.0, 0.0] for i in range(4)}
 
 
-def test_what_was_read_and_what_was_killed_is_logged(impatient_reward):
+def test_what_was_read_and_what_was_killed_is_logged():
     logged = {}
-    impatient_reward(
+    reward = MathVerifyReward(timeout=1.0, num_workers=1)
+    reward(
         ["$\\boxed{34}$", "nothing", ENDLESS, "\\boxed{34}", "\\boxed{34\udfff}"],
         ["34", "34", "34", None, "34"],
         log_extra=logged.__setitem__,
         log_metric=logged.__setitem__,
     )
+    assert logged.pop("math_verify/worker_restarts") >= 1.0  # once more where the clock was first on a busy machine
     assert logged == {
         "math_verify_answer": ["34", "[unparseable]", "[killed]", "[skipped]", "34?"],
         "math_verify/killed": 1 / 5,
+        "math_verify/hopeless_golds": 0.0,
     }
+    reward.close()
 
 
 def test_a_sample_without_a_gold_answer_is_skipped(reward):
@@ -305,6 +441,68 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(monkeypatch, cap
         reward(["\\boxed{1}"], ["1"])
     assert pids(reward) == []
     assert "no such luck" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(scripted):
+    scripted("if once('start'): os.kill(os.getpid(), signal.SIGKILL)")
+    reward = MathVerifyReward(num_workers=1)
+    logged = {}
+    assert reward(["\\boxed{1}", "\\boxed{2}"], ["1", "1"], log_metric=logged.__setitem__) == [1.0, 0.0]
+    assert logged["math_verify/worker_restarts"] == 1.0
+    reward.close()
+
+
+def test_workers_that_are_killed_whenever_they_start_are_an_error(scripted):
+    scripted("os.kill(os.getpid(), signal.SIGKILL)")
+    reward = MathVerifyReward(num_workers=2)
+    with pytest.raises(RuntimeError, match=r"ended with status -9 before it was ready.*memory"):
+        reward(["\\boxed{1}", "\\boxed{2}"], ["1", "1"])
+    assert pids(reward) == []
+
+
+def test_what_python_does_not_import_from_is_kept_out_of_the_workers_path(monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text(
+        "raise ImportError('of a pathlib.Path, from which Python imports nothing')"
+    )
+    monkeypatch.setattr(sys, "path", [tmp_path, None, *sys.path])
+    reward = MathVerifyReward(num_workers=1)
+    assert reward(["\\boxed{2}"], ["2"]) == [1.0]
+    reward.close()
+
+
+def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
+    # As setuptools installs a project that it cannot name by a folder: a line that Python runs as it starts.
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    user_site = tmp_path / "lib" / version / "site-packages"
+    if sys.platform == "darwin" and sys._framework:
+        user_site = tmp_path / "lib" / "python" / "site-packages"
+    user_site.mkdir(parents=True)
+    folder = str(Path(trl_dapo.__path__[0]).parent)
+    (user_site / "editable.pth").write_text("import editable_finder\n")
+    (user_site / "editable_finder.py").write_text(
+        textwrap.dedent(f"""
+            import importlib.machinery, sys
+
+            class Finder:
+                @staticmethod
+                def find_spec(name, path=None, target=None):
+                    if name == "trl_dapo":
+                        return importlib.machinery.PathFinder.find_spec(name, [{folder!r}])
+
+            sys.meta_path.append(Finder)
+        """)
+    )
+    # A virtual environment has no user site: the interpreter below it, with the libraries of this one.
+    libraries = [entry for entry in sys.path if entry.endswith("site-packages")]
+    code = "from trl_dapo.rewards import math_verify_reward; print(math_verify_reward(['\\\\boxed{1}'], ['1']))"
+    ran = subprocess.run(
+        [getattr(sys, "_base_executable", sys.executable), "-c", code],
+        env={**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": os.pathsep.join(libraries)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.stdout, ran.returncode) == ("[1.0]\n", 0), ran.stderr
 
 
 @pytest.mark.parametrize(

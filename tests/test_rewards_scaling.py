@@ -32,9 +32,9 @@ def test_a_sample_without_a_reward_stays_without():
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ((1.0, 1.0, 0.0, 1.0), "reward_scaling_source_min.*got 1.0 and 1.0"),
-        ((0.0, 1.0, 2.0, -2.0), "reward_scaling_target_min.*got 2.0 and -2.0"),
-        ((0.0, math.inf, 0.0, 1.0), "reward_scaling_source_min.*got 0.0 and inf"),
+        ((1.0, 1.0, 0.0, 1.0), "source range.*got 1.0 to 1.0"),
+        ((0.0, 1.0, 2.0, -2.0), "target range.*got 2.0 to -2.0"),
+        ((0.0, math.inf, 0.0, 1.0), "source range.*got 0.0 to inf"),
     ],
 )
 def test_an_empty_or_endless_range_is_refused_with_its_numbers(bounds, message):

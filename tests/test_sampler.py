@@ -197,6 +197,19 @@ def test_impossible_settings_are_refused(options, message):
         new(**options)
 
 
+def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
+    sampler, reasons = new(2), [NO, YES, NO, NO, YES, NO]
+    rows = Rows.from_generated(
+        ([[1]] * 12, [[2, 3]] * 12, None, ["a"] * 12, None, {}, [["cat.png"]] * 12, []), ["p"] * 12
+    )
+    blank_B = torch.zeros(12)
+    sampler.add_round(Round(list("abcdef"), rows, blank_B[:, None], blank_B, blank_B.bool(), {}, {}), reasons)
+    # Groups 0 and 2 could fill a batch of two, cut to a token; 3 and 5 are let go of.
+    assert [image is not None for image in rows.images[::G]] == [True, True, True, False, True, False]
+    lengths = [None if ids is None else len(ids) for ids in rows.completion_ids[::G]]
+    assert lengths == [1, 2, 1, None, 2, None]
+
+
 # ---- What stays ----
 
 

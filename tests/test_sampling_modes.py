@@ -239,6 +239,106 @@ def test_epochs_keep_trls_number_of_optimizer_steps_and_the_passes_made_are_logg
 # ---- What else a rollout can hold ----
 
 
+def test_a_streaming_dataset_that_does_not_know_its_columns_trains_on_those_that_trl_keeps(tiny_model, tmp_path):
+    seen = []
+
+    def right_and_note(completions, **columns):
+        seen.append({*columns} & {"prompt", "solution"})
+        return right(completions)
+
+    rows = [{"prompt": f"prompt {i}:", "solution": "x"} for i in range(24)]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    assert stream.column_names is None
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1, remove_unused_columns=True)
+    trainer = ScriptedTrainer(
+        tiny_model, right_and_note, args, train_dataset=stream, script=mixed_unless_multiple_of_3
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
+    assert set().union(*seen) == set()  # the solution was removed, the prompts come as `prompts`
+
+
+def test_each_row_has_values_of_its_own_that_a_reward_may_change(tiny_model, tmp_path):
+    lengths = []
+
+    def pops(completions, hints, **kwargs):
+        for row in hints:
+            lengths.append(len(row))
+            row.pop()
+        return right(completions)
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+    dataset = prompts(24, hints=[["a", "b", "c", "d", "e"]] * 24)
+    ScriptedTrainer(tiny_model, pops, args, train_dataset=dataset, script=mixed_unless_multiple_of_3).train()
+    assert set(lengths) == {5}
+
+
+def test_a_reward_of_two_rounds_has_the_spread_of_all_its_rows(tiny_model, tmp_path):
+    # Round 1 brings rewards of 0 and 1, round 2 of 0 and 9: the mean of their deviations is not the deviation of all.
+    given = []
+
+    def grows(prompts, completions, **kwargs):
+        best = 1.0 if number(prompts[0]) < 4 else 9.0
+        given.extend(best if completion == "right" else 0.0 for completion in completions)
+        return given[-len(completions) :]
+
+    trainer = make(tiny_model, tmp_path, reward_funcs=grows, max_steps=1, batch_multiplier=1.0)
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["dynamic_sampling/rounds"] == 2
+    expected = torch.tensor(given).std().item()
+    assert logs["reward_std"] == pytest.approx(expected, rel=1e-5)
+    assert logs["rewards/grows/std"] == pytest.approx(expected, rel=1e-5)
+    assert logs["reward"] == pytest.approx(sum(given) / len(given))
+
+
+def test_without_a_limit_every_pass_that_finds_nothing_is_told_of(tiny_model, tmp_path, caplog):
+    asked = []
+
+    def script(text, i):
+        asked.append(text)
+        return "right" if len(asked) > 3 * 8 * 4 and i % 4 == 0 else "wrong"  # after three passes of 8 prompts
+
+    trainer = make(tiny_model, tmp_path, script, num_prompts=8, max_steps=1, dynamic_sampling_max_rounds=0)
+    trainer.train()
+    told = [record.message for record in caplog.records if "No group was accepted in" in record.message]
+    assert [message.split("accepted in ")[1].split()[0] for message in told] == ["1", "2", "3"]
+    assert "too hard" in told[0]
+
+
+def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(DAPOTrainer, "get_tp_size", lambda self: 2)
+    with pytest.raises(ValueError, match=r"2 ranks share a row .*`use_dynamic_sampling=False`"):
+        make(tiny_model, tmp_path)
+    make(tiny_model, tmp_path, use_dynamic_sampling=False)
+
+
+def test_a_trainer_made_without_its_constructor_has_what_trls_methods_ask_for():
+    trainer = DAPOTrainer.__new__(DAPOTrainer)
+    assert (trainer._seam.recorded, trainer._seam.replayed) == (None, None)
+
+
+def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities_not_its_placeholders(
+    tiny_model, tmp_path
+):
+    def rollout(texts, trainer):
+        encode = trainer.processing_class
+        ids = [encode(always_mixed(text, i))["input_ids"] + [encode.eos_token_id] for i, text in enumerate(texts)]
+        return {
+            "prompt_ids": [encode(text)["input_ids"] for text in texts],
+            "completion_ids": ids,
+            "logprobs": [[0.0] * len(row) for row in ids],
+        }
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=2, dynamic_sampling_surplus="carry")
+    trainer = DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24), rollout_func=rollout)
+    trainer._sampler.max_round_size, trainer._sampler.batch_multiplier = None, 2.0
+    trainer.train()
+    # Placeholders of 0 make a ratio of exp(-4.6) for this model's hundred tokens: punished tokens would be clipped.
+    assert trainer.state.log_history[1]["dynamic_sampling/carried"] == 4
+    assert trainer.state.log_history[1]["clip_ratio/region_mean"] < 0.05
+
+
 def test_conversational_prompts_train(tiny_model, tmp_path):
     chats = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}:"}] for i in range(24)]})
 
@@ -300,7 +400,8 @@ def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, mon
 
     class Counting:
         def reset(self, **kwargs):
-            resets.append(kwargs["number"])
+            self.number = kwargs["number"]
+            resets.append(self.number)
             return f" {kwargs['number']}:"
 
         def look(self) -> str:
@@ -322,6 +423,9 @@ def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, mon
     seen = spy_on_training(trainer)
     trainer.train()
     assert len(resets) == len(trainer.sampled)
+    # What TRL's users read after a rollout: the environments of the batch that was sampled last.
+    last = [environment.number for environment in trainer.environments]
+    assert last == resets[-len(last) :]
     assert all("prompt " in text for text, *_ in seen)  # the observation is in the prompt that trains
     assert trainer.state.log_history[0]["filtered_reward"] == 1 / 4
 

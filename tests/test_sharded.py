@@ -119,3 +119,10 @@ def test_a_sharded_model_is_saved_whole(sharded):
     weights = AutoModelForCausalLM.from_pretrained(sharded / "saved").state_dict()
     trained = reports(sharded, "whole")[0]["weights"][-1]
     assert torch.equal(torch.cat([weights[name].flatten() for name in sorted(weights)]), trained)
+
+
+def test_a_sharded_model_that_feels_its_padding_is_on_policy(sharded):
+    first, second = reports(sharded, "feels padding")
+    assert first["logs"] == second["logs"]
+    assert [log["clip_ratio/region_mean"] for log in first["logs"]] == [0.0, 0.0]
+    assert all(log["num_loss_tokens"] > 0 for log in first["logs"])

@@ -134,6 +134,101 @@ def test_only_the_named_reward_functions_decide(tiny_model, tmp_path):
     assert all(number(text) % 3 for text, *_ in seen)
 
 
+def test_a_users_rule_decides_alone_and_its_reasons_are_counted(tiny_model, tmp_path, capsys):
+    def odd_only(rewards, rows):
+        assert len(rows) == len(rewards["right"]) == 4
+        assert {row["prompt"] for row in rows} == {rows[0]["prompt"]}
+        assert {row["length"] for row in rows} == {6}
+        assert not any(row["truncated"] for row in rows)
+        return None if number(rows[0]["prompt"]) % 2 else "even"
+
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+    trainer = ScriptedTrainer(
+        tiny_model,
+        right,
+        args,
+        train_dataset=prompts(24),
+        script=mixed_unless_multiple_of_3,
+        group_filter=odd_only,
+    )
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}  # 3 is all wrong: nothing else decides
+    assert trainer.state.log_history[0]["dynamic_sampling/dropped/even"] >= 4
+    assert "`group_filter` decides which groups train." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"dynamic_sampling_min_accuracy": 0.25}, {"dynamic_sampling_memory": True}], ids=str
+)
+def test_what_a_users_rule_would_overrule_is_refused_beside_it(tiny_model, tmp_path, overrides):
+    with pytest.raises(ValueError, match="has no effect beside a `group_filter`"):
+        DAPOTrainer(
+            tiny_model,
+            right,
+            tiny_config(tmp_path, **overrides),
+            train_dataset=prompts(24),
+            group_filter=lambda rewards, rows: None,
+        )
+
+
+def well_formed(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def test_an_accuracy_and_a_format_reward_are_said_to_decide_by_their_sum(tiny_model, tmp_path, capsys):
+    trainer = make(tiny_model, tmp_path, reward_funcs=[right, well_formed], max_steps=1, per_device_eval_batch_size=4)
+    trainer.train()
+    said = capsys.readouterr().out
+    assert "the weighted sum of 'right', 'well_formed' differs within it" in said
+    assert "`dynamic_sampling_rewards`" in said
+    metrics = trainer.evaluate(prompts(2))
+    assert metrics["eval_rewards/well_formed/mean"] == 1.0
+    assert not any("@" in name for name in metrics)  # format alone would make every completion right
+
+
+def test_with_the_accuracy_reward_named_it_alone_says_what_is_right(tiny_model, tmp_path):
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[right, well_formed],
+        per_device_eval_batch_size=4,
+        dynamic_sampling_rewards=["right"],
+    )
+    metrics = trainer.evaluate(prompts(2))  # prompt 0 is never solved, prompt 1 once in four
+    assert (metrics["eval_avg@4"], metrics["eval_pass@4"]) == (1 / 8, 1 / 2)
+
+
+def test_the_memory_is_refused_where_nothing_says_what_is_right(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs to know which completions are right"):
+        make(tiny_model, tmp_path, reward_funcs=[right, well_formed], dynamic_sampling_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "threshold", "expected"),
+    [
+        ([0.0, 1.0, -1.0, 1.0], 0.0, 0.25),  # 0.25 becomes -0.5: wrong in training, and in evaluation too
+        ([0.0, 1.0, 0.0, 10.0], 5.0, 0.25),  # 1 becomes 10, 0.25 becomes 2.5
+        (None, 0.0, 1.0),
+    ],
+)
+def test_evaluation_gives_the_verdict_that_training_would_give(tiny_model, tmp_path, scaling, threshold, expected):
+    def graded(completions, **kwargs):
+        return [1.0 if completion == "right" else 0.25 for completion in completions]
+
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        reward_funcs=graded,
+        per_device_eval_batch_size=4,
+        reward_scaling=scaling,
+        dynamic_sampling_accuracy_threshold=threshold,
+    )
+    metrics = trainer.evaluate(prompts(3).select([1, 2]))
+    assert metrics["eval_avg@4"] == expected
+    assert metrics["eval_reward"] == pytest.approx((1 + 3 * 0.25) / 4)  # as it is
+
+
 def test_a_group_whose_only_right_completion_is_cut_off_is_dropped_under_overlong_filtering(tiny_model, tmp_path):
     def starts_right(completions, **kwargs):
         return [float(completion.startswith("right")) for completion in completions]
@@ -170,16 +265,18 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
     assert logs["filtered_reward"] == 1 / 4
 
 
-def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
-    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_filler_does_not_change_the_gradient(tiny_model, tmp_path, loss_type):
+    settings = {"max_steps": 1, "loss_type": loss_type}
+    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, dynamic_sampling_max_rounds=2, **settings)
     short.train()
     exact = make(
         tiny_model,
         tmp_path,
         lambda text, i: "right" if i % 4 == 0 else "wrong",
-        max_steps=1,
         per_device_train_batch_size=1,
         num_prompts=3,
+        **settings,
     )
     exact._sampler.stream.take(2)  # so that prompt 2 comes next
     exact.train()
@@ -187,13 +284,15 @@ def test_filler_does_not_change_the_gradient(tiny_model, tmp_path):
     torch.testing.assert_close(weights(short), weights(exact), rtol=1e-4, atol=1e-6)
 
 
-def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_momentum(tiny_model, tmp_path):
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_momentum(tiny_model, tmp_path, loss_type):
     solved_at_first = {"on": True}
 
     def script(text, i):
         return "right" if solved_at_first["on"] and i % 4 == 0 else "wrong"
 
-    trainer = make(tiny_model, tmp_path, script, max_steps=3, weight_decay=0.1, dynamic_sampling_max_rounds=2)
+    settings = {"weight_decay": 0.1, "dynamic_sampling_max_rounds": 2, "loss_type": loss_type}
+    trainer = make(tiny_model, tmp_path, script, max_steps=3, **settings)
     history = []
 
     class Watch(trainer_callback()):
@@ -345,6 +444,11 @@ def test_a_plain_grpo_config_is_refused_with_the_fix_in_the_message(tiny_model, 
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(8))
 
 
+def test_a_dictionary_as_args_is_refused_with_the_fix_in_the_message(tiny_model):
+    with pytest.raises(TypeError, match=r"got `dict`. Replace `{...}` by `DAPOConfig\(\*\*{...}\)`"):
+        DAPOTrainer(tiny_model, right, {"output_dir": "out"}, train_dataset=prompts(8))
+
+
 def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="names 'acc', but the reward functions are 'right'"):
         make(tiny_model, tmp_path, dynamic_sampling_rewards=["acc"])
@@ -362,7 +466,62 @@ def test_the_users_list_of_reward_functions_is_left_as_it_was(tiny_model, tmp_pa
     assert trainer.reward_func_names == ["right", "soft_overlong_punishment"]
 
 
+# ---- Data and rewards that cannot work ----
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_dict({"question": ["?"] * 8}), "`train_dataset` has no column `prompt`; its columns are `quest"),
+        (prompts(8, answer=["1"] * 8), "reward function 'exact' asks for `solution`, which `train_dataset` does not"),
+    ],
+)
+def test_columns_that_are_missing_are_named_before_anything_is_sampled(tiny_model, tmp_path, dataset, message):
+    def exact(completions, solution, **kwargs):
+        return [0.0] * len(completions)
+
+    with pytest.raises(ValueError, match=message):
+        DAPOTrainer(tiny_model, exact, tiny_config(tmp_path), train_dataset=dataset)
+
+
+def test_a_column_that_only_the_evaluation_lacks_is_named_too(tiny_model, tmp_path):
+    def exact(completions, solution, **kwargs):
+        return [0.0] * len(completions)
+
+    data = {"train_dataset": prompts(8, solution=["1"] * 8), "eval_dataset": {"aime": prompts(8)}}
+    with pytest.raises(ValueError, match=r"which `eval_dataset\['aime'\]` does not have"):
+        DAPOTrainer(tiny_model, exact, tiny_config(tmp_path), **data)
+
+
+def test_columns_that_a_transform_makes_are_not_refused(tiny_model, tmp_path):
+    raw = Dataset.from_dict({"question": [f"prompt {i}:" for i in range(8)]})
+    raw.set_transform(lambda batch: {"prompt": batch["question"], "solution": ["1"] * len(batch["question"])})
+
+    def exact(completions, solution, **kwargs):
+        return [float(completion == "right") for completion in completions]
+
+    args = tiny_config(tmp_path, max_steps=1, shuffle_dataset=False)
+    trainer = ScriptedTrainer(
+        tiny_model, exact, args, train_dataset=raw, script=lambda text, i: ["right", "no"][i % 2]
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["filtered_reward"] == 1 / 2
+
+
+def test_a_weight_for_the_overlong_column_is_refused_with_its_own_setting(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="its weight is `overlong_penalty_factor`"):
+        make(tiny_model, tmp_path, overlong_buffer_length=4, reward_weights=[1.0, 0.5])
+
+
 # ---- Hostile rewards ----
+
+
+def test_a_reward_that_is_text_is_named_with_its_function(tiny_model, tmp_path):
+    def verdict(completions, **kwargs):
+        return ["yes"] * len(completions)
+
+    with pytest.raises(TypeError, match=r"'verdict' returned 'yes' \(str\) for completion 0 of 16"):
+        make(tiny_model, tmp_path, reward_funcs=verdict).train()
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, tmp_path):
@@ -440,9 +599,10 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
     def graded(completions, **kwargs):
         return [3.0 if completion == "right" else 0.25 for completion in completions]
 
-    bounds = {"source_min": 0.0, "source_max": 1.0, "target_min": -1.0, "target_max": 1.0}
-    scaling = {f"reward_scaling_{name}": value for name, value in bounds.items()}
-    trainer = make(tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, **scaling)
+    scaling = [0.0, 1.0, -1.0, 1.0]
+    trainer = make(
+        tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, reward_scaling=scaling
+    )
     trainer.train()
     # Of four completions one is clamped to 1, three become 2 * 0.25 - 1.
     assert trainer.state.log_history[0]["filtered_reward"] == pytest.approx((1 - 3 * 0.5) / 4)
@@ -453,11 +613,8 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"reward_scaling_source_min": 0.0}, "all four of its bounds, but `reward_scaling_source_max`"),
-        (
-            {f"reward_scaling_{end}_{side}": 1.0 for end in ("source", "target") for side in ("min", "max")},
-            "`reward_scaling_source_min` must be below `reward_scaling_source_max` and both finite, got 1.0 and 1.0",
-        ),
+        ({"reward_scaling": [0.0, 1.0]}, r"takes four numbers, .* got \[0.0, 1.0\]"),
+        ({"reward_scaling": [1.0, 1.0, 0.0, 1.0]}, "source range of `reward_scaling` .* got 1.0 to 1.0"),
         ({"eval_temperature": 0.0}, "above 0, got 0.0. For greedy decoding"),
         ({"eval_top_p": 1.5}, "at most 1, got 1.5"),
         ({"eval_top_k": -1}, "or more, got -1"),

@@ -2,16 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every private name this package leans on exists upstream, with the shape it is used in."""
 
+import ast
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
 import trl
 import trl.trainer.utils
 from helpers import prompts, tiny_config
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+import trl_dapo
 from trl_dapo import DAPOTrainer, _trl
 
 
@@ -66,9 +71,11 @@ def test_every_attribute_that_is_read_exists(trainer, name):
     assert hasattr(trainer, name), f"GRPOTrainer sets no `{name}` ({WHERE})"
 
 
-@pytest.mark.parametrize("name", _trl.ENVIRONMENT_READS)
-def test_every_attribute_that_is_read_with_environments_is_set_by_trl(name):
-    assert f"self.{name}" in inspect.getsource(GRPOTrainer), f"GRPOTrainer sets no `{name}` ({WHERE})"
+@pytest.mark.parametrize("name", _trl.LATER_READS)
+def test_every_attribute_that_comes_later_is_set_by_trl(name):
+    assert f"self.{name} =" in inspect.getsource(GRPOTrainer) + inspect.getsource(Trainer), (
+        f"GRPOTrainer sets no `{name}` ({WHERE})"
+    )
 
 
 def test_generate_returns_what_is_recorded(trainer):
@@ -103,3 +110,53 @@ def test_unscored_rows_weigh_nothing_in_trls_advantages(trainer, monkeypatch):
     std = 1 / 3**0.5  # of 1, 0, 1, 0 with Bessel's correction
     expected = 0.5 / (std + 1e-4)
     assert rollouts["advantages"].tolist() == pytest.approx([expected, -expected] * 2 + [0.0] * 4, rel=1e-5)
+
+
+# ---- Nothing is used that is not listed ----
+
+PACKAGE = Path(trl_dapo.__file__).parent
+LISTED = {
+    *_trl.OVERRIDES,
+    "_get_per_token_logps_and_entropies",
+    *_trl.CALLS,
+    *_trl.READS,
+    *_trl.LATER_READS,
+}
+
+
+def is_trainer(node):
+    """Whether an expression is `self`, `trainer`, `self.trainer` or `super()`."""
+    if isinstance(node, ast.Name):
+        return node.id in ("self", "trainer")
+    if isinstance(node, ast.Attribute):
+        return node.attr == "trainer"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def holds_a_trainer(tree):
+    """Whether a module defines a trainer, or takes one."""
+    nodes = list(ast.walk(tree))
+    bases = {getattr(base, "id", None) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
+    takes = {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
+    return bool(bases & {"GRPOTrainer", "UpdatePhase"}) or "trainer" in takes
+
+
+def test_every_attribute_of_trls_trainer_that_is_used_is_listed():
+    upstream = inspect.getsource(GRPOTrainer) + inspect.getsource(Trainer)
+    modules = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    trees = [tree for tree in modules.values() if holds_a_trainer(tree)]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in nodes if is_trainer(node.value)} - {"__init__"}
+    theirs = {name for name in used if hasattr(GRPOTrainer, name) or re.search(rf"self\.{name}\b", upstream)}
+    assert theirs >= {"_generate", "rollout_func", "model_wrapped"}  # the walk finds methods, attributes, callbacks'
+    assert theirs - LISTED == set()
+
+
+def test_every_import_from_inside_trl_is_listed():
+    imported = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
+                assert node.module == "trl.trainer.utils", path
+                imported |= {alias.name for alias in node.names}
+    assert imported == set(_trl.UTILS)

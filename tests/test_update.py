@@ -11,28 +11,51 @@ import pytest
 import torch
 from _update_helpers import (
     CASES,
+    OTHER_LOSSES,
     ROWS,
+    SAMPLED,
     SPLITS,
     Row,
     ScriptedGRPO,
     ScriptedUpdate,
     apart,
     collate,
+    fill,
     gradient,
     make_rows,
     mask,
     old,
     padded_tokens,
     reference_gradient,
+    rows_of,
     run,
     tiny_policy,
     two_processes,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.batching import ROLLOUT_KEYS
+from trl_dapo.loss import LOSS_MEANS
 from trl_dapo.update import UpdatePhase
 
 
@@ -57,6 +80,16 @@ def test_two_processes_give_the_gradient_of_one_row_at_a_time(ranks, case):
     expected = reference_gradient(rows)
     for rank in ranks:
         assert apart(rank[case]["gradient"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_two_processes_train_on_the_one_row_that_each_has_sampled(ranks, name):
+    found = [rank[f"sampled, {name}"] for rank in ranks]
+    rows = [Row(**row) for rank in found for row in rank["rows"]]
+    assert len(rows) == 2
+    assert rows[0].advantage == -rows[1].advantage != 0
+    for rank in found:
+        assert apart(rank["gradient"], reference_gradient(rows)) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["a single token", "one long row"])
@@ -126,6 +159,7 @@ OPTIONS = {
         "use_bias_correction_kl": True,
     },
     "delta": {"delta": 1.5},
+    "delta below the upper clip": {"delta": 1.1},
     "off-policy mask": {"off_policy_mask_threshold": 0.01},
     "off-policy mask, no sampling logps": {"off_policy_mask_threshold": 0.01, "drop": ["sampling_per_token_logps"]},
     "high entropy": {"top_entropy_quantile": 0.4},
@@ -209,8 +243,8 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhase._compute_loss(trainer, model, inputs)
-        trainer._tally.add(real_tokens=1, padded_tokens=1)
-        trainer._publish("train")
+        trainer._step_metrics.add(real_tokens=1, padded_tokens=1)
+        trainer._publish(trainer._step_metrics, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)
@@ -256,7 +290,7 @@ def test_the_dual_clip_is_off_by_default_and_bounds_bad_tokens_when_on():
     inputs = hostile_microbatch()
     inputs["old_per_token_logps"] -= 6.0  # the policy has moved far: ratios around e^6
     without = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
-    trainer.args.clip_ratio_c = 10.0
+    trainer.args.delta = 10.0
     with_ = loss_gradient_metrics(trainer, trainer._compute_loss, inputs)
     assert with_[0] < without[0]
     assert with_[1].norm() < without[1].norm()
@@ -299,6 +333,99 @@ def test_any_other_loss_is_trls_to_the_bit(loss_type):
     settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 2, "loss_type": loss_type}
     found, expected = (run(cls, make_rows(32), **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
     assert all(map(torch.equal, found.gradients, expected.gradients))
+
+
+# ---- Rows that only fill a rollout ----
+
+LOSSES = ["grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo"]
+
+
+@pytest.fixture(scope="module")
+def saved_policy(tmp_path_factory):
+    """Where the reference model of `policy_with_reference` is loaded from."""
+    folder = tmp_path_factory.mktemp("policy")
+    tiny_policy().save_pretrained(folder)
+    return str(folder)
+
+
+def policy_with_reference(folder):
+    model = tiny_policy()
+    model.config._name_or_path = folder
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.1}, {"entropy_coef": 0.1}], ids=str)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_filler_rows_leave_the_gradient_that_the_others_have_alone(loss_type, settings, saved_policy):
+    # A mean over the tokens of a micro-batch depends on the cut, unless all rows are of one length.
+    has_one_length = loss_type == "bnpo" or "entropy_coef" in settings
+    rows = [replace(row, ref=[-4.0] * 9 if has_one_length else [-4.0] * len(row.completion)) for row in ROWS]
+    if has_one_length:
+        rows = [replace(row, completion=(row.completion * 9)[:9]) for row in rows]
+    filler = [0, 2, 3, 4, 5, 7, 8, 9, 11, 13, 14, 15]
+    gradients = [
+        run(cls, script, num, model=policy_with_reference(saved_policy), loss_type=loss_type, **settings).gradients[0]
+        for cls, script, num in [
+            (ScriptedUpdate, fill(rows, filler), 4),
+            (ScriptedGRPO, [row for i, row in enumerate(rows) if i not in filler], 1),
+        ]
+    ]
+    assert apart(*gradients) < 2e-6
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_completions_that_were_cut_off_count_as_rows_where_trl_counts_them(loss_type):
+    # 3 rows are filler; of the 13 others, 5 were cut off and 8 have tokens.
+    rows = mask(fill(ROWS, range(13, 16)), range(8, 13))
+    found = run(ScriptedUpdate, rows, 1, loss_type=loss_type).gradients[0]
+    expected = run(ScriptedGRPO, [*rows[:13], rows[8]], 1, loss_type=loss_type).gradients[0]  # 14: groups of two
+    by_rows = {"grpo", "sapo", "dr_grpo", "luspo"}
+    assert apart(found, expected * (14 / 13 if loss_type in by_rows else 1)) < 2e-6
+
+
+def test_a_micro_batch_of_bnpo_weighs_as_many_rows_as_are_no_filler():
+    rows = fill(ROWS, range(4, 16))
+    trainer = run(ScriptedUpdate, rows, 4, loss_type="bnpo")
+    expected = 0
+    for microbatch in trainer.microbatches:
+        live = [row for row in rows_of(microbatch) if row.completion]
+        if live:
+            expected = expected + len(live) / 4 * reference_gradient(live)  # the mean over these rows' tokens
+    assert apart(trainer.gradients[0], expected) < 2e-6
+    assert (
+        sorted(sum(bool(row.completion) for row in rows_of(microbatch)) for microbatch in trainer.microbatches)
+        != [1] * 4
+    )
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
+def test_an_empty_rollout_does_not_dilute_another_one_of_the_same_step(loss_type):
+    script = [*ROWS[:8], *fill(ROWS[8:], range(8))]
+    found = run(ScriptedUpdate, script, 4, 2, loss_type=loss_type).gradients[0]
+    expected = run(ScriptedGRPO, ROWS[:8], 2, 2, loss_type=loss_type).gradients[0]
+    assert apart(found, expected) < 2e-6
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_two_processes_leave_filler_rows_out_of_any_loss(ranks, name):
+    rows, _, settings = OTHER_LOSSES[name]
+    expected = run(ScriptedGRPO, [row for row in rows if not row.is_filler], 1, **settings).gradients[0]
+    for rank in ranks:
+        assert apart(rank[name]["gradient"], expected) < 2e-6
+
+
+def losses_of_trl():
+    """The values that TRL's loss compares `loss_type` with."""
+    tree, found = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss))), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
+            value = ast.literal_eval(node.comparators[0])
+            found |= {value} if isinstance(value, str) else set(value)
+    return found
+
+
+def test_it_is_known_of_every_loss_of_trl_what_it_is_a_mean_over():
+    assert losses_of_trl() == set(LOSSES) == set(LOSS_MEANS)
 
 
 # Fields of `self` and `self.args` that TRL's loss reads. Those of other losses than dapo are in the second set.
@@ -406,12 +533,13 @@ def keys_written(method):
 
 
 def test_the_layout_of_every_key_of_a_rollout_is_known():
-    assert keys_written(GRPOTrainer._generate_and_score_completions) == set(ROLLOUT_KEYS) == INPUTS
+    assert keys_written(GRPOTrainer._generate_and_score_completions) == INPUTS
+    assert set(ROLLOUT_KEYS) == INPUTS | {"is_filler"}  # what DAPOTrainer adds
 
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
     ours = set()
-    for name in ("_compute_loss", "_entropy_bonus_coef", "_count", "_publish", "_adapt_entropy_coef"):
+    for name in ("_compute_loss", "_entropy_bonus_coef", "_publish", "_adapt_entropy_coef"):
         source = inspect.getsource(getattr(UpdatePhase, name)).replace(" args.", " self.args.")
         ours |= {field for field in HONOURED if field in source}
     assert ours == HONOURED
@@ -551,8 +679,9 @@ def test_both_ranks_log_what_one_process_logs(ranks):
 # ---- Nothing to learn ----
 
 
-def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
-    script = [*ROWS, *mask(ROWS, range(16)), *ROWS]
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state(loss_type):
+    script = [*ROWS, *fill(ROWS, range(16)), *ROWS]
     states = []
 
     class Spy(ScriptedUpdate):
@@ -562,20 +691,23 @@ def test_a_step_without_a_token_moves_neither_weights_nor_optimizer_state():
             return super().training_step(*args)
 
     adamw = {"optim": "adamw_torch", "learning_rate": 0.1, "lr_scheduler_type": "constant", "weight_decay": 0.1}
-    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, **adamw)
+    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, loss_type=loss_type, **adamw)
     first, _, second, _, third, _ = states
     assert all(map(torch.equal, second, third))
     assert not all(map(torch.equal, first, second))
     assert not trainer.gradients[1].any()
     assert trainer.gradients[2].any()
     logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert [log["frac_empty_steps"] for log in logs] == [0.0, 1.0, 0.0]
-    assert [log["num_loss_tokens"] > 0 for log in logs] == [True, False, True]
     assert logs[1]["loss"] == 0.0
+    if loss_type == "dapo":
+        assert [log["frac_empty_steps"] for log in logs] == [0.0, 1.0, 0.0]
+        assert [log["num_loss_tokens"] > 0 for log in logs] == [True, False, True]
 
 
-def test_a_step_without_a_token_moves_no_router_either():
-    trainer = run(ScriptedUpdate, mask(ROWS, range(16)), 2, model=tiny_experts(), entropy_coef=0.1)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_step_without_a_token_moves_no_router_either(loss_type):
+    script, settings = fill(ROWS, range(16)), {"entropy_coef": 0.1, "loss_type": loss_type}
+    trainer = run(ScriptedUpdate, script, 2, model=tiny_experts(), **settings)
     assert trainer.aux_loss_enabled
     assert not trainer.gradients[0].any()
 
@@ -612,7 +744,7 @@ def with_ratios(rows, ratios):
 def test_clip_ratios_are_shares_of_the_optimizer_steps_tokens():
     rows = [Row([5, 6], [7] * n, advantage) for n, advantage in [(6, 1.0), (2, -1.0), (1, -1.0), (1, 1.0)]]
     rows = with_ratios(rows, [[2.0, 2.0, 2.0, 1.0, 1.0, 1.0], [0.5, 1.0], [20.0], [1.0]])
-    log = run(ScriptedUpdate, rows, 2, clip_ratio_c=10.0).state.log_history[0]
+    log = run(ScriptedUpdate, rows, 2, delta=10.0).state.log_history[0]
     # 10 tokens: three good ones above 1.28, one bad one below 0.8, one bad one above 10.
     assert log["clip_ratio/high_mean"] == pytest.approx(0.3)
     assert log["clip_ratio/low_mean"] == pytest.approx(0.1)
@@ -713,6 +845,143 @@ def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows
     assert log["clip_ratio/region_mean"] == 0.0
 
 
+# ---- Models that feel their padding ----
+
+VOCABULARY = {"vocab_size": 103, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.1, **VOCABULARY}
+TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "n_positions": 128, **VOCABULARY}
+# In force where the columns exceed 20: `ROWS` cut in two have 49 and 25, cut in four 49, 39, 26 and 19.
+LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
+FEELS_PADDING = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**TINY_GPT2)),
+    "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(attn_pdrop=0.0, **TINY_GPT2)),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=128,
+            initializer_range=0.1,
+            **VOCABULARY,
+        )
+    ),
+    "dynamic rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            intermediate_size=64,
+            max_position_embeddings=20,
+            rope_parameters={"rope_type": "dynamic", "factor": 8.0, "rope_theta": 10000.0},
+            **TINY,
+        )
+    ),
+    "longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(
+            intermediate_size=64,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            original_max_position_embeddings=20,
+            rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **LONG_FACTORS},
+            **TINY,
+        )
+    ),
+    "scaled by position": lambda: Ministral3ForCausalLM(
+        Ministral3Config(
+            intermediate_size=64,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "llama_4_scaling_beta": 4.0,
+                "original_max_position_embeddings": 20,
+            },
+            **TINY,
+        )
+    ),
+}
+
+
+class WithOldLogps(ScriptedUpdate):
+    """Takes old log-probabilities when the rollout is made, as TRL does where it lasts for several steps."""
+
+    def _generate_and_score_completions(self, inputs):
+        rollout = super()._generate_and_score_completions(inputs)
+        ids, attention = (
+            torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask")
+        )
+        num_columns = rollout["completion_ids"].size(1)
+        with torch.no_grad():
+            logps, *_ = self._get_per_token_logps_and_entropies(self.model, ids, attention, num_columns, batch_size=8)
+        return {**rollout, "old_per_token_logps": logps}
+
+
+@pytest.mark.parametrize("name", FEELS_PADDING)
+def test_a_model_that_feels_its_padding_keeps_trls_widths_and_is_on_policy(name, caplog):
+    torch.manual_seed(0)
+    settings = {"disable_dropout": True, "epsilon": 1e-3, "epsilon_high": 1e-3}
+    trainer = run(WithOldLogps, ROWS, 4, model=FEELS_PADDING[name](), **settings)
+    log = trainer.state.log_history[0]
+    assert log["clip_ratio/region_mean"] == 0.0
+    rollout = collate(ROWS)
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_ids"].shape == (4, rollout["prompt_ids"].size(1))
+        assert microbatch["completion_ids"].shape == (4, rollout["completion_ids"].size(1))
+    num_tokens = sum(len(row.prompt) + len(row.completion) for row in ROWS)
+    assert log["padding_share"] == pytest.approx(1 - num_tokens / sum(map(padded_tokens, trainer.microbatches)))
+    (message,) = [record.message for record in caplog.records if "padding" in record.message]
+    assert "keep the widths" in message
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny_policy,
+        lambda: OPTForCausalLM(  # absolute positions, counted without padding
+            OPTConfig(
+                hidden_size=32,
+                word_embed_proj_dim=32,
+                ffn_dim=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=128,
+                init_std=0.1,
+                **VOCABULARY,
+            )
+        ),
+        lambda: tiny_policy().bfloat16(),
+    ],
+    ids=["qwen3", "opt", "qwen3 in bfloat16"],
+)
+def test_any_other_model_has_its_padding_trimmed_without_a_word(model, caplog):
+    trainer = run(ScriptedUpdate, ROWS, 4, model=model())
+    assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+    assert "padding" not in caplog.text
+
+
+def test_a_surplus_cannot_be_carried_for_a_model_that_feels_its_padding():
+    settings = {"model": FEELS_PADDING["gpt2"](), "dynamic_sampling_surplus": "carry"}
+    with pytest.raises(ValueError, match=r"'carry'.*padding.*'discard'"):
+        run(ScriptedUpdate, ROWS, 4, **settings)
+
+
+def test_whether_a_model_feels_its_padding_is_found_out_without_a_draw_and_in_the_mode_it_is_in():
+    trainer = ScriptedUpdate(model=FEELS_PADDING["gpt2"]())  # with dropout
+    assert trainer.model.training
+    before = torch.get_rng_state()
+    assert not trainer._trims_padding
+    assert torch.equal(torch.get_rng_state(), before)
+    assert trainer.model.training
+
+
+def test_the_pass_without_gradient_of_an_evaluation_keeps_the_width_of_the_pass_with_loss():
+    trainer = ScriptedUpdate()
+    trainer.model.eval()
+    rollout = collate(make_rows(8, longest=60))
+    _, _, seen = no_grad_logps(trainer, UpdatePhase._get_per_token_logps_and_entropies, rollout)
+    width = rollout["prompt_ids"].size(1) + rollout["completion_ids"].size(1)
+    assert seen == [4 * width] * 2
+
+
 # ---- Checkpoints and evaluation ----
 
 
@@ -760,6 +1029,32 @@ def test_evaluation_is_trls():
     assert {"eval_loss", "eval_entropy", "eval_reward"} <= shared
     for name in shared:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+
+
+class EvaluatesAfterEachMicroBatch(TrainerCallback):
+    def __init__(self):
+        self.logged = []
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        random_state = torch.get_rng_state()
+        self.logged.append(self.trainer.evaluate())
+        torch.set_rng_state(random_state)
+
+
+def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_of_the_steps():
+    evaluates, runs = EvaluatesAfterEachMicroBatch(), []
+    for callbacks in ([], [evaluates]):
+        trainer = evaluates.trainer = ScriptedUpdate(make_rows(32), max_steps=2, max_completion_length=16)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        runs.append([{name: value for name, value in log.items() if name not in TIMED} for log in logs])
+    assert runs[0] == runs[1]
+    assert len(evaluates.logged) == 2 * 3  # between four micro-batches lie three gaps
+    for log in evaluates.logged:
+        # 4 prompts x 2 completions in one batch.
+        assert log["eval_num_loss_tokens"] == 8 * log["eval_completions/mean_length"]
 
 
 def test_the_trainer_has_this_update_phase():

@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The seam: every private name of TRL and transformers that this package leans on, as data.
+"""Every name of TRL's and transformers' trainers that this package leans on, as data.
 
 `tests/test_trl_contract.py` holds each line against the installed releases, so that an upstream change fails there, by
-name, and not in the middle of a training run. The keys of a rollout stand in `batching.ROLLOUT_KEYS`, held by
-`tests/test_update.py`.
+name, and not in the middle of a training run; and it reads the package's syntax for names that are missing here. The
+keys of a rollout stand in `batching.ROLLOUT_KEYS`, held by `tests/test_update.py`.
 """
 
 # Methods of GRPOTrainer that are overridden, and the parameters they are called with.
@@ -21,8 +21,20 @@ OVERRIDES = {
     "training_step": ("self", "model", "inputs", "num_items_in_batch"),
     # returns the batches of one optimizer step, as many as it has micro-batches
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
-    "log": ("self", "logs", "start_time"),
+    # the loop behind `evaluate` and `predict`
+    "evaluation_loop": (
+        "self",
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
+        "metric_key_prefix",
+    ),
+    "get_train_dataloader": ("self",),
+    "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "_save_checkpoint": ("self", "model", "trial"),
+    # called by `_save_checkpoint` on every rank, before `trainer_state.json` is written
+    "_save_rng_state": ("self", "output_dir"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
@@ -36,7 +48,8 @@ CALLS = (
     "get_high_entropy_mask",
     "get_off_policy_mask",
     "_get_output_dir",
-    "_remove_unused_columns",
+    "_set_signature_columns_if_needed",
+    "add_callback",
     "get_cp_size",
     "get_sp_size",
     "get_tp_size",
@@ -66,6 +79,17 @@ GENERATED = (
 
 # Attributes of a constructed trainer that are read or swapped.
 READS = (
+    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
+    "accelerator",
+    "args",
+    "eval_dataset",  # one, or a dictionary of several, or None
+    "is_deepspeed_enabled",
+    "model",
+    "model_wrapped",
+    "rollout_func",
+    "state",
+    "tools",
+    "train_dataset",
     "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
     "_entropy_bonus_enabled",
     "_is_vlm",
@@ -98,8 +122,10 @@ READS = (
     "reward_funcs",
     "reward_processing_classes",
     "reward_weights",  # one a reward function, on the CPU
+    "rollout_func",
     "router_aux_loss_coef",
     "shuffle_dataset",
+    "tools",
     "top_entropy_quantile",
     "use_adaptive_entropy",
     "use_transformers_continuous_batching",
@@ -110,8 +136,21 @@ READS = (
 # Attributes of `vllm_generation` that evaluation sets for its time.
 VLLM_READS = ("temperature", "top_p", "top_k")
 
-# Attributes that exist only with environments.
-ENVIRONMENT_READS = (
+# Attributes that exist only while training, with vLLM, or with environments.
+LATER_READS = (
+    "current_gradient_accumulation_steps",  # micro-batches of the optimizer step; fewer at the end of an epoch
+    "vllm_generation",
+    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
+    "accelerator",
+    "args",
+    "eval_dataset",  # one, or a dictionary of several, or None
+    "is_deepspeed_enabled",
+    "model",
+    "model_wrapped",
+    "rollout_func",
+    "state",
+    "tools",
+    "train_dataset",
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout
 )

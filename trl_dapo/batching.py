@@ -1,9 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer windows cut into micro-batches of equal padded cost, each trimmed to its own longest row.
+"""The rows of an optimizer step cut into micro-batches of equal padded cost, each trimmed to its own longest row.
 
 Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. The padded
-cost of a micro-batch is its number of rows times the sum of its longest prompt and longest completion.
+cost of a micro-batch is its number of rows times the sum of its longest prompt and longest completion. A rollout, or a
+part of one, is the `dict` of tensors that GRPOTrainer makes of it; a micro-batch here is a list of row indices.
 """
 
 import heapq
@@ -33,6 +34,7 @@ ROLLOUT_KEYS = {
     "ref_per_token_logps": ("completion", 0.0),
     "sampling_per_token_logps": ("completion", 0.0),
     "importance_sampling_ratio": ("completion", 1.0),
+    "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),
@@ -64,6 +66,22 @@ def check_keys(rollout: dict) -> None:
             f"The rollout has keys whose padding is unknown: {', '.join(unknown)}. Add them to "
             "`trl_dapo.batching.ROLLOUT_KEYS` with their layout and the value of their padding."
         )
+
+
+def mark_filler(rollout: dict, num_live: int) -> None:
+    """
+    Take the weight, in place, from the rows that only fill a rollout, and mark them `is_filler`.
+
+    Args:
+        rollout (`dict`):
+            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
+        num_live (`int`):
+            Rows that train. Those behind them get no loss token and no advantage.
+    """
+    rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live
+    # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
+    for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
+        rollout[key][num_live:] = 0
 
 
 def is_cut_by_row(rollout: dict) -> bool:
@@ -136,102 +154,102 @@ def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = No
     return len(lengths) * sum(widths(lengths, multiple_of))
 
 
-def _contiguous_slots(lengths, order, cap):
-    """Fewest contiguous slots of `order` that cost at most `cap` each; a row that costs more gets its own."""
-    slots, slot, longest_prompt, longest_completion = [], [], 0, 0
+def _fewest_microbatches(lengths, order, cap):
+    """Fewest contiguous micro-batches of `order` that cost at most `cap` each; a row that costs more gets its own."""
+    microbatches, rows, longest_prompt, longest_completion = [], [], 0, 0
     for row in order:
         prompt, completion = lengths[row]
         longest_prompt, longest_completion = max(longest_prompt, prompt), max(longest_completion, completion)
-        if slot and (len(slot) + 1) * (longest_prompt + longest_completion) > cap:
-            slots.append(slot)
-            slot, longest_prompt, longest_completion = [], prompt, completion
-        slot.append(row)
-    return [*slots, slot]
+        if rows and (len(rows) + 1) * (longest_prompt + longest_completion) > cap:
+            microbatches.append(rows)
+            rows, longest_prompt, longest_completion = [], prompt, completion
+        rows.append(row)
+    return [*microbatches, rows]
 
 
-def _cut_in_order(lengths, order, num_slots):
-    """Contiguous slots of `order`, the costliest as cheap as possible. Returns `(cost, rows)` by falling cost."""
-    low, high = 1, -(-len(order) // num_slots) * sum(widths(lengths))
+def _cut_in_order(lengths, order, num_microbatches):
+    """Contiguous micro-batches of `order`, the costliest as cheap as can be: `(cost, rows)` by falling cost."""
+    low, high = 1, -(-len(order) // num_microbatches) * sum(widths(lengths))
     while low < high:
         cap = (low + high) // 2
-        if len(_contiguous_slots(lengths, order, cap)) <= num_slots:
+        if len(_fewest_microbatches(lengths, order, cap)) <= num_microbatches:
             high = cap
         else:
             low = cap + 1
-    # A slot of one row cannot be split, so it sorts behind all others in the heap.
-    heap = [_heap_entry(lengths, slot) for slot in _contiguous_slots(lengths, order, low)]
+    # A micro-batch of one row cannot be split, so it sorts behind all others in the heap.
+    heap = [_heap_entry(lengths, rows) for rows in _fewest_microbatches(lengths, order, low)]
     heapq.heapify(heap)
-    while len(heap) < num_slots:
-        _, _, slot = heapq.heappop(heap)
-        for half in (slot[: len(slot) // 2], slot[len(slot) // 2 :]):
+    while len(heap) < num_microbatches:
+        _, _, rows = heapq.heappop(heap)
+        for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
             heapq.heappush(heap, _heap_entry(lengths, half))
-    return sorted(((cost, slot) for _, cost, slot in heap), reverse=True)
+    return sorted(((cost, rows) for _, cost, rows in heap), reverse=True)
 
 
-def _heap_entry(lengths, slot):
-    cost = padded_cost([lengths[row] for row in slot])
-    return (-cost if len(slot) > 1 else 0, cost, slot)
+def _heap_entry(lengths, rows):
+    cost = padded_cost([lengths[row] for row in rows])
+    return (-cost if len(rows) > 1 else 0, cost, rows)
 
 
 def cut_equal_cost(
-    lengths: Sequence[tuple[int, int]], num_slots: int, multiple_of: int | None = None
+    lengths: Sequence[tuple[int, int]], num_microbatches: int, multiple_of: int | None = None
 ) -> list[list[int]]:
     """
-    Group rows of like length into slots so that the costliest slot costs as little as possible.
+    Group rows of like length into micro-batches so that the costliest costs as little as possible.
 
-    The rows are sorted by length and cut into contiguous slots under the smallest cap that `num_slots` slots can keep.
-    No slot costs more than the costliest of `num_slots` equal shares padded to the longest prompt and completion of
-    all rows.
+    The rows are sorted by completion length, and by total length, and each order is cut into contiguous micro-batches
+    under the smallest cap that `num_microbatches` of them can keep. Of the two cuts that one is taken whose costliest
+    micro-batch is the cheaper, and of equals the one that costs less in all. No micro-batch costs more than the
+    costliest of `num_microbatches` equal shares padded to the longest prompt and completion of all rows.
 
     Args:
         lengths (`Sequence[tuple[int, int]]`):
             Prompt and completion length of each row, in tokens.
-        num_slots (`int`):
-            Number of slots, none of them empty.
+        num_microbatches (`int`):
+            Number of micro-batches, none of them empty.
         multiple_of (`int`, *optional*):
             Prompt and completion columns are multiples of this.
 
     Returns:
-        `list[list[int]]`: row indices of each slot, the costliest slot first.
+        `list[list[int]]`: row indices of each micro-batch, the costliest first.
 
     Raises:
-        ValueError: If there are fewer rows than slots.
+        ValueError: If there are fewer rows than micro-batches.
 
     Example:
 
     ```python
-    >>> cut_equal_cost([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_slots=2)
+    >>> cut_equal_cost([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_microbatches=2)
     [[4, 2, 3, 1], [0]]
     ```
     """
-    if len(lengths) < num_slots:
-        raise ValueError(f"{len(lengths)} rows cannot fill {num_slots} micro-batches.")
+    if len(lengths) < num_microbatches:
+        raise ValueError(f"{len(lengths)} rows cannot fill {num_microbatches} micro-batches.")
     rounded = [widths([row], multiple_of) for row in lengths]
-    # Long prompts and long completions need not be the same rows: try both orders, keep the cheaper.
     by_completion = sorted(range(len(rounded)), key=lambda row: (-rounded[row][1], -rounded[row][0]))
     by_total = sorted(range(len(rounded)), key=lambda row: (-sum(rounded[row]), -rounded[row][1]))
-    cuts = [_cut_in_order(rounded, order, num_slots) for order in (by_completion, by_total)]
-    cheapest = min(cuts, key=lambda slots: sum(cost for cost, _ in slots))
-    return [slot for _, slot in cheapest]
+    cuts = [_cut_in_order(rounded, order, num_microbatches) for order in (by_completion, by_total)]
+    best = min(cuts, key=lambda cut: (cut[0][0], sum(cost for cost, _ in cut)))
+    return [rows for _, rows in best]
 
 
-def deal(slots: Sequence[list[int]], num_ranks: int) -> list[list[list[int]]]:
+def assign_to_ranks(microbatches: Sequence[list[int]], num_ranks: int) -> list[list[list[int]]]:
     """
-    Deal slots to ranks so that at each micro-batch every rank holds one of about the same cost.
+    Assign micro-batches to ranks so that at each micro-step every rank has one of about the same cost.
 
     Args:
-        slots (`Sequence[list[int]]`):
-            Slots by falling cost, as from [`cut_equal_cost`]; a multiple of `num_ranks`.
+        microbatches (`Sequence[list[int]]`):
+            Row indices of each micro-batch, by falling cost, as from [`cut_equal_cost`]; a multiple of `num_ranks`.
         num_ranks (`int`):
             Number of ranks.
 
     Returns:
-        `list[list[list[int]]]`: for each rank, for each micro-batch, its row indices.
+        `list[list[list[int]]]`: for each rank, for each micro-step, the row indices of its micro-batch.
     """
-    rounds = [slots[start : start + num_ranks] for start in range(0, len(slots), num_ranks)]
-    # The first of a round is the costliest: turn every other round, so that no rank always gets it.
-    rounds = [slots if turn % 2 == 0 else slots[::-1] for turn, slots in enumerate(rounds)]
-    return [[slots[rank] for slots in rounds] for rank in range(num_ranks)]
+    steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
+    # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
+    steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
+    return [[step[rank] for step in steps] for rank in range(num_ranks)]
 
 
 def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
@@ -310,7 +328,7 @@ def _unknown_logps(part):
     return torch.full(part["completion_ids"].shape, torch.nan, device=part["completion_ids"].device)
 
 
-def take_rows(batch: dict, rows: torch.Tensor) -> dict:
+def index_rows(batch: dict, rows: torch.Tensor) -> dict:
     """
     Some rows of a batch that is cut by row.
 
@@ -341,7 +359,7 @@ def schema(batch: dict) -> int:
     return zlib.crc32(repr(sorted(facts)).encode())
 
 
-def pack_rows(batch: dict) -> torch.Tensor:
+def rows_to_bytes(batch: dict) -> torch.Tensor:
     """
     Lay each row's tensors end to end as bytes, so that rows travel between ranks in one collective.
 
@@ -356,9 +374,9 @@ def pack_rows(batch: dict) -> torch.Tensor:
     return torch.cat(columns, dim=1)
 
 
-def unpack_rows(packed: torch.Tensor, like: dict) -> dict:
+def rows_from_bytes(packed: torch.Tensor, like: dict) -> dict:
     """
-    Undo [`pack_rows`].
+    Undo [`rows_to_bytes`].
 
     Args:
         packed (`torch.Tensor` of `torch.uint8`):
@@ -374,5 +392,7 @@ def unpack_rows(packed: torch.Tensor, like: dict) -> dict:
     rows = {}
     for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
         shape = (len(packed), *like[key].shape[1:])
-        rows[key] = packed[:, start:end].contiguous().view(like[key].dtype).view(shape)
+        # A copy even where one row makes the slice contiguous already: it would start at any byte of the line.
+        column = packed[:, start:end].clone(memory_format=torch.contiguous_format)
+        rows[key] = column.view(like[key].dtype).view(shape)
     return {key: rows[key] for key in like}

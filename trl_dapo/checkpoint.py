@@ -5,11 +5,13 @@
 import json
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
+
+from .sampling.report import describe_misfit
 
 
 logger = logging.get_logger(__name__)
@@ -17,47 +19,56 @@ logger = logging.get_logger(__name__)
 STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 
 
-class State(NamedTuple):
+def save_state(trainer, folder: Path):
+    """Writes what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    sampler, rank = trainer._sampler, trainer.accelerator.process_index
+    local = {
+        "update": trainer.update_state_dict(),
+        "metrics": dict(trainer._metrics["train"]),
+        "carried": None if sampler is None else sampler.carried_state_dict(),
+        "num_processes": trainer.accelerator.num_processes,
+    }
+    torch.save(local, folder / _rank_name(rank))
+    if trainer.args.should_save:
+        shared = {} if sampler is None else sampler.state_dict()
+        (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+        if sampler is not None and sampler.memory is not None:
+            sampler.memory.save(folder / MEMORY_NAME)
+
+
+def load_state(trainer, folder: Path):
     """
-    What one rank reads of a checkpoint.
-
-    Args:
-        shared (`dict`):
-            What all ranks share, JSON-able.
-        local (`dict`):
-            What is this rank's own, loadable with `weights_only=True`.
+    Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
+    behind on all. What was written with other settings is left behind as far as it does not fit, with one warning.
     """
+    sampler = trainer._sampler
+    state, problem = _read_state(folder, trainer.accelerator.process_index)
+    if problems := [found for found in gather_object([problem]) if found]:
+        logger.warning(
+            f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
+            "prompts start a fresh pass."
+        )
+        return
+    shared, local = state
+    update, differs = local["update"], {}
+    if sampler is not None and shared:
+        differs = sampler.load_state_dict(shared, local["carried"])
+        if sampler.memory is not None and shared["memory"] is not None:
+            sampler.memory.load(folder / MEMORY_NAME)
+    if local["num_processes"] != trainer.accelerator.num_processes:
+        differs["num_processes"] = local["num_processes"], trainer.accelerator.num_processes
+    if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
+        differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
+    if differs:
+        has_rows = update["rollout"] is not None or local["carried"] is not None
+        logger.warning(describe_misfit(str(folder), differs, has_rows))
+        return
+    trainer.load_update_state_dict(update)
+    trainer._metrics["train"].update(local["metrics"])
 
-    shared: dict[str, Any]
-    local: dict[str, Any]
 
-
-def write_state(folder: Path, rank: int, state: State, is_writer: bool):
-    """
-    Writes what one rank has to say.
-
-    Args:
-        folder (`Path`):
-            The checkpoint.
-        rank (`int`):
-            The rank.
-        state ([`State`]):
-            Its state.
-        is_writer (`bool`):
-            Whether it writes what all ranks share, too.
-    """
-    torch.save(state.local, folder / _rank_name(rank))
-    if is_writer:
-        (folder / STATE_NAME).write_text(json.dumps(state.shared, indent=2) + "\n")
-
-
-def read_state(folder: Path, rank: int) -> tuple[State | None, str | None]:
-    """
-    Reads what [`write_state`] wrote.
-
-    Returns:
-        `tuple`: the state, or `None` and why there is none: one sentence.
-    """
+def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str | None]:
+    """What all ranks share and what is this rank's, or `None` and why there is none: one sentence."""
     if not (folder / STATE_NAME).exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
     path = folder / _rank_name(rank)
@@ -65,7 +76,7 @@ def read_state(folder: Path, rank: int) -> tuple[State | None, str | None]:
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
         shared = json.loads((folder / STATE_NAME).read_text())
-        return State(shared, torch.load(path, map_location="cpu", weights_only=True)), None
+        return (shared, torch.load(path, map_location="cpu", weights_only=True)), None
     except (ValueError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .loss import LOSS_MEANS
 from .rewards import scale_reward
 
 
@@ -23,7 +24,8 @@ class DAPOConfig(GRPOConfig):
 
     Every field of [`~trl.GRPOConfig`] keeps its meaning. Four get the defaults of the
     [DAPO paper](https://huggingface.co/papers/2503.14476): `epsilon=0.2`, `epsilon_high=0.28` (Clip-Higher),
-    `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean).
+    `beta=0.0` (no KL term) and `loss_type="dapo"` (token mean). With vLLM, log-probabilities are corrected token by
+    token: `vllm_importance_sampling_mode="token_truncate"` and `vllm_importance_sampling_clip_max=2.0`.
 
     Parameters:
         > Batch sizes in prompts
@@ -45,10 +47,17 @@ class DAPOConfig(GRPOConfig):
         epsilon_high (`float`, *optional*, defaults to `0.28`):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
             become likely and the entropy does not collapse.
-        clip_ratio_c (`float`, *optional*):
-            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this.
-            Above 1. verl, SkyRL and NeMo RL use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
-            Not the same as TRL's `delta`, which clamps the ratio for either sign of the advantage.
+        delta (`float`, *optional*):
+            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this. At
+            least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
+            their DAPO recipes; `None` turns it off, as in the paper.
+
+        vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
+            As in [`~trl.GRPOConfig`], where it defaults to `"sequence_mask"`: the ratio of a whole completion strays
+            from 1 with its length, and its mean weight falls to 0.38 at 8k tokens and 0.15 at 20k, where vLLM's
+            log-probabilities differ by 0.02 a token. Token by token it stays near 1.
+        vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
+            Upper bound of a token's ratio; 3.0 in [`~trl.GRPOConfig`].
 
         > Dynamic sampling
 
@@ -100,16 +109,16 @@ class DAPOConfig(GRPOConfig):
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):
-            Whether completions cut off by `max_completion_length` are left out of the loss. TRL calls this
-            `mask_truncated_completions`; either name sets both, and they must agree.
+            Whether completions cut off by `max_completion_length` are left out of the loss: another name for TRL's
+            `mask_truncated_completions`, which holds the value.
 
         > Reward scaling
 
-        reward_scaling_source_min, reward_scaling_source_max (`float`, *optional*):
-            Range that every deciding reward is clamped to in training, for instance 0.0 and 1.0.
-        reward_scaling_target_min, reward_scaling_target_max (`float`, *optional*):
-            Range that it is then mapped to linearly, for instance -1.0 and 1.0. Set all four or none. The accuracy
-            threshold applies to the scaled reward. Evaluation keeps the rewards as they are.
+        reward_scaling (`list[float]`, *optional*):
+            Source minimum, source maximum, target minimum, target maximum, for instance `[0.0, 1.0, -1.0, 1.0]`: the
+            task's rewards are clamped to the source range and mapped linearly to the target range. The accuracy
+            threshold applies to the scaled reward. Evaluation judges by the scaled reward too, and logs the rewards as
+            they are.
 
         > Evaluation during training
 
@@ -159,12 +168,16 @@ class DAPOConfig(GRPOConfig):
             "help": "`dapo`: every token of an optimizer step weighs the same. Any other value is left to GRPOTrainer."
         },
     )
-    clip_ratio_c: float | None = field(
-        default=None,
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
         metadata={
-            "help": "Dual clip: for negative advantages a token's loss grows no further past this ratio (above 1). "
-            "verl, SkyRL and NeMo RL use 10.0. None turns it off."
+            "help": "How the ratio between the model's and vLLM's log-probabilities is bounded: `token_truncate`, "
+            "`token_mask`, `sequence_truncate` or `sequence_mask`. The ratio of a whole long completion strays far "
+            "from 1."
         },
+    )
+    vllm_importance_sampling_clip_max: float | None = field(
+        default=2.0, metadata={"help": "Upper bound of the ratio between the model's and vLLM's probabilities."}
     )
     use_dynamic_sampling: bool = field(
         default=True,
@@ -242,17 +255,12 @@ class DAPOConfig(GRPOConfig):
         metadata={"help": "Leave cut-off completions out of the loss. TRL's `mask_truncated_completions`."},
     )
 
-    reward_scaling_source_min: float | None = field(
-        default=None, metadata={"help": "Deciding rewards are clamped from below to this before they are scaled."}
-    )
-    reward_scaling_source_max: float | None = field(
-        default=None, metadata={"help": "Deciding rewards are clamped from above to this before they are scaled."}
-    )
-    reward_scaling_target_min: float | None = field(
-        default=None, metadata={"help": "What `reward_scaling_source_min` becomes."}
-    )
-    reward_scaling_target_max: float | None = field(
-        default=None, metadata={"help": "What `reward_scaling_source_max` becomes."}
+    reward_scaling: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Source minimum and maximum that the task's rewards are clamped to, target minimum and maximum "
+            "that they are mapped to."
+        },
     )
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Temperature of evaluation. Default: `temperature`."}
@@ -268,15 +276,18 @@ class DAPOConfig(GRPOConfig):
                 f"`num_generations` must be at least 2, got {self.num_generations}: a group of one completion has no "
                 "spread of rewards to learn from."
             )
-        self._check_clip()
         self._check_dynamic_sampling()
         self._check_overlong()
         self._check_reward_scaling()
         self._check_evaluation()
+        # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
+        num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
-            # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
-            num_processes = int(os.environ.get("WORLD_SIZE", "1"))
             self._size_batches(num_processes)
+        elif self.steps_per_generation is not None:
+            worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
+            if self.generation_batch_size == worked_out:  # a config made from another's fields states both
+                self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         super().__post_init__()
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
@@ -350,17 +361,6 @@ class DAPOConfig(GRPOConfig):
             f"{_count(step, 'prompt')}"
         )
 
-    def _check_clip(self):
-        if self.clip_ratio_c is None:
-            return
-        if self.clip_ratio_c <= 1:
-            raise ValueError(f"`clip_ratio_c` must be above 1, got {self.clip_ratio_c}. Use `None` to turn it off.")
-        if self.loss_type != "dapo":
-            raise ValueError(
-                f"`clip_ratio_c={self.clip_ratio_c}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
-                "losses have no dual clip. Set `clip_ratio_c=None`."
-            )
-
     def _check_dynamic_sampling(self):
         for name, choices in (
             ("dynamic_sampling_on_exhausted", ON_EXHAUSTED),
@@ -394,6 +394,7 @@ class DAPOConfig(GRPOConfig):
 
         if self.use_dynamic_sampling:
             self._check_refill()
+            self._check_filler()
 
     def _check_refill(self):
         mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus
@@ -433,6 +434,17 @@ class DAPOConfig(GRPOConfig):
                 f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
             )
 
+    def _check_filler(self):
+        """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
+        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and self.dynamic_sampling_max_rounds > 0
+        if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
+            raise ValueError(
+                f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
+                "rollout which fell short would weigh in it. Use one of these, or "
+                "`dynamic_sampling_mode='filter'` with `dynamic_sampling_on_exhausted='error'`, or "
+                "`use_dynamic_sampling=False`."
+            )
+
     def _check_round_size(self):
         """Where transformers runs a round as one batch, a larger round would not fit: `super()` knows the batch."""
         if self.use_vllm or self.use_transformers_continuous_batching or not self.use_dynamic_sampling:
@@ -450,23 +462,15 @@ class DAPOConfig(GRPOConfig):
                     f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
                 )
 
-    @property
-    def reward_scaling(self) -> dict[str, float] | None:
-        """The four bounds of the reward scaling, or `None` where it is off."""
-        names = ("source_min", "source_max", "target_min", "target_max")
-        bounds = {name: getattr(self, f"reward_scaling_{name}") for name in names}
-        return None if None in bounds.values() else bounds
-
     def _check_reward_scaling(self):
-        names = [f"reward_scaling_{end}_{side}" for end in ("source", "target") for side in ("min", "max")]
-        missing = [name for name in names if getattr(self, name) is None]
-        if missing and len(missing) < len(names):
+        if self.reward_scaling is None:
+            return
+        if len(self.reward_scaling) != 4:
             raise ValueError(
-                f"Reward scaling needs all four of its bounds, but {', '.join(f'`{name}`' for name in missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not set."
+                "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target "
+                f"maximum; got {self.reward_scaling}."
             )
-        if self.reward_scaling is not None:
-            scale_reward([], **self.reward_scaling)  # refuses empty and infinite ranges
+        scale_reward([], *self.reward_scaling)  # refuses empty and infinite ranges
 
     def _check_evaluation(self):
         if self.eval_temperature is not None and self.eval_temperature <= 0:
@@ -502,16 +506,14 @@ class DAPOConfig(GRPOConfig):
                 f"`overlong_penalty_factor={self.overlong_penalty_factor}` has no effect without "
                 "`overlong_buffer_length`. Set the buffer (the paper: a fifth of `max_completion_length`)."
             )
-        if self.overlong_filtering is None:
-            self.overlong_filtering = self.mask_truncated_completions
-        elif self.overlong_filtering != self.mask_truncated_completions:
-            # TRL's default is False, so True here can only be the user's.
-            if self.mask_truncated_completions:
-                raise ValueError(
-                    "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of "
-                    "one setting. Set only one of them."
-                )
-            self.mask_truncated_completions = True
+        if self.overlong_filtering is False and self.mask_truncated_completions:
+            raise ValueError(
+                "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of one "
+                "setting. Set only one of them."
+            )
+        # One field holds the setting, so that a config made from this one's fields can change it by either name.
+        self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
+        self.overlong_filtering = None
 
 
 def _nearest_multiples(value: int, unit: int) -> str:

@@ -8,18 +8,23 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import pyarrow.parquet as pq
 
+from .rewards.dapo_math import content_text, gold_text, last_boxed, loggable, without_delimiters
+
 
 logger = logging.getLogger(__name__)
 
 DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
+_PARQUET_BATCH = 1_000  # rows
+_LONGEST_ANSWER = 300  # characters; what the paper's rule reads of a completion
 
 _ANSWER_LINE_PROMPT = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -58,14 +63,29 @@ class _Schema(NamedTuple):
     answer: str
 
 
-# Tried in this order: open-r1's files also have `reward_model`, MATH's also a worked `solution` beside the `answer`.
+# The first whose columns a file has. Where a worked `solution` stands beside the answer, the answer is the gold one;
+# where it stands alone, its last box is.
 _SCHEMAS = (
     _Schema("verl", "prompt", "reward_model"),
-    _Schema("open-r1", "prompt", "solution"),
     _Schema("slime", "prompt", "label"),
+    _Schema("open-r1", "prompt", "answer"),
+    _Schema("open-r1 processed", "prompt", "solution"),
+    _Schema("ground truth", "question", "ground_truth"),
     _Schema("GSM8K", "question", "answer"),
     _Schema("MATH", "problem", "answer"),
+    _Schema("worked MATH", "problem", "solution"),
+    _Schema("AIME", "Problem", "Answer"),
 )
+_EXPECTED_ANSWERS = {
+    "verl": "a struct with a `ground_truth`",
+    "GSM8K": "a text that ends in `#### N`",
+    "worked MATH": "a worked solution with its answer in `\\boxed{}`",
+}
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+# What math-verify reads of a gold answer only if it stands between dollars; a comma may separate thousands.
+_FORMULA = re.compile(r"[\\^_(\[{]")
+_LIST = re.compile(r"(?!.*[A-Za-z]{2})(?!-?\d{1,3}(?:,\d{3})+(?:\.\d+)?$).*,", re.DOTALL)
 
 
 def load_math_dataset(
@@ -79,11 +99,13 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
-    Knows the columns of verl (`prompt` messages, `reward_model.ground_truth`), slime (`prompt`, `label`), open-r1's
-    processed files (`prompt`, `solution`), GSM8K (`question`, `answer` ending in `#### N`) and MATH (`problem`,
-    `answer`). Of rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30);
-    a problem with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the
-    wrapper and whitespace around them. How many of each is logged, and kept in `dataset.info.description`.
+    Knows the columns of verl (`prompt` messages, `reward_model.ground_truth`), slime (`prompt`, `label`), open-r1
+    (`prompt` with `answer`, else `solution`), GSM8K (`question`, `answer` ending in `#### N`), MATH (`problem` with
+    `answer`, else a worked `solution` with a box), AIME (`Problem`, `Answer`) and `question` with `ground_truth`. Of
+    rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem
+    with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper
+    and whitespace around them; two answers are, but for `$` or `\boxed{}` around them and the `.0` of a float. How
+    many of each is logged, and kept in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
@@ -94,7 +116,8 @@ def load_math_dataset(
         offset (`int`, *optional*, defaults to `0`):
             Number of problems to skip, counted after duplicates and conflicts are gone.
         limit (`int`, *optional*):
-            Number of problems to take at most. Defaults to all.
+            Number of problems to take at most; no row behind the last of them is read, so that duplicates and
+            conflicts are those of the rows before it. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
             `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does and
             [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers. Both
@@ -107,7 +130,7 @@ def load_math_dataset(
         [`~datasets.Dataset`] with the columns:
 
         - `prompt` (`list[dict]`): the prompt as messages; one user message, unless `"as_is"` kept more.
-        - `solution` (`str`): the gold answer.
+        - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
         - `source` (`str`): the row's `data_source` or `source`, else the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
 
@@ -137,9 +160,10 @@ def load_math_dataset(
     conflicting: set[str] = set()
     num_rows = 0
     schema = None
-    for row in rows:
+    has_stopped = False
+    for place, row in rows:
         schema = schema or _recognise(label, row)
-        messages, solution = _read_row(label, num_rows, row, schema)
+        messages, solution = _read_row(label, place, row, schema)
         num_rows += 1
         problem = _unwrapped(messages[-1]["content"])
         key = _stable_id(problem)
@@ -148,7 +172,7 @@ def load_math_dataset(
             {
                 "prompt": messages if prompt_style == "as_is" else _wrapped(label, messages, problem, prompt_style),
                 "solution": solution,
-                "source": str(row.get("data_source") or row.get("source") or default_source),
+                "source": loggable(str(row.get("data_source") or row.get("source") or default_source)),
                 "id": key,
                 "num_rows": 0,
             },
@@ -156,6 +180,9 @@ def load_math_dataset(
         known["num_rows"] += 1
         if known["solution"] != solution:
             conflicting.add(key)
+        has_stopped = limit is not None and len(problems) - len(conflicting) >= offset + limit
+        if has_stopped:
+            break
     if not num_rows:
         raise ValueError(f"{label} is empty: expected rows with {_expected_columns()}.")
 
@@ -163,13 +190,19 @@ def load_math_dataset(
     kept = [problem for key, problem in problems.items() if key not in conflicting]
     num_duplicates = num_rows - num_conflicting_rows - len(kept)
     report = (
-        f"{label}: {len(kept):,} problems from {num_rows:,} rows; removed {num_duplicates:,} duplicates and "
-        f"{len(conflicting):,} problems with conflicting answers ({num_conflicting_rows:,} rows)."
+        f"{label}: {len(kept):,} problems from {'the first ' if has_stopped else ''}{num_rows:,} rows; removed "
+        f"{num_duplicates:,} duplicates and {len(conflicting):,} problems with conflicting answers "
+        f"({num_conflicting_rows:,} rows)."
     )
     logger.log(logging.WARNING if len(kept) < num_rows else logging.INFO, report)
     if offset >= len(kept):
         raise ValueError(f"`offset` {offset} is beyond the end of {label}, which has {len(kept)} problems.")
     chosen = kept[offset : None if limit is None else offset + limit]
+    if too_long := [problem["solution"] for problem in chosen if len(problem["solution"]) > _LONGEST_ANSWER]:
+        logger.warning(
+            f"{label}: {len(too_long):,} of the {len(chosen):,} gold answers are longer than {_LONGEST_ANSWER} "
+            f"characters, such as {too_long[0]!r:.80}: worked solutions, which no completion will equal?"
+        )
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
     return datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
 
@@ -197,8 +230,8 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
         )
 
 
-def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, Iterator[dict[str, Any]]]:
-    """What the rows come from, in words; the source to give rows without one; and the rows."""
+def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
+    """What the rows come from, in words; the source to give rows without one; and the rows, each with its place."""
     path = Path(path_or_hub_id).expanduser()
     if path.suffix not in FILE_SUFFIXES:
         if path.exists():
@@ -215,30 +248,55 @@ def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, 
     raise FileNotFoundError(f"There is no {looked}{hint}.")
 
 
-def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[dict[str, Any]]:
+def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         dataset = datasets.load_dataset(hub_id, name, split=split)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"`{hub_id}` is no local {', '.join(FILE_SUFFIXES)} file, and no hub dataset that can be reached: {error}"
         ) from error
-    return iter(dataset)
+    return _numbered(dataset)
 
 
-def _file_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         if path.suffix == ".parquet":
-            for batch in pq.ParquetFile(path).iter_batches():
-                yield from batch.to_pylist()
+            with pq.ParquetFile(path) as file:
+                yield from _numbered(row for batch in file.iter_batches(_PARQUET_BATCH) for row in batch.to_pylist())
             return
-        with open(path, encoding="utf-8") as file:
-            rows = json.load(file) if path.suffix == ".json" else (json.loads(line) for line in file if line.strip())
-            for row in rows:
-                if not isinstance(row, dict):
-                    raise ValueError(f"a row is {row!r:.80}, not an object")
-                yield row
-    except ValueError as error:  # also of json, unicode and pyarrow
+        for place, row in _json_lines(path) if path.suffix == ".jsonl" else _numbered(_json_rows(path)):
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: a row is {row!r:.80}, not an object")
+            yield place, row
+    except (ValueError, OSError) as error:  # a ValueError also of json, unicode and pyarrow
+        if getattr(error, "errno", None) is not None:  # the system's; pyarrow's for a damaged file has none
+            raise
         raise ValueError(f"`{path}` cannot be read as {path.suffix[1:]}: {error}") from error
+
+
+def _numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"row {i}", row) for i, row in enumerate(rows))
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with open(path, "rb") as file:  # json finds out the encoding, and passes over a byte order mark
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"line {number}: {error}") from error
+                yield f"line {number}", row
+
+
+def _json_rows(path: Path) -> list[Any]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{error} (a file with one object a line has the suffix .jsonl)") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"it holds {rows!r:.80}, not a list of objects")
+    return rows
 
 
 def _expected_columns() -> str:
@@ -253,47 +311,82 @@ def _recognise(label: str, row: dict[str, Any]) -> _Schema:
     raise ValueError(f"{label} has none of the known schemas: found columns {found}; expected {_expected_columns()}.")
 
 
-def _read_row(label: str, index: int, row: dict[str, Any], schema: _Schema) -> tuple[list[dict[str, str]], str]:
+def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> tuple[list[dict[str, str]], str]:
     """Prompt as messages, and gold answer, of one row."""
 
     def wrong(column: str, expected: str) -> ValueError:
         found = f"`{column}` is {row.get(column)!r:.80}"
-        return ValueError(f"{label}, row {index} ({schema.name} schema): {found}, expected {expected}.")
+        return ValueError(f"{label}, {place} ({schema.name} schema): {found}, expected {expected}.")
 
     prompt = row.get(schema.problem)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not _is_conversation(messages):
-        raise wrong(schema.problem, "text, or messages of which the last is the user's")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _plain_messages(prompt)
+    if not messages or messages[-1].get("role") != "user":
+        raise wrong(schema.problem, "text, or messages of text of which the last is the user's")
     if not messages[-1]["content"].strip():
         raise wrong(schema.problem, "a problem")
-
-    answer = row.get(schema.answer)
-    if schema.name == "verl":
-        answer = answer.get("ground_truth") if isinstance(answer, dict) else None
-    elif schema.name == "GSM8K":
-        _, marker, answer = answer.rpartition("####") if isinstance(answer, str) else ("", "", None)
-        answer = answer.replace(",", "") if marker else None
-    answer = _answer_text(answer)
-    if not answer:
-        expected = {"verl": "a struct with a `ground_truth`", "GSM8K": "a text that ends in `#### N`"}
-        raise wrong(schema.answer, expected.get(schema.name, "an answer"))
+    answer = _gold(row.get(schema.answer), schema)
+    if not answer.strip("$"):
+        raise wrong(schema.answer, _EXPECTED_ANSWERS.get(schema.name, "an answer"))
+    for column, texts in ((schema.problem, [message["content"] for message in messages]), (schema.answer, [answer])):
+        if any(loggable(text) != text for text in texts):
+            raise wrong(column, "text without lone surrogates, which no file can hold")
     return messages, answer
 
 
-def _answer_text(answer: Any) -> str:
-    """A gold answer as text, empty if there is none; whole numbers without the `.0` that a detour by floats adds."""
-    if isinstance(answer, float):
-        answer = int(answer) if answer.is_integer() else answer if math.isfinite(answer) else ""
-    return str(answer).strip() if isinstance(answer, (str, int, float)) else ""
+def _plain_messages(messages: Any) -> list[dict[str, Any]] | None:
+    """Messages with text for content, which may come in parts; `None` if they are none, or hold more than text."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    plain = []
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [content]
+        if not all(isinstance(part.get("text") if isinstance(part, dict) else part, str) for part in parts):
+            return None
+        plain.append({**message, "content": content_text(content)})
+    return plain
 
 
-def _is_conversation(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in messages)
-        and messages[-1].get("role") == "user"
-    )
+def _gold(answer: Any, schema: _Schema) -> str:
+    """The gold answer in one notation, empty if there is none."""
+    if schema.name == "verl":
+        answer = answer.get("ground_truth") if isinstance(answer, dict) else None
+    if isinstance(answer, str):
+        _, marker, final = answer.rpartition("####")
+        if marker:
+            answer = final.replace(",", "")
+        elif schema.name == "GSM8K":
+            return ""
+        elif schema.answer == "solution":
+            answer = _last_box(answer) or ("" if schema.name == "worked MATH" else answer)
+    elif schema.name in ("GSM8K", "worked MATH"):
+        return ""
+    try:
+        text = (gold_text(answer) or "").strip()
+    except TypeError:
+        return ""
+    if isinstance(answer, float) and math.isinf(answer):
+        return ""
+    # Full-width and other digits become those that a model writes; the typographic minus is no sign to either reward.
+    text = "".join("-" if c == "\N{MINUS SIGN}" else str(unicodedata.decimal(c, c)) for c in text)
+    while (peeled := _peeled(text)) != text:
+        text = peeled
+    return f"${text}$" if "$" not in text and (_FORMULA.search(text) or _LIST.match(text)) else text
+
+
+def _peeled(answer: str) -> str:
+    answer = without_delimiters(answer)
+    content = last_boxed(answer)
+    return content.strip() if content is not None and answer == f"\\boxed{{{content}}}" else answer
+
+
+def _last_box(solution: str) -> str | None:
+    r"""What the last `\boxed{}` or `\fbox{}` of a worked solution holds; some of MATH's have `\boxed 2$`."""
+    boxes = list(_BOX.finditer(solution))
+    if not boxes:
+        return None
+    rest = solution[boxes[-1].end() :]
+    return last_boxed("\\boxed" + rest) if rest.startswith("{") else rest.partition("$")[0].strip()
 
 
 def _unwrapped(prompt: str) -> str:
@@ -317,4 +410,4 @@ def _wrapped(label: str, messages: list[dict[str, str]], problem: str, prompt_st
 
 
 def _stable_id(problem: str) -> str:
-    return hashlib.sha256(problem.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(problem.encode()).hexdigest()[:16]

@@ -30,6 +30,7 @@ def eval_sampling(trainer) -> Iterator[None]:
             yield
         finally:
             trainer.generation_config, trainer.generation_kwargs = usual
+            trainer.model.eval()  # TRL's continuous batching leaves it in training mode
 
 
 @contextmanager

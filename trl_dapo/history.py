@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves for whoever reads it: a log that grows with it."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -16,8 +17,9 @@ class LogHistoryCallback(TrainerCallback):
     """
     Appends every entry of the log to `log_history.jsonl` in the run's output folder, one JSON object a line.
 
-    A run that starts begins the file anew. A run that resumes keeps the entries of its checkpoint: steps beyond it are
-    about to be taken again.
+    A run that starts begins a file of its own; what an earlier one wrote there is kept as `log_history-1.jsonl`,
+    `log_history-2.jsonl` and so on. A run that resumes keeps the entries of its checkpoint: steps beyond it are about
+    to be taken again.
     """
 
     def __init__(self):
@@ -28,6 +30,8 @@ class LogHistoryCallback(TrainerCallback):
             return
         self._path = Path(args.output_dir) / LOG_HISTORY_NAME
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not state.log_history and self._path.exists():
+            _keep(self._path)
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
         os.replace(temporary, self._path)
@@ -38,6 +42,13 @@ class LogHistoryCallback(TrainerCallback):
         # Opened for each line, so that nothing waits in a buffer when the run is killed.
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(state.log_history[-1], state))
+
+
+def _keep(path: Path):
+    """Moves the log of an earlier run out of the way."""
+    numbers = itertools.count(1)
+    free = next(kept for n in numbers if not (kept := path.with_name(f"{path.stem}-{n}{path.suffix}")).exists())
+    path.rename(free)
 
 
 def _line(entry: dict, state) -> str:

@@ -162,6 +162,8 @@ def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tu
             f"`eval_strategy={training_args.eval_strategy.value!r}` needs `eval_dataset_name`. Name one, or set "
             "`eval_strategy: 'no'`."
         )
+    if launch_args.eval_dataset_name is None and training_args.eval_on_start:
+        raise ValueError("`eval_on_start=True` needs `eval_dataset_name`. Name one, or set `eval_on_start: false`.")
     # One process reads and caches, the others read the cache.
     with PartialState().local_main_process_first():
         train_dataset, eval_dataset = (_load_dataset(launch_args, prefix) for prefix in ("", "eval_"))

@@ -14,6 +14,19 @@ import torch
 MAX_LOG_RATIO = 20.0
 
 
+# What each of TRL's losses is a mean over: the rows of a micro-batch, its tokens, or the tokens of a rollout.
+LOSS_MEANS = {
+    "grpo": "rows",
+    "sapo": "rows",
+    "dr_grpo": "rows",
+    "luspo": "rows",
+    "bnpo": "tokens",
+    "cispo": "tokens of the rollout",
+    "vespo": "tokens of the rollout",
+    "dapo": "tokens of the rollout",
+}
+
+
 def fill_old_logps(old_logps: torch.Tensor | None, logps: torch.Tensor) -> torch.Tensor:
     """
     Log-probabilities under the policy that sampled the tokens.
@@ -64,14 +77,14 @@ def clipped_loss(
     epsilon_low: float,
     epsilon_high: float,
     delta: float | None = None,
-    clip_ratio_c: float | None = None,
 ) -> torch.Tensor:
     r"""
     Loss per token of the clipped surrogate: minus the minimum in equations 8 and 10, with an optional dual clip.
 
-    \\( -\min(r A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A) \\). With `clip_ratio_c` the surrogate
-    of a negative advantage is bounded below by \\( c A \\)
-    ([arXiv 1912.09729](https://huggingface.co/papers/1912.09729)), so that one unlucky token cannot dominate a step.
+    \\( -\min(\min(r, \delta) A, \mathrm{clip}(r, 1 - \epsilon_{low}, 1 + \epsilon_{high}) A) \\). A `delta` of at
+    least `1 + epsilon_high` bounds the surrogate of a negative advantage below by \\( \delta A \\), so that one token
+    cannot dominate a step, and leaves a positive one alone: the dual clip of
+    [arXiv 1912.09729](https://huggingface.co/papers/1912.09729), `clip_ratio_c` in verl and SkyRL.
 
     Args:
         ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`):
@@ -83,9 +96,8 @@ def clipped_loss(
         epsilon_high (`float`):
             Upper clip.
         delta (`float`, *optional*):
-            TRL's upper bound on the unclipped ratio, for either sign of the advantage.
-        clip_ratio_c (`float`, *optional*):
-            Dual clip, above 1.
+            Upper bound of the unclipped ratio, for either sign of the advantage, as in TRL. Below `1 + epsilon_high`
+            it lowers the upper clip too; a negative advantage then counts up to `1 + epsilon_high`.
 
     Returns:
         `torch.Tensor` of shape `(B, T)` or `(B, 1)`.
@@ -94,17 +106,14 @@ def clipped_loss(
 
     ```python
     >>> ratio, advantages = torch.tensor([[1.5, 1.5, 20.0]]), torch.tensor([[1.0, -1.0, -1.0]])
-    >>> clipped_loss(ratio, advantages, epsilon_low=0.2, epsilon_high=0.28, clip_ratio_c=10.0)
+    >>> clipped_loss(ratio, advantages, epsilon_low=0.2, epsilon_high=0.28, delta=10.0)
     tensor([[-1.2800,  1.5000, 10.0000]])
     ```
     """
     clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     if delta is not None:
         ratio = ratio.clamp(max=delta)
-    surrogate = torch.min(ratio * advantages, clipped_ratio * advantages)
-    if clip_ratio_c is not None:
-        surrogate = torch.where(advantages < 0, torch.max(surrogate, clip_ratio_c * advantages), surrogate)
-    return -surrogate
+    return -torch.min(ratio * advantages, clipped_ratio * advantages)
 
 
 def clipped_tokens(
@@ -113,22 +122,22 @@ def clipped_tokens(
     epsilon_low: float,
     epsilon_high: float,
     delta: float | None = None,
-    clip_ratio_c: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Where [`clipped_loss`] has no gradient. Arguments as there.
+
+    With a `delta` below `1 + epsilon_high` no token counts as at the upper clip, as in TRL's metrics.
 
     Returns:
         `tuple` of three boolean `torch.Tensor`, shaped as the loss: at the lower clip, at the upper clip, at the dual
         clip.
     """
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
-    high = (ratio > 1 + epsilon_high) & (advantages > 0)
-    if clip_ratio_c is None:
-        return low, high, torch.zeros_like(low)
-    return low, high, (ratio > clip_ratio_c) & (advantages < 0)
+    if delta is None:
+        return low, (ratio > 1 + epsilon_high) & (advantages > 0), torch.zeros_like(low)
+    dual = (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
+    ratio = ratio.clamp(max=delta)
+    return low, (ratio > 1 + epsilon_high) & (advantages > 0), dual
 
 
 def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tensor:
@@ -177,3 +186,37 @@ def token_mean(
     ```
     """
     return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)
+
+
+def weights_without_filler(loss_type: str, num_rows: int, num_live: int, mean_live: float) -> tuple[float, float]:
+    """
+    Factors that make one of TRL's losses what it would be without the rows that only fill a rollout.
+
+    With them a micro-batch's loss is that of its live rows alone, and it weighs as many as it has.
+
+    Args:
+        loss_type (`str`):
+            A key of `LOSS_MEANS`.
+        num_rows (`int`):
+            Rows of the micro-batch.
+        num_live (`int`):
+            Its rows that are no filler.
+        mean_live (`float`):
+            Rows that are no filler, a micro-batch, over all ranks and micro-batches of the optimizer step.
+
+    Returns:
+        `tuple[float, float]`: the weight of the micro-batch's loss, and the factor of the policy and KL terms in it.
+
+    Example:
+
+    ```python
+    >>> weights_without_filler("grpo", num_rows=4, num_live=1, mean_live=2.0)  # half as many as others; 1 of 4 rows
+    (0.5, 4.0)
+    ```
+    """
+    if num_live == 0:
+        return 0.0, 1.0
+    weight = num_live / mean_live
+    # TRL's mean over rows counts filler; its mean over the rollout's tokens must not get the weight on top.
+    factors = {"rows": num_rows / num_live, "tokens": 1.0, "tokens of the rollout": 1 / weight}
+    return weight, factors[LOSS_MEANS[loss_type]]

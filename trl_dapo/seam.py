@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from trl.trainer.utils import pad
 
 from .sampling.rollouts import Rows
 
@@ -114,3 +116,33 @@ def _scratch_metrics(trainer) -> Iterator[dict[str, list[float]]]:
 def _empty_logs(logs: dict) -> dict:
     """The structure of TRL's `_logs`, empty and without a bound."""
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
+
+
+def policy_logps(trainer, rows: Rows) -> list[np.ndarray]:
+    """Log-probabilities of the rows' completions under the present policy, one array a row."""
+    device, pad_token_id = trainer.accelerator.device, trainer._tokenizer.pad_token_id
+    ids = [torch.tensor(row) for row in rows.completion_ids]
+    prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
+    prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
+    completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
+            torch.cat([prompt_mask, mask], dim=1).long().to(device),
+            completion_ids.size(1),
+            batch_size=trainer.args.per_device_train_batch_size,
+        )
+    return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
+
+
+def restore_old_logps(rollouts: dict, old_logps: list[np.ndarray | None]):
+    """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
+    old = rollouts.setdefault(
+        "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)
+    )
+    for i, row in enumerate(old_logps):
+        if row is not None:
+            old[i, : len(row)] = torch.from_numpy(row)
+            if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
+                rollouts["importance_sampling_ratio"][i] = 1.0

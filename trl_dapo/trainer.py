@@ -22,36 +22,40 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
+from accelerate.utils import broadcast_object_list, gather_object
+from datasets import IterableDataset
 from tqdm.auto import tqdm
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
-from trl import GRPOConfig
-from trl.trainer.utils import get_config_model_id, pad
+from trl.trainer.utils import get_config_model_id
 
-from .checkpoint import MEMORY_NAME, State, find_checkpoint, read_state, write_state
+from .batching import mark_filler
+from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
+from .construction import (
+    add_overlong_punishment,
+    check_rewards_and_data,
+    choose_task_reward,
+    make_sampler,
+    pace_dataset,
+)
 from .engine import eval_sampling, naming_the_server
-from .evaluation.statistics import avg_at_k, maj_at_k, pass_at_k
+from .evaluation.prefetch import Prefetch, rows_that_fit
+from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback
-from .rewards import SoftOverlongPunishment, scale_reward, score_dapo_math
-from .rewards.dapo_math import NO_ANSWER, completion_text
-from .sampling.groups import count_correct, drop_reasons, is_correct
-from .sampling.memory import PromptMemory
-from .sampling.prompts import PromptStream
+from .rewards import scale_reward
+from .rewards.checks import check_reward_weights
+from .rewards.dapo_math import completion_text, stated_answer
+from .sampling.group_filter import GroupFilter, apply_group_filter
+from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import advise, describe_misfit, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
-from .sampling.sampler import Sampler
-from .sampling.task import TaskReward
-from .seam import Seam
+from .seam import Seam, policy_logps, restore_old_logps
 from .update import UpdatePhase
 
 
 logger = logging.get_logger(__name__)
-
-ALL_SOURCES = object()
 
 
 class DAPOTrainer(UpdatePhase):
@@ -75,6 +79,11 @@ class DAPOTrainer(UpdatePhase):
             Reward functions, as in [`~trl.GRPOTrainer`].
         args ([`DAPOConfig`], *optional*):
             Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
+        group_filter (`Callable`, *optional*):
+            Your own rule for which groups train, called on the main process with a group's rewards, a list for each
+            reward function's name, and its rows: the columns of the example, `completion`, `length` and `truncated`.
+            Returns `None` to train on the group, or the reason to drop it, which is logged as
+            `dynamic_sampling/dropped/<reason>`. Where it is given nothing else decides.
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 
@@ -112,52 +121,44 @@ class DAPOTrainer(UpdatePhase):
             }"""),
     }
 
-    def __init__(self, model, reward_funcs=None, args: DAPOConfig | None = None, *other_args, **kwargs):
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args: DAPOConfig | None = None,
+        *other_args,
+        group_filter: GroupFilter | None = None,
+        **kwargs,
+    ):
         if args is None:
             model_id = model if isinstance(model, str) else get_config_model_id(model.config)
             args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
         if not isinstance(args, DAPOConfig):
-            fix = "DAPOConfig(...)" if isinstance(args, GRPOConfig) else "a `DAPOConfig`"
+            given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
+            if isinstance(args, dict):
+                given, fix = "{...}", "DAPOConfig(**{...})"
             raise TypeError(
-                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{type(args).__name__}(...)` by "
-                f"`{fix}` (`from trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
+                "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
             )
         self._seam = Seam()
+        self._group_filter = group_filter
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
+        num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
+        check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
         super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
+        check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
-            self._add_overlong_punishment()
-        self._task = TaskReward.choose(
-            self.reward_func_names,
-            self.reward_weights,
-            args.dynamic_sampling_rewards,
-            min_accuracy=args.dynamic_sampling_min_accuracy,
-            max_accuracy=args.dynamic_sampling_max_accuracy,
-            accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
-            best=1.0 if args.reward_scaling is None else args.reward_scaling_target_max,
-        )
-        self._sampler = self._make_sampler() if args.use_dynamic_sampling else None
-        self._evaluated: dict[str, tuple[str | None, list, list]] = {}
+            add_overlong_punishment(self)
+        self._task = choose_task_reward(self)
+        self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
+        self._scores = EvaluationScores(self.num_generations_eval)
+        self._prefetch = Prefetch(self._generate_for_evaluation)
         self.add_callback(LogHistoryCallback())
 
     # ---- Reward functions ----
-
-    def _add_overlong_punishment(self):
-        """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
-        punishment = SoftOverlongPunishment(
-            self.max_completion_length, self.args.overlong_buffer_length, self.args.overlong_penalty_factor
-        )
-
-        def soft_overlong_punishment(completion_ids, **kwargs):
-            # Tool and environment tokens are not the model's: `_generate` counted without them.
-            return punishment(completion_ids=completion_ids, completion_lengths=self._completion_lengths)
-
-        self.reward_funcs.append(soft_overlong_punishment)
-        self.reward_func_names.append(punishment.__name__)
-        self.reward_processing_classes.append(None)
-        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         if self._seam.replayed is not None:
@@ -172,14 +173,22 @@ class DAPOTrainer(UpdatePhase):
             rewards = self.accelerator.gather(rewards)
         if torch.isinf(rewards).any():
             self._raise_on_every_rank(error, rewards)
-        if self.model.training and self.args.reward_scaling is not None:
-            for i in self._task.is_task_F.nonzero().flatten().tolist():
-                scaled = scale_reward(rewards[:, i].tolist(), **self.args.reward_scaling)
-                rewards[:, i] = torch.tensor(scaled, device=rewards.device)
+        if self.model.training:
+            rewards = self._scaled(rewards)
         if self._seam.recorded is not None:
             self._seam.recorded.rewards = rewards
         if not self.model.training:
             self._remember_evaluated(inputs, completions, rewards)
+        return rewards
+
+    def _scaled(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The rewards with the task's own scaled, as `reward_scaling` asks."""
+        if self.args.reward_scaling is None:
+            return rewards
+        rewards = rewards.clone()
+        for i in self._task.is_task_F.nonzero().flatten().tolist():
+            scaled = scale_reward(rewards[:, i].tolist(), *self.args.reward_scaling)
+            rewards[:, i] = torch.tensor(scaled, device=rewards.device)
         return rewards
 
     def _raise_on_every_rank(self, error: Exception | None, rewards: torch.Tensor):
@@ -207,7 +216,7 @@ class DAPOTrainer(UpdatePhase):
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
-                sampler.add_round(round_, *self._drop_reasons(round_), step)
+                sampler.add_round(round_, *self._drop_reasons(round_, prompts), step)
                 seconds.append(time.perf_counter() - started)
                 show_progress()
         batch = sampler.batch()
@@ -251,12 +260,33 @@ class DAPOTrainer(UpdatePhase):
             metrics=recorded.metrics,
         )
 
-    def _drop_reasons(self, round_: Round) -> tuple[list[str | None], list[tuple[int, int]]]:
-        """For each group `None`, or why it is dropped; and its correct and scored completions."""
+    def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
+        """For each group `None`, or why it is dropped; and its correct and scored completions, if that is known."""
+        if self._group_filter is not None:
+            return self._ask_group_filter(round_, prompts), None
         rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
         masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
         reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
         return reasons, count_correct(rewards_NG, masked_NG, reasons, self._task.criterion)
+
+    def _ask_group_filter(self, round_: Round, prompts: list[tuple[str, dict]]) -> list[str | None]:
+        """The user's reasons, asked for once: every rank must take the same decision."""
+        completions, G = gather_object(round_.rows.completions), self.num_generations
+        answer = [None, None]
+        if self.accelerator.is_main_process:
+            facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+            rows = [
+                {**prompts[i // G][1], "completion": completion, "length": length, "truncated": truncated}
+                for i, (completion, length, truncated) in enumerate(facts)
+            ]
+            try:
+                answer[0] = apply_group_filter(self._group_filter, round_.rewards_BF, self.reward_func_names, rows, G)
+            except Exception as error:  # told to the other ranks first, which wait for it
+                answer[1] = error
+        reasons, error = broadcast_object_list([answer[0], answer[1] and repr(answer[1])])
+        if error is not None:
+            raise answer[1] or RuntimeError(f"`group_filter` failed on the main process: {error}")
+        return reasons
 
     def _train_on(self, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
@@ -273,12 +303,11 @@ class DAPOTrainer(UpdatePhase):
         with self._seam.replaying(self, rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         num_train = min(max(len(batch.train) * G - first, 0), len(rows))
-        rollouts["completion_mask"][num_train:] = 0
-        rollouts["advantages"][num_train:] = 0
+        mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if self._sampler.rollout.carried:
-            _restore_old_logps(rollouts, rows.old_logps)
+            restore_old_logps(rollouts, rows.old_logps)
         return rollouts
 
     def _carried_groups(self, groups: list[Group]) -> Round | None:
@@ -289,28 +318,11 @@ class DAPOTrainer(UpdatePhase):
         rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
         new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
         # Only vLLM's log-probabilities can be trusted: without it a rollout function may return placeholders.
-        logps = [rows.logprobs[i] for i in new] if self.use_vllm else self._logps_of(rows.take(new))
+        logps = [rows.logprobs[i] for i in new] if self.use_vllm else policy_logps(self, rows.take(new))
         for i, row in zip(new, logps, strict=True):
             rows.old_logps[i] = row
         rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
         return Round.of_groups(rows, rewards, G)
-
-    def _logps_of(self, rows: Rows) -> list:
-        """Log-probabilities of the rows' completions under the present policy."""
-        device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
-        ids = [torch.tensor(row) for row in rows.completion_ids]
-        prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
-        prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
-        completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
-        with torch.no_grad():
-            logps, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
-                torch.cat([prompt_mask, mask], dim=1).long().to(device),
-                completion_ids.size(1),
-                batch_size=self.args.per_device_train_batch_size,
-            )
-        return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
     def _extra_logs(self, rounds: list[Round], groups: list[Group], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""
@@ -328,8 +340,10 @@ class DAPOTrainer(UpdatePhase):
     def _generate(self, prompts):
         if self._seam.replayed is not None:
             return self._seam.replayed[0]
-        with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
-            generated = super()._generate(prompts)
+        generated = None if self.model.training else self._prefetch.take(prompts)
+        if generated is None:
+            with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
+                generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._seam.recorded is not None:
@@ -348,41 +362,47 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- Evaluation ----
 
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        dataset = getattr(dataloader, "dataset", None)
+        self._scores.begin(len(dataset) if has_length(dataset) else None)
+        self._metrics["eval"].clear()
+        schedules = self.use_vllm or self.use_transformers_continuous_batching
+        if schedules and not (self.tools or self.environment_factories or self.rollout_func or self._is_vlm):
+            round_size = self.args.dynamic_sampling_max_round_size
+            num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
+            dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        scores = self._scores.means()
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        return output
+
+    def _generate_for_evaluation(self, prompts: list) -> tuple:
+        """Completions for the prompts of several batches, one batch after the other."""
+        k = self.num_generations_eval
+        # vLLM's server is asked for so many completions of every so-manieth prompt, over all processes. Where a
+        # problem's rows lie in two processes, they are not neighbours any more.
+        self.num_generations_eval = math.gcd(k, self.args.per_device_eval_batch_size)
+        try:
+            return self._generate(prompts)
+        finally:
+            self.num_generations_eval = k
+
     def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
-        """Keeps verdicts and answers of an evaluation's problems until it is logged."""
-        answers = [score_dapo_math(completion_text(text), "", boxed="fallback").answer for text in completions]
-        answers = [None if answer == NO_ANSWER else answer for answer in answers]
-        keys = [str(example.get("id", example.get("prompt"))) for example in inputs]
-        sources = [example.get("source") for example in inputs]
-        problems = gather_object(list(zip(keys, sources, answers, strict=True)))
-        deciding = self._task.of(rewards.cpu())
-        correct = is_correct(deciding, self._task.criterion).tolist()
-        for start in range(0, len(problems), self.num_generations_eval):
-            group = slice(start, start + self.num_generations_eval)
-            key, source, _ = problems[start]
-            # A problem that comes again only fills the last batch.
-            self._evaluated.setdefault(key, (source, [answer for *_, answer in problems[group]], correct[group]))
-
-    def log(self, logs, start_time=None):
-        if not self.model.training:
-            self._publish_evaluated()
-        super().log(logs, start_time)
-
-    def _publish_evaluated(self):
-        """avg@k, pass@k and maj@k over the problems evaluated, and of each source where they name one."""
-        if not self._evaluated:  # a run whose last step evaluated logs its summary in evaluation mode too
+        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        if not self._task.knows_right:
             return
-        problems, self._evaluated = list(self._evaluated.values()), {}
-        k, sources = self.num_generations_eval, dict.fromkeys(source for source, *_ in problems)
-        for source in [*sources, *([] if None in sources else [ALL_SOURCES])]:
-            chosen = [problem for problem in problems if source in (problem[0], ALL_SOURCES)]
-            answers, correct = [answers for _, answers, _ in chosen], [correct for *_, correct in chosen]
-            scores = {"avg": avg_at_k(correct), "pass": pass_at_k(correct, k)}
-            if any(answer is not None for row in answers for answer in row):
-                scores["maj"] = maj_at_k(answers, correct)
-            suffix = "" if source in (None, ALL_SOURCES) else f"/{source}"
-            for name, values in scores.items():
-                self._metrics["eval"][f"{name}@{k}{suffix}"] = [float(values.mean())]
+        answers = [stated_answer(completion_text(text)) for text in completions]
+        # What an environment asks stands in other columns than the prompt.
+        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
+        sources = [example.get("source") for example in inputs]
+        rows = gather_object(list(zip(sources, ids, answers, strict=True)))
+        rewards = self._scaled(rewards).cpu()
+        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
+        right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
+        self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
     # ---- What the user sees ----
 
@@ -437,79 +457,31 @@ class DAPOTrainer(UpdatePhase):
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
-    # ---- Prompts ----
-
-    def _make_sampler(self) -> Sampler:
-        args, num_ranks = self.args, self.accelerator.num_processes
-        if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
-            raise ValueError(
-                f"Dynamic sampling needs ranks of which each has rows of its own, but {shared} ranks share a row "
-                "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
-                "`use_dynamic_sampling=False`."
-            )
-        if args.dynamic_sampling_surplus == "carry" and self._is_vlm:
-            raise ValueError(
-                "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold "
-                "them. Set `dynamic_sampling_surplus='discard'`."
-            )
-        if args.dynamic_sampling_memory:
-            self._task.require_right("`dynamic_sampling_memory=True`")
-        target = args.generation_batch_size // self.num_generations
-        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
-        schedules = self.use_vllm or self.use_transformers_continuous_batching
-        return Sampler(
-            self._open_prompt_stream(target),
-            target=target,
-            num_generations=self.num_generations,
-            mode=args.dynamic_sampling_mode,
-            min_replace_ratio=args.min_replace_ratio,
-            carries=args.dynamic_sampling_surplus == "carry",
-            max_rounds=args.dynamic_sampling_max_rounds,
-            max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
-            # The least number of groups whose rows all ranks can share equally.
-            multiple_of=num_ranks // math.gcd(self.num_generations, num_ranks),
-            batch_multiplier=args.batch_multiplier,
-            memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
-            num_ranks=num_ranks,
-        )
-
-    def _open_prompt_stream(self, num_prompts: int) -> PromptStream:
-        dataset, columns = self.train_dataset, None
-        if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
-            raise ValueError(
-                f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_prompts} "
-                f"(`generation_batch_size` {self.args.generation_batch_size} / `num_generations` "
-                f"{self.num_generations}). Add prompts, or lower `per_device_train_batch_size` or "
-                "`steps_per_generation`."
-            )
-        if self.args.remove_unused_columns:
-            self._set_signature_columns_if_needed()
-            columns = self._signature_columns
-        return PromptStream(dataset, seed=self.args.seed, shuffle=self.shuffle_dataset, columns=columns)
+    # ---- Checkpoints ----
 
     def get_train_dataloader(self):
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
-        dataset, self.train_dataset = self.train_dataset, IterableDataset.from_generator(_pace)
+        dataset, self.train_dataset = self.train_dataset, pace_dataset()
         try:
             return super().get_train_dataloader()
         finally:
             self.train_dataset = dataset
 
-    # ---- Checkpoints ----
-
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+        if self._sampler is not None:
+            self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
         if not self.args.save_only_model:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
-            self._save_dapo_state(folder)
+            save_state(self, folder)
         # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 
@@ -517,19 +489,6 @@ class DAPOTrainer(UpdatePhase):
         super()._save_rng_state(output_dir)
         # The main process writes `trainer_state.json` next: not before every rank's files are there.
         self.accelerator.wait_for_everyone()
-
-    def _save_dapo_state(self, folder: Path):
-        sampler = self._sampler
-        local = {
-            "update": self.update_state_dict(),
-            "metrics": dict(self._metrics["train"]),
-            "carried": sampler and sampler.carried_state_dict(),
-            "num_processes": self.accelerator.num_processes,
-        }
-        shared = {} if sampler is None else sampler.state_dict()
-        write_state(folder, self.accelerator.process_index, State(shared, local), self.args.should_save)
-        if self.args.should_save and sampler is not None and sampler.memory is not None:
-            sampler.memory.save(folder / MEMORY_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
@@ -542,49 +501,4 @@ class DAPOTrainer(UpdatePhase):
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._load_dapo_state(Path(checkpoint))
-
-    def _load_dapo_state(self, folder: Path):
-        """Continues where the checkpoint left off. All ranks do so, or none does."""
-        state, problem = read_state(folder, self.accelerator.process_index)
-        if problems := [found for found in gather_object([problem]) if found]:
-            logger.warning(
-                f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, "
-                "the prompts start a fresh pass."
-            )
-            return
-        shared, local = state
-        update, differs = local["update"], {}
-        if self._sampler is not None and shared:
-            differs = self._sampler.load_state_dict(shared, local["carried"])
-            if self._sampler.memory is not None and shared["memory"] is not None:
-                self._sampler.memory.load(folder / MEMORY_NAME)
-        if local["num_processes"] != self.accelerator.num_processes:
-            differs["num_processes"] = local["num_processes"], self.accelerator.num_processes
-        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
-            name = "steps_per_generation * num_iterations"
-            differs[name] = update["generate_every"], self._generate_every
-        if differs:
-            has_rows = update["rollout"] is not None or local["carried"] is not None
-            logger.warning(describe_misfit(str(folder), differs, has_rows))
-            return
-        self.load_update_state_dict(update)
-        self._metrics["train"].update(local["metrics"])
-
-
-def _restore_old_logps(rollouts: dict, old_logps: list):
-    """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
-    old = rollouts.setdefault(
-        "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)
-    )
-    for i, row in enumerate(old_logps):
-        if row is not None:
-            old[i, : len(row)] = torch.from_numpy(row)
-            if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
-                rollouts["importance_sampling_ratio"][i] = 1.0
-
-
-def _pace():
-    """Examples without end, for a data loader that only counts."""
-    while True:
-        yield {"prompt": ""}
+            load_state(self, Path(checkpoint))

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
-from collections import defaultdict, deque
+from collections import deque
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import TrainerCallback
+from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
     shuffle_sequence_dict,
@@ -17,22 +20,37 @@ from trl.trainer.utils import (
 )
 
 from .batching import (
+    assign_to_ranks,
     check_keys,
     cut_equal_cost,
-    deal,
+    index_rows,
     is_cut_by_row,
     join_rows,
-    pack_rows,
-    padded_cost,
     resize,
     row_lengths,
+    rows_from_bytes,
+    rows_to_bytes,
     schema,
-    take_rows,
-    unpack_rows,
     widths,
 )
-from .loss import clipped_loss, clipped_tokens, fill_old_logps, kl_to_reference, probability_ratio, token_mean
+from .loss import (
+    clipped_loss,
+    clipped_tokens,
+    fill_old_logps,
+    kl_to_reference,
+    probability_ratio,
+    token_mean,
+    weights_without_filler,
+)
+from .model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
+from .step_metrics import StepMetrics, metrics_of_tokens
 
+
+logger = logging.get_logger(__name__)
+
+# Mean difference in log-probability above which a model feels its padding. A shift by 32 moves tiny random models with
+# absolute positions by 0.08 to 0.5; where positions are counted without padding, only rounding is left.
+PADDING_TOLERANCE = 0.02
 
 # What a rollout holds for the model besides tokens and masks.
 MODEL_INPUTS = (
@@ -49,41 +67,25 @@ MODEL_INPUTS = (
 )
 
 
-class _Tally:
-    """Sums and extremes of one optimizer step, kept on the device and reduced over ranks in one collective."""
+class RowFacts(NamedTuple):
+    """
+    What every rank knows of the rows of an optimizer step.
 
-    def __init__(self):
-        self.sums = defaultdict(float)
-        self.lowest = {}
-        self.highest = {}
+    Attributes:
+        lengths (`list[list[tuple[int, int]]]`):
+            Prompt and completion length of each row, rank by rank.
+        is_live (`list[list[bool]]`):
+            Whether each row is no filler, rank by rank.
+        num_tokens (`int`):
+            Loss tokens of all rows.
+        have_same_keys (`bool`):
+            Whether the ranks' rows can be exchanged.
+    """
 
-    def add(self, **sums):
-        for name, value in sums.items():
-            self.sums[name] = self.sums[name] + value
-
-    def add_extremes(self, lowest, highest):
-        for name, value in lowest.items():
-            self.lowest[name] = torch.minimum(self.lowest.get(name, value), value)
-        for name, value in highest.items():
-            self.highest[name] = torch.maximum(self.highest.get(name, value), value)
-
-    def reduce(self, accelerator):
-        """Totals over all ranks, as Python floats."""
-        extremes = {**self.lowest, **self.highest}
-        local = [*self.sums.values(), *extremes.values()]
-        local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
-        )
-        ranks = accelerator.gather(local.unsqueeze(0))
-        num_sums, num_lowest = len(self.sums), len(self.lowest)
-        totals = torch.cat(
-            [
-                ranks[:, :num_sums].sum(0),
-                ranks[:, num_sums : num_sums + num_lowest].amin(0),
-                ranks[:, num_sums + num_lowest :].amax(0),
-            ]
-        )
-        return dict(zip([*self.sums, *extremes], totals.tolist(), strict=True))
+    lengths: list[list[tuple[int, int]]]
+    is_live: list[list[bool]]
+    num_tokens: int
+    have_same_keys: bool
 
 
 class _SkipEmptyStep(TrainerCallback):
@@ -118,7 +120,7 @@ class _SkipEmptyStep(TrainerCallback):
 class UpdatePhase(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
-    micro-batches of equal padded cost. With a `loss_type` other than `"dapo"` it is [`~trl.GRPOTrainer`].
+    micro-batches of equal padded cost.
 
     Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
     draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual number of micro-batches,
@@ -128,9 +130,13 @@ class UpdatePhase(GRPOTrainer):
       same keys; elsewhere each rank cuts its own.
     - Rows with images, and `top_entropy_quantile < 1` (a quantile over the micro-batch is no sum over tokens), keep
       TRL's micro-batches, trimmed.
+    - A model that feels its padding (absolute positions counted from the first column, dynamic or long rope, attention
+      scaled by position) keeps TRL's micro-batches, untrimmed: one line at the start of training says so.
     - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
       stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
     - An optimizer step without a loss token leaves weights and optimizer state as they are, under every engine.
+    - With a `loss_type` other than `"dapo"` micro-batches, loss and metrics are TRL's. Rows that only fill a rollout
+      are left out of the loss: a micro-batch's loss is that of its other rows, and it weighs as many as these are.
 
     Metrics have one value per optimizer step. `entropy`, `kl`, `clip_ratio/*`, `policy_loss`, `aux_loss` and
     `entropy_coef` mean what they mean in TRL. New are `clip_ratio/dual_mean` (share of tokens at the dual clip),
@@ -147,10 +153,24 @@ class UpdatePhase(GRPOTrainer):
         self._window_batches = []  # what the dataloader gave for the coming optimizer step
         self._window_microbatches = deque()  # what is left of the optimizer step under way
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
-        self._tally = _Tally()
+        self._step_metrics = StepMetrics()  # of the optimizer step under way
         self.add_callback(_SkipEmptyStep(self))
+        if self.accelerator.is_main_process:
+            for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
+                logger.warning(message)
 
-    # The window
+    def _steps_in_bfloat16(self):
+        """Whether the whole model trains, with no copy of its weights in more than bfloat16."""
+        # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"):
+            return False
+        parameters = list(self.model.parameters())
+        trained = sum(
+            weight.numel() for weight in parameters if weight.requires_grad and weight.dtype == torch.bfloat16
+        )
+        return 2 * trained > sum(weight.numel() for weight in parameters)
+
+    # The window: the rows of one optimizer step
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -159,7 +179,7 @@ class UpdatePhase(GRPOTrainer):
         return batches, num_items_in_batch
 
     def _prepare_inputs(self, generation_batch):
-        if not self.model.training or self.loss_type != "dapo":
+        if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         if not self._window_microbatches:
             self._open_window(self._window_batches or [generation_batch])
@@ -168,14 +188,19 @@ class UpdatePhase(GRPOTrainer):
 
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
-        self._tally = _Tally()
-        parts = []
+        self._step_metrics = StepMetrics()
+        self._check_carry()
+        parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
-        self._window_microbatches = deque(self._cut(parts))
+        rows = self._join(parts)
+        facts = self._gather_row_facts(parts, rows)
+        self._window_num_tokens = facts.num_tokens
+        microbatches = self._cut(parts, rows, facts) if self.loss_type == "dapo" else self._weigh(parts, facts)
+        self._window_microbatches = deque(microbatches)
 
     @property
     def _generate_every(self):
@@ -189,89 +214,173 @@ class UpdatePhase(GRPOTrainer):
         parts = split_tensor_dict(rollout, self.args.steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
-    def _cut(self, parts):
-        """Micro-batches of equal padded cost with the rows of `parts`, dealt over the ranks."""
-        rows, lengths, can_exchange = self._survey(parts)
-        num_ranks, local = len(lengths), lengths[self.accelerator.process_index]
-        if rows is None:
-            size = len(local) // len(parts)
-            plan = [list(range(start, start + size)) for start in range(0, len(local), size)]
-        elif not can_exchange:
-            plan = cut_equal_cost(local, len(parts), self.pad_to_multiple_of)
-        else:
-            everyone = [length for local in lengths for length in local]
-            slots = cut_equal_cost(everyone, len(parts) * num_ranks, self.pad_to_multiple_of)
-            rows, local, plan = self._exchange(rows, everyone, deal(slots, num_ranks))
+    def _join(self, parts):
+        """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
+        if not self._trims_padding or self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
+            return None
+        return join_rows(parts, self._tokenizer.pad_token_id)
 
-        microbatches = []
-        for part, slot in zip(parts, plan, strict=True):
-            needed = [local[row] for row in slot]
-            prompt_width, completion_width = widths(needed, self.pad_to_multiple_of)
-            if rows is not None:
-                part = take_rows(rows, torch.tensor(slot, device=self.accelerator.device))
-            microbatch = resize(part, prompt_width, completion_width, self._tokenizer.pad_token_id)
-            microbatch["num_items_in_batch"] = torch.tensor(self._window_num_tokens, device=self.accelerator.device)
-            microbatches.append(microbatch)
-            self._tally.add(
-                real_tokens=sum(map(sum, needed)), padded_tokens=padded_cost(needed, self.pad_to_multiple_of)
-            )
-        return microbatches
-
-    def _survey(self, parts):
-        """
-        Tell every rank the window's token count and every row's lengths.
-
-        Returns this rank's rows under one another, or `None` if they cannot be cut anew; the lengths, rank by rank;
-        and whether rows can change ranks.
-        """
-        rows, keys = None, 0
-        if all(map(is_cut_by_row, parts)) and self.top_entropy_quantile == 1.0:
-            rows = join_rows(parts, self._tokenizer.pad_token_id)
-            keys = schema(rows)
-        facts = [torch.tensor([[0, 0, keys]], device=self.accelerator.device)]
+    def _gather_row_facts(self, parts, rows) -> RowFacts:
+        """Tell every rank, in one collective, of every row of the window."""
+        keys = 0 if rows is None else schema(rows)
+        facts = [torch.tensor([[0, 0, 0, keys]], device=self.accelerator.device)]
         for part in parts:
             mask = part["completion_mask"]
             loss_mask = mask * part["tool_mask"] if "tool_mask" in part else mask
-            facts.append(torch.cat([row_lengths(part["prompt_mask"], mask), loss_mask.sum(1, keepdim=True)], dim=1))
-        facts = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
-        self._window_num_tokens = sum(row[2] for rank in facts for row in rank[1:])
-        lengths = [[(row[0], row[1]) for row in rank[1:]] for rank in facts]
+            is_live = torch.ones_like(mask[:, 0]) if part.get("is_filler") is None else ~part["is_filler"]
+            lengths = row_lengths(part["prompt_mask"], mask)
+            facts.append(torch.cat([lengths, loss_mask.sum(1, keepdim=True), is_live.unsqueeze(1)], dim=1))
+        ranks = self.accelerator.gather(torch.cat(facts).unsqueeze(0)).tolist()
+        return RowFacts(
+            lengths=[[(prompt, completion) for prompt, completion, _, _ in facts] for _, *facts in ranks],
+            is_live=[[bool(is_live) for *_, is_live in facts] for _, *facts in ranks],
+            num_tokens=sum(num_tokens for _, *facts in ranks for *_, num_tokens, _ in facts),
+            have_same_keys=all(header[-1] == keys for header, *_ in ranks),
+        )
+
+    def _weigh(self, parts, facts):
+        """TRL's micro-batches, with the weights that leave filler out of TRL's loss."""
+        is_live = facts.is_live[self.accelerator.process_index]
+        if all(map(all, facts.is_live)):
+            return parts
+        mean_live = sum(map(sum, facts.is_live)) / (len(facts.is_live) * len(parts))
+        num_rows, microbatches = len(is_live) // len(parts), []
+        for start, part in zip(range(0, len(is_live), num_rows), parts, strict=True):
+            num_live = sum(is_live[start : start + num_rows])
+            weights = weights_without_filler(self.loss_type, num_rows, num_live, mean_live)
+            microbatches.append({**part, "weights": weights})
+        return microbatches
+
+    def _cut(self, parts, rows, facts):
+        """Micro-batches of equal padded cost with the rows of `parts`, assigned to the ranks."""
+        lengths = facts.lengths[self.accelerator.process_index]
+        if rows is None:
+            size = len(lengths) // len(parts)
+            plan = [list(range(start, start + size)) for start in range(0, len(lengths), size)]
+        elif self._exchanges_rows(facts):
+            rows, lengths, plan = self._exchange(rows, facts.lengths, len(parts))
+        else:
+            plan = cut_equal_cost(lengths, len(parts), self.pad_to_multiple_of)
+
+        microbatches = []
+        for part, indices in zip(parts, plan, strict=True):
+            if rows is not None:
+                part = index_rows(rows, torch.tensor(indices, device=self.accelerator.device))
+            if self._trims_padding:
+                columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
+                part = resize(part, *columns, self._tokenizer.pad_token_id)
+            num_tokens = torch.tensor(facts.num_tokens, device=self.accelerator.device)
+            microbatches.append({**part, "num_items_in_batch": num_tokens})
+            self._step_metrics.add(
+                real_tokens=sum(sum(lengths[row]) for row in indices),
+                padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
+            )
+        return microbatches
+
+    def _exchanges_rows(self, facts):
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
-        same_keys = all(rank[0][2] == keys for rank in facts)
-        can_exchange = rows is not None and len(facts) > 1 and same_keys and is_data_parallel and dist.is_initialized()
-        return rows, lengths, can_exchange
+        return is_data_parallel and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
 
-    def _exchange(self, rows, lengths, plans):
-        """Send each row to the rank whose micro-batch it joins. Returns the rows held now, their lengths, the plan."""
-        rank, num_ranks = self.accelerator.process_index, len(plans)
-        num_rows = len(lengths) // num_ranks
+    def _exchange(self, rows, lengths, num_steps):
+        """
+        Cut the rows of all ranks and send each to the rank whose micro-batch it joins.
+
+        Returns the rows held now, their lengths and, for each micro-step, the indices of its rows.
+        """
+        rank, num_ranks, num_rows = self.accelerator.process_index, len(lengths), len(lengths[0])
+        lengths = [row for rank_lengths in lengths for row in rank_lengths]
+        microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
+        plans = assign_to_ranks(microbatches, num_ranks)
         rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
 
         def routed(source, destination):
             """Rows, in ascending order, that one rank holds and another trains."""
             held = range(source * num_rows, (source + 1) * num_rows)
-            return sorted(row for slot in plans[destination] for row in slot if row in held)
+            return sorted(row for indices in plans[destination] for row in indices if row in held)
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
         order = torch.tensor(
             [row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device
         )
-        sent = pack_rows(take_rows(rows, order))
+        sent = rows_to_bytes(index_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
         arrived = [row for share in incoming for row in share]
         position = {row: place for place, row in enumerate(arrived)}
-        plan = [[position[row] for row in slot] for slot in plans[rank]]
-        return unpack_rows(received, rows), [lengths[row] for row in arrived], plan
+        plan = [[position[row] for row in indices] for indices in plans[rank]]
+        return rows_from_bytes(received, rows), [lengths[row] for row in arrived], plan
+
+    # Padding
+
+    @cached_property
+    def _trims_padding(self) -> bool:
+        """Whether columns of padding may go. Asked for by all ranks at once: finding out is a pass of the model."""
+        if self.loss_type != "dapo":
+            return False
+        reason = why_positions_are_absolute(self.model.config)
+        # Turned by their positions, queries and keys know distances alone, though rounding differs. Models with images
+        # take no plain row, and have rotary positions.
+        if reason is None and not has_rotary_positions(self.model.config) and not self._is_vlm:
+            moved = self._moved_by_padding()
+            if moved > PADDING_TOLERANCE:
+                reason = f"a row's log-probabilities move by {moved:.2g} in the mean when it is padded"
+        if reason is not None and self.accelerator.is_main_process:
+            logger.warning(
+                f"This model feels its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives them, "
+                "and are not cut to equal cost."
+            )
+        return reason is None
+
+    @torch.no_grad()
+    def _moved_by_padding(self) -> float:
+        """By how much the log-probabilities of a row move, in the mean, when it is padded on the left or the right."""
+        text_config = self.model.config.get_text_config()
+        num_tokens = min(32, (getattr(text_config, "max_position_embeddings", None) or 64) // 2)
+        row = torch.linspace(0, text_config.vocab_size - 1, num_tokens, device=self.accelerator.device).long()
+        tokens, padding = torch.ones_like(row), torch.zeros_like(row)
+        fill = torch.full_like(row, self._tokenizer.pad_token_id)
+
+        def logps(ids, mask, first):
+            """Of the row's tokens but the first, which stands in column `first`."""
+            num_columns = len(ids) - first - 1
+            found, _, _ = super(UpdatePhase, self)._get_per_token_logps_and_entropies(
+                self.model, ids.unsqueeze(0), mask.unsqueeze(0), num_columns
+            )
+            return found[0, : num_tokens - 1].float()
+
+        was_training = self.model.training
+        self.model.eval()  # dropout would move them too
+        try:
+            alone = logps(row, tokens, 0)
+            left = logps(torch.cat([fill, row]), torch.cat([padding, tokens]), num_tokens)
+            right = logps(torch.cat([row, fill]), torch.cat([tokens, padding]), 0)
+        finally:
+            self.model.train(was_training)
+        moved = torch.stack([(left - alone).abs().mean(), (right - alone).abs().mean()])
+        return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
+
+    def _check_carry(self):
+        if self.args.dynamic_sampling_surplus == "carry" and not self._trims_padding:
+            raise ValueError(
+                "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on "
+                "the padding: a row has other padding in the rollout that it is carried to. Set "
+                "`dynamic_sampling_surplus='discard'`."
+            )
 
     # The objective
 
     def _compute_loss(self, model, inputs):
         if self.loss_type != "dapo":
-            return super()._compute_loss(model, inputs)
+            return self._compute_other_loss(model, inputs)
+        # TRL's own is not wrapped: it divides by the rollout's tokens, it has no word for rows whose old
+        # log-probabilities are unknown (NaN: sampled by the current policy), it moves the router on a step without
+        # a loss token, and its metrics gather one value a row, which fails or hangs where ranks hold unequal
+        # numbers of rows.
         in_training = self.model.training
+        # Each batch of an evaluation has its own: evaluation may come between two micro-batches of a step.
+        step_metrics = self._step_metrics if in_training else StepMetrics()
         mask = inputs["completion_mask"]
         attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
         if "tool_mask" in inputs:
@@ -294,7 +403,7 @@ class UpdatePhase(GRPOTrainer):
             advantages = advantages.unsqueeze(1)
         old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
         ratio = probability_ratio(logps - old_logps, mask, self.importance_sampling_level)
-        clip = (self.epsilon_low, self.epsilon_high, self.args.delta, self.args.clip_ratio_c)
+        clip = (self.epsilon_low, self.epsilon_high, self.args.delta)
         per_token_loss = clipped_loss(ratio, advantages, *clip)
         if self.off_policy_mask_threshold is not None:
             per_token_loss = per_token_loss * self.get_off_policy_mask(
@@ -313,13 +422,13 @@ class UpdatePhase(GRPOTrainer):
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio
             per_token_loss = per_token_loss + self.beta * kl
-            self._tally.add(kl=(kl * mask).sum().detach())
+            step_metrics.add(kl=(kl * mask).sum().detach())
 
         num_tokens = inputs["num_items_in_batch"]
         num_ranks = self.accelerator.num_processes
         num_microbatches = self.current_gradient_accumulation_steps if in_training else 1
         loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
-        self._tally.add(policy_loss=loss.detach())
+        step_metrics.add(policy_loss=loss.detach())
 
         if self._entropy_bonus_enabled:
             if entropy_mask is mask:
@@ -328,17 +437,31 @@ class UpdatePhase(GRPOTrainer):
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
                 bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
-            self._tally.add(active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum())
+            step_metrics.add(
+                active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
+            )
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / num_microbatches
-            self._tally.add(aux_loss=aux_loss.detach())
+            step_metrics.add(aux_loss=aux_loss.detach())
 
-        self._count(mask, entropies, ratio, advantages, clip)
+        step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
         if not in_training:
-            self._publish("eval")
+            self._publish(step_metrics, "eval")
         return loss
+
+    def _compute_other_loss(self, model, inputs):
+        """TRL's loss, without the rows that only fill the rollout."""
+        if "weights" not in inputs:
+            return super()._compute_loss(model, inputs)
+        weight, factor = inputs["weights"]
+        beta, self.beta = self.beta, self.beta * factor
+        try:
+            # The policy term is in proportion to the advantages, the KL term to beta; the other terms keep their size.
+            return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
+        finally:
+            self.beta = beta
 
     def _entropy_bonus_coef(self):
         """The entropy coefficient in force; under adaptive control it rests while the entropy is above its target."""
@@ -346,64 +469,30 @@ class UpdatePhase(GRPOTrainer):
             return 0.0
         return self.entropy_coef
 
-    @torch.no_grad()
-    def _count(self, mask, entropies, ratio, advantages, clip):
-        """Add a micro-batch to the optimizer step's metrics."""
-        has_tokens = mask.sum(1, keepdim=True) > 0
-        clipped = clipped_tokens(ratio, advantages, *clip)
-        # A sequence-level ratio clips whole completions: count completions then, else tokens.
-        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
-        low, high, dual = (where * weight for where in clipped)
-        length = weight.sum(1).clamp(min=1.0)
-        nothing = ~has_tokens.squeeze(1)
-        self._tally.add(
-            microbatches=1,
-            tokens=mask.sum(),
-            entropy=(entropies * mask).sum(),
-            clip_units=weight.sum(),
-            low=low.sum(),
-            high=high.sum(),
-            dual=dual.sum(),
-        )
-        self._tally.add_extremes(
-            lowest={"low_min": (low.sum(1) / length).masked_fill(nothing, 1.0).amin()},
-            highest={"high_max": (high.sum(1) / length).amax()},
-        )
-
     # The end of the window
 
     def training_step(self, model, inputs, num_items_in_batch):
         output = super().training_step(model, inputs, num_items_in_batch)
         if self.loss_type == "dapo" and not self._window_microbatches:
-            self._publish("train")
+            self._publish(self._step_metrics, "train")
         return output
 
-    def _publish(self, mode):
-        """Reduce the tally over ranks, log it, and start a new one."""
-        totals, self._tally = self._tally.reduce(self.accelerator), _Tally()
-        metrics = self._metrics[mode]
-        num_ranks = self.accelerator.num_processes
-        metrics["num_loss_tokens"].append(totals["tokens"])
+    def _publish(self, step_metrics, mode):
+        """Reduce an optimizer step over ranks and log it."""
+        totals = step_metrics.reduce(self.accelerator)
+        metrics = metrics_of_tokens(totals)
         if mode == "train":
-            metrics["padding_share"].append(1 - totals["real_tokens"] / totals["padded_tokens"])
-            metrics["frac_empty_steps"].append(float(totals["tokens"] == 0))
-        if totals["tokens"] > 0:
-            metrics["entropy"].append(totals["entropy"] / totals["tokens"])
-            if self.beta != 0.0:
-                metrics["kl"].append(totals["kl"] / totals["tokens"])
-            metrics["clip_ratio/low_mean"].append(totals["low"] / totals["clip_units"])
-            metrics["clip_ratio/high_mean"].append(totals["high"] / totals["clip_units"])
-            metrics["clip_ratio/region_mean"].append((totals["low"] + totals["high"]) / totals["clip_units"])
-            metrics["clip_ratio/dual_mean"].append(totals["dual"] / totals["clip_units"])
-            metrics["clip_ratio/low_min"].append(totals["low_min"])
-            metrics["clip_ratio/high_max"].append(totals["high_max"])
+            metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
+            metrics["frac_empty_steps"] = float(totals["tokens"] == 0)
         if self.aux_loss_enabled:
-            metrics["aux_loss"].append(totals["aux_loss"] / totals["microbatches"])
+            metrics["aux_loss"] = totals["aux_loss"] / totals["microbatches"]
         if self._entropy_bonus_enabled:
-            metrics["policy_loss"].append(totals["policy_loss"] / num_ranks)
+            metrics["policy_loss"] = totals["policy_loss"] / self.accelerator.num_processes
             if mode == "train":
                 self._adapt_entropy_coef(totals)
-                metrics["entropy_coef"].append(self.entropy_coef)
+                metrics["entropy_coef"] = self.entropy_coef
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
 
     def _adapt_entropy_coef(self, totals):
         """Move the entropy coefficient by one notch towards the target, by TRL's rule."""
@@ -423,18 +512,20 @@ class UpdatePhase(GRPOTrainer):
     ):
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         wants_more = options.keys() - {"compute_entropy"}
-        if torch.is_grad_enabled() or batch_size is None or wants_more:
+        # Trimmed where the pass with gradient is. Whether padding is trimmed is known before the first of them.
+        is_whole = torch.is_grad_enabled() or batch_size is None or wants_more or not self.model.training
+        if is_whole or not self._trims_padding:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
             )
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
         logps = entropies = None
-        for chunk in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
-            prompt_width, completion_width = widths([lengths[row] for row in chunk], self.pad_to_multiple_of)
+        for indices in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+            prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
             start = prompt_mask.size(1) - prompt_width
             stop = prompt_mask.size(1) + completion_width
-            rows = torch.tensor(chunk, device=input_ids.device)
+            rows = torch.tensor(indices, device=input_ids.device)
             chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
                 model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
             )

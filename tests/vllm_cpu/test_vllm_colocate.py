@@ -19,6 +19,13 @@ def reports(models, run_job, tmp_path_factory):
         "lora": {"model": models["tied"], "lora": True},
         "lora never merged": {"model": models["tied"], "lora": True, "sabotage": "no merge"},
         "carried": {"model": models["tied"], "dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0},
+        "evaluated": {
+            "model": models["tied"],
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "eval_on_start": True,
+            "per_device_eval_batch_size": 4,
+        },
     }
     folder = tmp_path_factory.mktemp("colocate")
     result = run_job("runs", folder, json.dumps(variants))
@@ -31,7 +38,7 @@ def errors(report, *, updated):
     return [call["error"] for call in report["calls"] if (call["step"] > 0) == updated]
 
 
-@pytest.mark.parametrize("variant", ["tied", "untied", "lora", "carried"])
+@pytest.mark.parametrize("variant", ["tied", "untied", "lora", "carried", "evaluated"])
 def test_every_rollout_is_sampled_with_the_live_weights(reports, variant):
     assert max(errors(reports[variant], updated=False)) < CLOSE
     assert max(errors(reports[variant], updated=True)) < CLOSE
@@ -83,3 +90,13 @@ def test_rows_sampled_beside_carried_ones_keep_the_live_policys(reports):
     fresh = [row for row in reports["carried"]["trained"] if row["sampled_in"] == row["step"]]
     assert len(fresh) > 0
     assert max(row["old_from_live"] for row in fresh) < CLOSE
+
+
+def test_an_evaluation_is_one_call_for_all_problems_with_the_live_weights(reports):
+    report = reports["evaluated"]
+    evaluations = [call for call in report["calls"] if not call["training"]]
+    # Before the first step and after each of three: 5 problems of 4 completions, in batches of one problem.
+    assert [(call["step"], call["num_rows"]) for call in evaluations] == [(step, 5 * 4) for step in range(4)]
+    assert max(call["error"] for call in evaluations) < CLOSE
+    assert [log["step"] for log in report["evaluations"]] == [0, 1, 2, 3]
+    assert report["num_syncs"] == {str(step): 1 for step in range(4)}  # a rollout after an evaluation needs none

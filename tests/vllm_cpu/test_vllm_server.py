@@ -104,7 +104,7 @@ def evaluate(folder, **options):
 
 def completions(folder):
     _, *lines = map(json.loads, (folder / "completions.jsonl").read_text().splitlines())
-    return sorted((line["id"], line["index"], line["text"], line["length"], line["truncated"]) for line in lines)
+    return sorted((line["problem"], line["index"], line["text"], line["length"], line["truncated"]) for line in lines)
 
 
 @pytest.fixture(scope="module")

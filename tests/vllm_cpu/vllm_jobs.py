@@ -55,7 +55,10 @@ def make_trainer(model, folder, *, lora=False, **overrides):
     }
     args = tiny_config(folder / "run", **{**settings, **overrides})
     peft_config = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear") if lora else None
-    return DAPOTrainer(model, letters, args, train_dataset=prompts(200), peft_config=peft_config)
+    eval_dataset = prompts(5) if "eval_strategy" in overrides else None
+    return DAPOTrainer(
+        model, letters, args, train_dataset=prompts(200), eval_dataset=eval_dataset, peft_config=peft_config
+    )
 
 
 class Observer:
@@ -86,7 +89,8 @@ class Observer:
             logprobs = torch.tensor([top[0] for top in tops])
             self.sampled[(*prompt,), (*completion,)] = self.step, logprobs
             errors.append((logprobs - self.live_logprobs(prompt, completion)).abs().max().item())
-        self.calls.append({"step": self.step, "num_rows": len(prompts), "error": max(errors)})
+        training = self.trainer.model.training
+        self.calls.append({"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training})
         return output
 
     @torch.no_grad()
@@ -97,6 +101,8 @@ class Observer:
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
 
     def on_loss(self, model, inputs):
+        if not model.training:
+            return self.compute_loss(model, inputs)
         columns = [inputs[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
         rows = zip(*columns, strict=True)
         for i, (prompt, prompt_mask, completion, mask) in enumerate(rows):
@@ -124,6 +130,7 @@ class Observer:
             "num_syncs": dict(self.num_syncs),
             "step": self.step,
             "logs": [log for log in self.trainer.state.log_history if "loss" in log],
+            "evaluations": [log for log in self.trainer.state.log_history if "eval_avg@4" in log],
         }
 
 

@@ -3,6 +3,7 @@
 """avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another.
 
 statistics   pure: the figures of verdicts and answers, and their intervals
+scores       pure: which rows are one problem; avg@k, pass@k and maj@k of an evaluation during training
 engines      who answers: transformers or vLLM in this process, or an OpenAI-compatible server
 journal      what was answered, on disk as it arrives
 run          `evaluate`: ask what the journal lacks, score, summarise
@@ -13,16 +14,19 @@ commands     both for the command line
 from .commands import add_compare_arguments, add_eval_arguments, print_comparison, run_compare, run_eval
 from .comparison import compare
 from .run import evaluate
-from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
+from .scores import EvaluationScores
+from .statistics import Estimate, avg_at_k, estimate_mean, estimate_share, maj_at_k, pass_at_k
 
 
 __all__ = [
     "Estimate",
+    "EvaluationScores",
     "add_compare_arguments",
     "add_eval_arguments",
     "avg_at_k",
     "compare",
     "estimate_mean",
+    "estimate_share",
     "evaluate",
     "maj_at_k",
     "pass_at_k",

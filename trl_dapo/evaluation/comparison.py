@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .run import SUMMARY_FILE, problem_figures
-from .statistics import estimate_mean
+from .run import SUMMARY_FILE
+from .statistics import estimate_mean, problem_figures
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}
@@ -55,16 +55,20 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
         raise ValueError(
             f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
         )
-    base_problems, trained_problems = ({p["id"]: p for p in summary["problems"]} for summary in summaries)
+    base_problems, trained_problems = (
+        {(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries
+    )
     _refuse_other_problems(base, trained, base_problems.keys(), trained_problems.keys())
-    ids = list(base_problems)
+    keys = list(base_problems)
     figures = [
-        problem_figures([problems[id_]["num_correct"] for id_ in ids], [problems[id_]["maj"] for id_ in ids], k)
+        problem_figures(
+            *([problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")), k
+        )
         for problems in (base_problems, trained_problems)
     ]
 
     def differences(source: str | None) -> dict[str, Any]:
-        chosen = np.array([source in (None, base_problems[id_]["source"]) for id_ in ids])
+        chosen = np.array([source in (None, key[0]) for key in keys])
         metrics = {}
         for name in figures[0]:
             before, after = (values[name][chosen] for values in figures)
@@ -76,8 +80,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
         return {"num_problems": int(chosen.sum()), "metrics": metrics}
 
     changes = []
-    for id_, before, after in zip(ids, *(values[f"avg@{k}"].tolist() for values in figures), strict=True):
-        source = base_problems[id_]["source"]
+    for (source, id_), before, after in zip(keys, *(values[f"avg@{k}"].tolist() for values in figures), strict=True):
         changes.append({"id": id_, "source": source, "base": before, "trained": after, "difference": after - before})
     changes.sort(key=lambda change: -abs(change["difference"]))
     return {
@@ -90,9 +93,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
             if name not in _EXPECTED_TO_DIFFER and settings[0].get(name) != settings[1].get(name)
         },
         **differences(None),
-        "sources": {
-            source: differences(source) for source in dict.fromkeys(p["source"] for p in base_problems.values())
-        },
+        "sources": {source: differences(source) for source in dict.fromkeys(source for source, _ in keys)},
         "gained": [change for change in changes if change["difference"] > 0],
         "lost": [change for change in changes if change["difference"] < 0],
     }
@@ -112,11 +113,12 @@ def _load_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def _refuse_other_problems(base, trained, base_ids, trained_ids) -> None:
+def _refuse_other_problems(base, trained, base_keys, trained_keys) -> None:
     parts = []
-    for path, only in ((base, base_ids - trained_ids), (trained, trained_ids - base_ids)):
+    for path, only in ((base, base_keys - trained_keys), (trained, trained_keys - base_keys)):
         if only:
-            named = ", ".join(sorted(only)[:_NAMED_IDS]) + (", ..." if len(only) > _NAMED_IDS else "")
+            ids = [id_ for _, id_ in sorted(only)]
+            named = ", ".join(ids[:_NAMED_IDS]) + (", ..." if len(ids) > _NAMED_IDS else "")
             parts.append(f"{len(only)} only in `{path}` (ids {named})")
     if parts:
         raise ValueError(

@@ -36,6 +36,7 @@ _FIRST_DELAY = 0.5  # seconds before the first retry; doubled from one to the ne
 _LONGEST_DELAY = 60.0
 _RETRIED_STATUSES = {408, 425, 429, *range(500, 600)}
 _QUOTED_CHARACTERS = 300
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # where vLLM's reasoning parsers put it, by release
 _jitter = random.Random()  # its own: the program's random numbers are not ours to draw
 
 
@@ -43,8 +44,8 @@ class Job(NamedTuple):
     """One completion to ask for.
 
     Args:
-        id (`str`):
-            Id of the problem.
+        problem (`str`):
+            Key of the problem.
         index (`int`):
             Which of the problem's completions it is, from 0.
         prompt (`str` or `list[dict]`):
@@ -53,7 +54,7 @@ class Job(NamedTuple):
             Seed of the sampling, of 31 bits.
     """
 
-    id: str
+    problem: str
     index: int
     prompt: str | list[dict[str, str]]
     seed: int
@@ -188,10 +189,10 @@ def _encode_prompts(tokenizer: "PreTrainedTokenizerBase", jobs: list[Job]) -> li
     """Token ids of each job's prompt; the completions of one problem share theirs."""
     known: dict[str, list[int]] = {}
     for job in jobs:
-        if job.id in known:
+        if job.problem in known:
             continue
         if isinstance(job.prompt, str):
-            known[job.id] = tokenizer(job.prompt)["input_ids"]
+            known[job.problem] = tokenizer(job.prompt)["input_ids"]
             continue
         if tokenizer.chat_template is None:
             raise ValueError(
@@ -199,8 +200,8 @@ def _encode_prompts(tokenizer: "PreTrainedTokenizerBase", jobs: list[Job]) -> li
                 "Save it with a `chat_template`, or evaluate on a dataset of plain-text prompts."
             )
         text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
-        known[job.id] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in
-    return [known[job.id] for job in jobs]
+        known[job.problem] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in
+    return [known[job.problem] for job in jobs]
 
 
 def _end_tokens(model, tokenizer) -> set[int]:
@@ -270,9 +271,9 @@ def generate_with_vllm(
         model=str(model),
         tensor_parallel_size=tensor_parallel_size,
         max_model_len=max(map(len, prompt_ids)) + sampling.max_completion_length,
-        # Seeds of single requests cost vLLM its batched sampler. This one never comes back: with each completion that
-        # an interrupted evaluation has, fewer jobs are left.
-        seed=(jobs[0].seed + len(jobs)) % 2**31,
+        # Seeds of single requests cost vLLM its batched sampler. This one never comes back: no two calls are for the
+        # same jobs, unless the first of them brought nothing.
+        seed=sum(job.seed for job in jobs) % 2**31,
     )
     # `LLM.generate` returns when all are answered; its engine says which are after every step.
     engine = llm.llm_engine
@@ -382,6 +383,8 @@ class _Server:
         self.is_given_up = threading.Event()
         self._request_timeout = request_timeout
         self._num_retries = num_retries
+        self._lock = threading.Lock()
+        self._has_warned_of_reasoning = False
         self._fields = {
             "model": model,
             "temperature": sampling.temperature,
@@ -393,6 +396,20 @@ class _Server:
         self._headers = {"Content-Type": "application/json"}
         if api_key := os.environ.get(API_KEY_VARIABLE):
             self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def _warn_of_reasoning(self) -> None:
+        with self._lock:
+            if self._has_warned_of_reasoning:
+                return
+            self._has_warned_of_reasoning = True
+        logger.warning(
+            "%s answers with empty text and has put what the model wrote into `reasoning_content`, which is not "
+            "scored: such a completion counts as wrong. Start the server without a reasoning parser (vLLM's "
+            "`--reasoning-parser`), so that the whole completion is text; where completions are cut off in the midst "
+            "of their reasoning, also raise `max_completion_length`, which is %d.",
+            self.base_url,
+            self._fields["max_tokens"],
+        )
 
     def ask(self, job: Job) -> Completion:
         """The completion of one job, retries included."""
@@ -442,11 +459,13 @@ class _Server:
         with response:
             return response.status, response.reason, response.read()
 
-    @staticmethod
-    def _read(answer: Any) -> Completion:
+    def _read(self, answer: Any) -> Completion:
         choice = answer["choices"][0]
-        text = completion_text([choice["message"]]) if "message" in choice else choice["text"]
+        message = choice.get("message")
+        text = choice["text"] if message is None else completion_text([message])
         if not isinstance(text, str):
             raise TypeError(f"a completion is text, not {type(text).__name__}")
+        if not text and message is not None and any(message.get(field) for field in _REASONING_FIELDS):
+            self._warn_of_reasoning()
         length = (answer.get("usage") or {}).get("completion_tokens")
         return Completion(text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length")

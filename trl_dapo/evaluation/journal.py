@@ -5,7 +5,7 @@
 A journal is a file of JSON lines. The first holds the settings, each further one a completion:
 
     {"settings": {"model": "Qwen/Qwen3-0.6B", "temperature": 1.0, ...}}
-    {"id": "2347acb5eb3b35f1", "index": 0, "text": "...", "length": 812, "truncated": false}
+    {"problem": "2347acb5eb3b35f1", "index": 0, "text": "...", "length": 812, "truncated": false}
 """
 
 import json
@@ -70,21 +70,21 @@ class Journal:
             self._file.close()
             raise
 
-    def append(self, id_: str, index: int, completion: Completion) -> None:
+    def append(self, problem: str, index: int, completion: Completion) -> None:
         """
         Add one completion. Once this returns, it outlives the process.
 
         Args:
-            id_ (`str`):
-                Id of the problem.
+            problem (`str`):
+                Key of the problem.
             index (`int`):
                 Which of the problem's completions it is, from 0.
             completion ([`Completion`]):
                 The completion.
         """
         with self._lock:
-            self._write({"id": id_, "index": index, **completion._asdict()})
-            self.completions[id_, index] = completion
+            self._write({"problem": problem, "index": index, **completion._asdict()})
+            self.completions[problem, index] = completion
             if time.monotonic() - self._synced_at > _SYNC_INTERVAL:
                 self._sync()
 
@@ -124,7 +124,7 @@ class Journal:
         self._refuse_other_settings(entries[0], settings)
         for entry in entries[1:]:
             completion = Completion(*(entry[field] for field in Completion._fields))
-            self.completions.setdefault((entry["id"], entry["index"]), completion)
+            self.completions.setdefault((entry["problem"], entry["index"]), completion)
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:

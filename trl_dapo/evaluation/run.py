@@ -7,21 +7,19 @@ import inspect
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ..rewards import MathVerifyReward, score_dapo_math
 from ..rewards.dapo_math import completion_text, loggable
 from ..version import __version__
 from .engines import Job, Sampling, generate_with_server, generate_with_transformers, generate_with_vllm
 from .journal import Completion, Journal
-from .statistics import avg_at_k, estimate_mean, maj_at_k, pass_at_k
+from .scores import problem_id
+from .statistics import estimate_share, maj_at_k, problem_figures
 
 
 if TYPE_CHECKING:
@@ -40,11 +38,23 @@ _SAMPLED_BLOCKS = 256  # of each file
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
 
+# What chooses the completions to ask for, and changes none of them: more of them may be asked for at any time.
+_CHOOSING = ("offset", "limit", "problems", "k")
+
+
 class _Problem(NamedTuple):
+    """One problem, which the dataset lists `num_rows` times."""
+
     id: str
     source: str
     prompt: str | list[dict[str, str]]
     solution: str
+    num_rows: int
+
+    @property
+    def key(self) -> str:
+        """Tells its completions from those of others: two sources may share an id, two prompt styles a problem."""
+        return hashlib.sha256(json.dumps([self.source, self.id, self.prompt]).encode()).hexdigest()[:16]
 
 
 class _Verdict(NamedTuple):
@@ -90,8 +100,12 @@ def evaluate(
     The defaults are the AIME protocol of the DAPO paper: 32 completions a problem at temperature 1.0 and top-p 0.7, up
     to 20,480 tokens, scored by the rule of the last `Answer:` line.
 
+    Rows with equal source and id, or with equal prompts where there is no id, are repeats of one problem: `k`
+    completions are asked for each, and pooled. Every figure is a mean over problems.
+
     Every completion is on disk when the next one is asked for. The same call with the same `output_dir` continues an
-    evaluation that was interrupted and asks for nothing twice; with other settings it is refused. The folder holds
+    evaluation that was interrupted and asks for nothing twice. So does one with another `k`, `limit` or `offset`: it
+    asks for what is missing. With other settings it is refused. The folder holds
 
     - `summary.json`: what this function returns;
     - `completions.parquet`: `id`, `source`, `index`, `prompt`, `solution`, `completion`, `answer`, `correct`, `length`
@@ -161,10 +175,11 @@ def evaluate(
             read; they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"` and
             `"maj@32"`, each with `mean`, `low` and `high`), `mean_length` in tokens (`None` if a server does not say)
             and `truncated` (a share); the same for each source in `sources`; and `problems`, each scored one with
-            `id`, `source`, `num_correct` and `maj`.
+            `id`, `source`, `num_correct`, `num_completions` and `maj`.
 
     Raises:
-        `ValueError`: If a setting has no meaning, or differs from that of the completions in `output_dir`.
+        `ValueError`: If a setting has no meaning, or differs from that of the completions in `output_dir`, or if one
+            id stands for two problems of a source.
         `ConnectionError`: If the server is down or refuses a request; what it had answered is kept.
 
     Example:
@@ -221,10 +236,18 @@ def evaluate(
         )
 
     output_dir = Path(output_dir)
-    jobs = [Job(p.id, i, p.prompt, _completion_seed(seed, p.id, i)) for p in problems for i in range(k)]
-    with Journal(output_dir / JOURNAL_FILE, settings) as journal:
+    jobs = [
+        Job(problem.key, i, problem.prompt, _completion_seed(seed, problem.id, i))
+        for problem in problems
+        for i in range(k * problem.num_rows)
+    ]
+    header = {name: value for name, value in settings.items() if name not in _CHOOSING}
+    with Journal(output_dir / JOURNAL_FILE, header) as journal:
+        _refuse_other_problems(journal, problems)
         _complete(journal, jobs, partial(generate, sampling=sampling), progress)
-        completions_PK = [[journal.completions[problem.id, i] for i in range(k)] for problem in problems]
+        completions_PK = [
+            [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
+        ]
         # The lock on the journal also keeps a second process from writing these.
         verdicts_PK = _score(problems, completions_PK, scorer)
         summary = {
@@ -237,30 +260,6 @@ def evaluate(
         with _replacing(output_dir / SUMMARY_FILE) as path:
             path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
-
-
-def problem_figures(num_correct: list[int], maj: list[float], k: int) -> dict[str, np.ndarray]:
-    """
-    Every metric of an evaluation, one value a problem.
-
-    Args:
-        num_correct (`list[int]`):
-            Correct completions of each problem.
-        maj (`list[float]`):
-            maj@k of each problem.
-        k (`int`):
-            Completions a problem.
-
-    Returns:
-        `dict[str, np.ndarray]`: Arrays of shape (P,) by metric.
-    """
-    correct_PK = np.arange(k) < np.array(num_correct)[:, None]
-    tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]  # powers of two
-    return {
-        f"avg@{k}": avg_at_k(correct_PK),
-        **{f"pass@{j}": pass_at_k(correct_PK, j) for j in tries},
-        f"maj@{k}": np.array(maj),
-    }
 
 
 # ---- Settings ----
@@ -328,17 +327,26 @@ def _load_problems(dataset, selection: dict[str, Any]) -> list[_Problem]:
                 f"The dataset has no column {' and no '.join(map(repr, sorted(missing)))}; found "
                 f"{', '.join(map(repr, dataset.column_names))}."
             )
-    problems = []
+    problems: dict[tuple[str, str], _Problem] = {}
     for row in dataset:
-        prompt = row["prompt"]
-        id_ = row.get("id") or hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
-        problems.append(_Problem(str(id_), str(row.get("source") or "dataset"), prompt, str(row["solution"])))
+        source, id_ = str(row.get("source") or "dataset"), problem_id(row)
+        if id_ is None:
+            raise ValueError(f"A prompt is text or messages, got {row['prompt']!r:.200}.")
+        problem = _Problem(id_, source, row["prompt"], str(row["solution"]), num_rows=1)
+        first = problems.setdefault((source, id_), problem)
+        if first is problem:
+            continue
+        for column in ("prompt", "solution"):
+            one, other = getattr(first, column), getattr(problem, column)
+            if one != other:
+                raise ValueError(
+                    f"Two rows of the source {source!r} have the id {id_!r}, but the `{column}` of one is {one!r:.80} "
+                    f"and of the other {other!r:.80}. Give each problem an id of its own, or leave the column out."
+                )
+        problems[source, id_] = first._replace(num_rows=first.num_rows + 1)
     if not problems:
         raise ValueError("The dataset is empty.")
-    id_, count = Counter(problem.id for problem in problems).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{count} problems of the dataset have the id {id_!r}: completions could not be told apart.")
-    return problems
+    return list(problems.values())
 
 
 def _completion_seed(seed: int, id_: str, index: int) -> int:
@@ -373,26 +381,38 @@ def _weights_digest(model) -> str | None:
 # ---- Completions ----
 
 
+def _refuse_other_problems(journal: Journal, problems: list[_Problem]) -> None:
+    """The folder of another dataset is not written over by mistake."""
+    known = {key for key, _ in journal.completions}
+    if known and known.isdisjoint(problem.key for problem in problems):
+        raise ValueError(
+            f"`{journal.path}` holds completions of {len(known)} other problems, and of none of these "
+            f"{len(problems)}, of which the first has the id {problems[0].id!r}. Use another `output_dir`, or delete "
+            "that file to start over."
+        )
+
+
 def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: bool) -> None:
     """Ask for what the journal lacks."""
     from tqdm import tqdm
 
-    todo = [job for job in jobs if (job.id, job.index) not in journal.completions]
+    todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]
     if not todo:
         return
     num_known = len(jobs) - len(todo)
+    num_others = len(journal.completions) - num_known  # of a larger `k` or `limit`
     with tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress) as bar:
 
         def keep(job: Job, completion: Completion) -> None:
-            journal.append(job.id, job.index, completion)
-            bar.update(len(journal.completions) - bar.n)
+            journal.append(job.problem, job.index, completion)
+            bar.update(len(journal.completions) - num_others - bar.n)
 
         try:
             generate(todo, on_completion=keep)
         except (ConnectionError, MemoryError) as error:
             raise type(error)(
-                f"{error} {len(journal.completions)} of {len(jobs)} completions are in `{journal.path}`: the same "
-                "command continues from there."
+                f"{error} {len(journal.completions) - num_others} of {len(jobs)} completions are in "
+                f"`{journal.path}`: the same command continues from there."
             ) from error
 
 
@@ -442,16 +462,17 @@ def _summarise(
     correct_PK = [[verdict.correct for verdict in verdicts_PK[i]] for i in scored]
     answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
     num_correct = [sum(correct) for correct in correct_PK]
-    maj = maj_at_k(answers_PK, correct_PK).tolist()
+    num_completions = [len(correct) for correct in correct_PK]
+    maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
 
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
         completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
         lengths = [completion.length for completion in completions]
-        values = problem_figures([num_correct[j] for j in chosen], [maj[j] for j in chosen], k)
+        values = problem_figures(*([column[j] for j in chosen] for column in (num_correct, num_completions, maj)), k)
         return {
             "num_problems": len(chosen),
-            "metrics": {name: estimate_mean(values_P)._asdict() for name, values_P in values.items()},
+            "metrics": {name: estimate_share(values_P)._asdict() for name, values_P in values.items()},
             "mean_length": None if None in lengths else sum(lengths) / len(lengths),
             "truncated": sum(completion.truncated for completion in completions) / len(completions),
         }
@@ -461,7 +482,13 @@ def _summarise(
         **figures(None),
         "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
         "problems": [
-            {"id": problems[i].id, "source": problems[i].source, "num_correct": num_correct[j], "maj": maj[j]}
+            {
+                "id": problems[i].id,
+                "source": problems[i].source,
+                "num_correct": num_correct[j],
+                "num_completions": num_completions[j],
+                "maj": maj[j],
+            }
             for j, i in enumerate(scored)
         ],
     }

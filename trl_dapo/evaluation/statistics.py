@@ -8,6 +8,7 @@ that took them for independent would be too narrow.
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -122,11 +123,49 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.
     return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
 
 
+def problem_figures(
+    num_correct: Sequence[int], num_completions: Sequence[int], maj: Sequence[float], k: int
+) -> dict[str, np.ndarray]:
+    """
+    Every metric of an evaluation, one value a problem.
+
+    Args:
+        num_correct (`Sequence[int]` of length P):
+            Correct completions of each problem.
+        num_completions (`Sequence[int]` of length P):
+            All completions of each problem: `k`, or a multiple of it where the dataset lists the problem repeatedly.
+        maj (`Sequence[float]` of length P):
+            Verdict on each problem's most frequent answer.
+        k (`int`):
+            Completions that are asked for at a time.
+
+    Returns:
+        `dict[str, np.ndarray]` of shape (P,) each: `"avg@k"`, `"pass@j"` for each power of two `j` below k and for k
+        itself, and `"maj@k"`.
+    """
+    correct_P, completions_P = np.asarray(num_correct), np.asarray(num_completions)
+
+    def pass_at(j: int) -> np.ndarray:
+        values_P = np.empty(len(correct_P))
+        for num in np.unique(completions_P):
+            chosen = completions_P == num
+            values_P[chosen] = pass_at_k(np.arange(num) < correct_P[chosen, None], j)
+        return values_P
+
+    tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]  # powers of two
+    return {
+        f"avg@{k}": correct_P / completions_P,
+        **{f"pass@{j}": pass_at(j) for j in tries},
+        f"maj@{k}": np.array(maj),
+    }
+
+
 def estimate_mean(values: ArrayLike, seed: int = 0) -> Estimate:
     """
     Mean over problems, with a 95 % percentile interval from 10,000 bootstrap samples of the problems.
 
-    The interval of a paired comparison is that of the problems' differences. It has no width where all values agree.
+    The interval of a paired comparison is that of the problems' differences. It has no width where all values agree;
+    for shares, [`estimate_share`] has one there too.
 
     Args:
         values (`array_like` of `float`):
@@ -149,6 +188,49 @@ def estimate_mean(values: ArrayLike, seed: int = 0) -> Estimate:
     means = draws @ values_D / values_P.size
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(float(values_P.mean()), float(low), float(high))
+
+
+def estimate_share(values: ArrayLike, seed: int = 0) -> Estimate:
+    """
+    Mean over problems of values from 0 to 1, with a 95 % interval that is never without width.
+
+    The interval is [`estimate_mean`]'s, but where all values agree: no resampling then shows another mean, and 0 of
+    30 solved would be "0 %, for certain". There it is Wilson's score interval (E. B. Wilson 1927, JASA 22, 209-212)
+    for the mean as a share of P problems, 0 to 11.4 % for 0 of 30. Of all values from 0 to 1 with that mean, solved
+    and unsolved vary most, so that it is not too narrow for shares between them.
+
+    Args:
+        values (`array_like` of `float`):
+            One value a problem, of shape (P,), in `[0, 1]`.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the resampling.
+
+    Returns:
+        [`Estimate`]: Mean, lower and upper bound, in `[0, 1]`.
+
+    Raises:
+        `ValueError`: If there is no value, or one is not a share.
+
+    Example:
+
+    ```python
+    >>> mean, low, high = estimate_share([0.0] * 30)
+    >>> mean, low, round(high, 3)
+    (0.0, 0.0, 0.114)
+    ```
+    """
+    values_P = np.asarray(values, dtype=np.float64)
+    if not ((values_P >= 0) & (values_P <= 1)).all():
+        raise ValueError("A share lies between 0 and 1.")
+    estimate = estimate_mean(values_P, seed)
+    if values_P.min() < values_P.max():
+        return estimate
+    share, num = estimate.mean, values_P.size
+    z2 = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) ** 2
+    centre = (share + z2 / (2 * num)) / (1 + z2 / num)
+    half = np.sqrt(z2 * (share * (1 - share) / num + z2 / (4 * num**2))) / (1 + z2 / num)
+    # At 0 and 1 one bound is the share itself, but for the last digit.
+    return Estimate(share, float(min(max(centre - half, 0.0), share)), float(max(min(centre + half, 1.0), share)))
 
 
 def _verdicts(correct: ArrayLike) -> np.ndarray:

@@ -6,8 +6,12 @@ The rule is that of `math_dapo.py` in DAPO's reference implementation. It reads 
 symbolic maths, and gives every input a verdict in time linear in its length.
 """
 
+import itertools
+import math
+import numbers
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 
@@ -136,7 +140,7 @@ def _last_answer_line(text: str) -> str | None:
     return answers[-1] if answers else None
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{}` of `text`, braces balanced; `None` if it is missing or never closed."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -158,15 +162,17 @@ def check_boxed_mode(boxed: str) -> None:
         raise ValueError(f"`boxed` must be one of {', '.join(map(repr, BOXED_MODES))}, got {boxed!r}.")
 
 
-def score_dapo_math(text: str, solution: str, *, boxed: str = "never", wrong_score: float = -1.0) -> DapoMathScore:
+def score_dapo_math(
+    text: str, solution: str | float, *, boxed: str = "never", wrong_score: float = -1.0
+) -> DapoMathScore:
     r"""
     Score one completion by the rule of the DAPO paper (arXiv 2503.14476).
 
     Args:
         text (`str`):
             The completion. Only its last 300 characters are read.
-        solution (`str`):
-            The gold answer.
+        solution (`str` or `float`):
+            The gold answer. Dollars around it do not count.
         boxed (`str`, *optional*, defaults to `"never"`):
             What a `\boxed{}` is worth. `"never"`: nothing, only the last `Answer:` line counts, which is the paper's
             rule. `"fallback"`: where there is no `Answer:` line, the last `\boxed{}` within the last 100 characters
@@ -179,7 +185,8 @@ def score_dapo_math(text: str, solution: str, *, boxed: str = "never", wrong_sco
         [`DapoMathScore`]: Score, verdict and the answer that was read.
 
     Raises:
-        `ValueError`: If `boxed` is none of the three.
+        `TypeError`: If the gold answer is neither text nor a number.
+        `ValueError`: If `boxed` is none of the three, or there is no gold answer.
 
     Example:
 
@@ -189,16 +196,102 @@ def score_dapo_math(text: str, solution: str, *, boxed: str = "never", wrong_sco
     ```
     """
     check_boxed_mode(boxed)
-    solution = str(solution)
-    line = None if boxed == "strict" else _last_answer_line(text[-_ANSWER_WINDOW:])
-    content = _last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
-    if content is not None or boxed == "strict":
-        answer = NO_ANSWER if content is None else content
-        correct = answer == solution
-    else:
-        answer = normalize_answer(NO_ANSWER if line is None else line)
-        correct = answer == normalize_answer(solution)
+    gold = gold_text(solution)
+    if gold is None:
+        raise ValueError(f"There is nothing to score without a gold answer; it is {solution!r}.")
+    answer, is_boxed = _read_answer(text, boxed)
+    correct = answer == (without_delimiters(gold) if is_boxed else normalize_answer(gold))
     return DapoMathScore(1.0 if correct else wrong_score, correct, answer)
+
+
+def stated_answer(text: str) -> str | None:
+    r"""
+    The answer that a completion states: its last `Answer:` line, or else its last `\boxed{}`.
+
+    Args:
+        text (`str`):
+            The completion, of which as much is read as [`score_dapo_math`] reads.
+
+    Returns:
+        `str` or `None`: The answer, normalised if it stands in an `Answer:` line; `None` where there is none.
+    """
+    answer, _ = _read_answer(text, "fallback")
+    return None if answer == NO_ANSWER else answer
+
+
+def _read_answer(text: str, boxed: str) -> tuple[str, bool]:
+    """The answer, `NO_ANSWER` where there is none, and whether it is to be compared as a boxed one."""
+    line = None if boxed == "strict" else _last_answer_line(text[-_ANSWER_WINDOW:])
+    content = last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
+    if content is not None or boxed == "strict":
+        return NO_ANSWER if content is None else content, True
+    return normalize_answer(NO_ANSWER if line is None else line), False
+
+
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+
+
+def without_delimiters(answer: str) -> str:
+    r"""`$34$`, `\(34\)` and `\[34\]` become `34`; an answer that is more than one formula stays as it is."""
+    answer = answer.strip()
+    for opening, closing in _DELIMITERS:
+        inner = answer.removeprefix(opening).removesuffix(closing)
+        if len(answer) - len(inner) == len(opening) + len(closing) and opening not in inner:
+            return inner.strip()
+    return answer
+
+
+def gold_text(gold: Any) -> str | None:
+    """
+    A gold answer as text.
+
+    Args:
+        gold (`str` or `float`):
+            What the dataset has. A whole number loses the `.0` that a column of floats gives it.
+
+    Returns:
+        `str` or `None`: The text; `None` where there is no gold answer: `None`, NaN or an empty text.
+
+    Raises:
+        `TypeError`: If it is neither text nor a number.
+    """
+    if gold is None or isinstance(gold, str):
+        return gold if gold and not gold.isspace() else None
+    if not isinstance(gold, (numbers.Real, Decimal)):
+        raise TypeError(f"A gold answer is {gold!r:.80} ({type(gold).__name__}); expected text or a number.")
+    if gold != gold:
+        return None
+    is_whole = not isinstance(gold, numbers.Integral) and math.isfinite(gold) and gold == int(gold)
+    return str(int(gold) if is_whole else gold)
+
+
+def content_text(content: Any) -> str:
+    """
+    The text of one message.
+
+    Args:
+        content (`str`, `list` or `dict`):
+            A message's content: text, `None` (a bare tool call), one part with a `text` or a list of parts, of which
+            text and the parts with a `text` count.
+
+    Returns:
+        `str`: The text, empty if there is none.
+
+    Raises:
+        `TypeError`: If it is of another kind.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        is_text = [not isinstance(part, dict) or part.get("text") is not None for part in content]  # an image is not
+        return "".join(map(content_text, itertools.compress(content, is_text)))
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        return content["text"]
+    raise TypeError(
+        f"The content of a message is {content!r:.80} ({type(content).__name__}); expected text, or parts of it."
+    )
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
@@ -207,18 +300,23 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
 
     Args:
         completion (`str` or `list[dict]`):
-            What TRL passes for one completion. A message's content may be a string, `None` (a bare tool call) or a
-            list of parts, of which the text parts count.
+            What TRL passes for one completion. For what a message may hold see [`content_text`].
 
     Returns:
         `str`: The text, empty if there is none.
+
+    Raises:
+        `TypeError`: If it is of another kind.
     """
     if isinstance(completion, str):
         return completion
-    content = completion[-1].get("content") if completion else None
-    if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content)
-    return content or ""
+    if isinstance(completion, (list, tuple)) and not completion:
+        return ""
+    if isinstance(completion, (list, tuple)) and isinstance(completion[-1], dict):
+        return content_text(completion[-1].get("content"))
+    raise TypeError(
+        f"A completion is {completion!r:.80} ({type(completion).__name__}); expected text, or a list of messages."
+    )
 
 
 def loggable(text: str) -> str:
@@ -264,11 +362,12 @@ class DapoMathReward:
         log_extra: Callable[[str, list], None] | None = None,
         **kwargs,
     ) -> list[float | None]:
+        golds = [gold_text(gold) for gold in solution]
         scores = [
             None
             if gold is None
             else score_dapo_math(completion_text(completion), gold, boxed=self.boxed, wrong_score=self.wrong_score)
-            for completion, gold in zip(completions, solution, strict=True)
+            for completion, gold in zip(completions, golds, strict=True)
         ]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
@@ -293,7 +392,8 @@ def dapo_math_reward(
         completions (`list[str]` or `list[list[dict]]`):
             Completions, plain or conversational. Of a conversational one the last message is scored.
         solution (`list[str]`):
-            Gold answers. A completion whose gold answer is `None` gets no reward, TRL's way to skip a sample.
+            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
+            way to skip a sample.
         log_extra (`callable`, *optional*):
             Provided by the trainer. Receives the extracted answers as the column `dapo_math_answer`.
         **kwargs:
@@ -301,6 +401,9 @@ def dapo_math_reward(
 
     Returns:
         `list[float | None]`: One reward a completion.
+
+    Raises:
+        `TypeError`: If a completion or a gold answer is of no kind that can be read.
 
     Example:
 

@@ -4,14 +4,16 @@
 
 A completion is hostile input: sympy may spend hours, or all memory, on a power tower. Timeouts inside a process need
 the main thread and an interpreter that comes up for air; killing a process needs neither. So the kernel holds every
-limit: an alarm ends a worker that exceeds the time of one completion, an address-space limit bounds its memory, and a
-third pipe, over which nothing is ever sent, ends a worker whose trainer is gone.
+limit: a timer of processor time ends a worker that exceeds the time of one completion, another by the clock one that
+makes no headway, an address-space limit bounds its memory, and a third pipe, over which nothing is ever sent, ends a
+worker whose trainer is gone.
 
-    trainer  -- one line a batch: [[gold, text], ...] -->            worker
-             <-- "gold" after a gold answer that is new to the worker, [reward, answer] after each completion
+    trainer  -- one line a batch: [[gold, text], ...] -->  worker
+             <-- "gold" once a gold answer is read that is not the one before, [reward, answer] of each completion
 """
 
 import json
+import logging
 import math
 import os
 import selectors
@@ -25,11 +27,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .dapo_math import completion_text, loggable
+from .dapo_math import completion_text, gold_text, loggable
 
+
+logger = logging.getLogger(__name__)
 
 _STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
 _SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may not fit
+_CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
 _LARGEST_BATCH = 128
 _NUM_CACHED_GOLDS = 4096
 _LOGGED_CHARACTERS = 200
@@ -55,7 +60,7 @@ class _Job:
     gold: str
     text: str
     verdict: _Verdict | None = None
-    has_crashed: bool = False
+    has_failed_at: set[str] = field(default_factory=set)  # of "gold" and "completion"
 
 
 @dataclass(eq=False)
@@ -66,21 +71,25 @@ class _Worker:
     lifeline: int
     received: bytes = b""
     is_ready: bool = False
-    golds_read: set[str] = field(default_factory=set)
+    gold_read: str | None = None  # the last that was announced
     batch: deque[_Job] = field(default_factory=deque)
 
     @classmethod
     def start(cls, timeout: float, memory_limit: int) -> "_Worker":
         # Not multiprocessing: its spawn re-imports the training script, its fork copies a process that runs CUDA.
         workers_end, lifeline = os.pipe()
+        # What is no text, such as a pathlib.Path, Python does not import from either. The path comes before any
+        # import: the working directory, which "-c" puts first, may hold a file of any name.
+        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+            f"import sys; sys.path[:] = {path!a}; "
             f"from {__name__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
         )
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code, path],
+                # Not isolated: that would keep out an editable install in the user site, which is a hook and no entry
+                # of the path. What a library warns of must not become an error here because the trainer asked for it.
+                [sys.executable, "-W", "ignore", "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -113,7 +122,7 @@ class _Worker:
             if message == _READY:
                 self.is_ready = True
             elif message == _GOLD_READ:
-                self.golds_read.add(self.batch[0].gold)
+                self.gold_read = self.batch[0].gold
             else:
                 self.batch.popleft().verdict = _Verdict(*message)
         return bool(data)
@@ -148,13 +157,15 @@ class MathVerifyReward:
 
     Gives the verdicts of TRL's `accuracy_reward` (1.0 if the answer equals the gold answer, 0.0 if not, `None` if the
     gold answer cannot be parsed), but scores in worker processes: a completion that takes longer than `timeout` is
-    killed with its worker and counts as wrong, from any thread. Workers start with the first completions, are replaced
-    when they die and end with this process, however it ends. The object can be pickled and survives a fork; the copy
-    starts workers of its own. POSIX only.
+    killed with its worker and counts as wrong, from any thread. What a stalled machine or the end of its memory cost
+    is tried once more. A gold answer that twice is not read in time is given up, which is logged: its completions get
+    `None`. Workers start with the first completions, are replaced when they die and end with this process, however it
+    ends. The object can be pickled and survives a fork; the copy starts workers of its own. POSIX only.
 
     Args:
         timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds that one completion may take.
+            Seconds of processor time that one completion may take, its gold answer included. By the clock it may take
+            ten times as long, so that a busy machine makes no answer wrong.
         num_workers (`int`, *optional*):
             Worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, at most 8.
         memory_limit (`int`, *optional*, defaults to `1073741824`):
@@ -189,6 +200,7 @@ class MathVerifyReward:
         self.memory_limit = memory_limit
         self._workers: list[_Worker] = []
         self._hopeless_golds: set[str] = set()
+        self._num_ended = self._num_killed_at_start = 0  # workers, in the current call
         self._lock = threading.Lock()
         self._stop_at_exit = weakref.finalize(self, _stop_all, self._workers)
         _instances.add(self)
@@ -209,18 +221,26 @@ class MathVerifyReward:
             completions (`list[str]` or `list[list[dict]]`):
                 Completions, plain or conversational. Of a conversational one the last message is scored.
             solution (`list[str]`):
-                Gold answers. A completion whose gold answer is `None` gets no reward, TRL's way to skip a sample.
+                Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward,
+                TRL's way to skip a sample.
             log_extra (`callable`, *optional*):
                 Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
             log_metric (`callable`, *optional*):
-                Provided by the trainer. Receives the share of completions that were killed as `math_verify/killed`.
+                Provided by the trainer. Receives the share of completions that were killed as `math_verify/killed`,
+                the number of workers that ended and had to be replaced as `math_verify/worker_restarts`, and the
+                number of gold answers given up so far as `math_verify/hopeless_golds`.
             **kwargs:
                 Whatever else the trainer passes; not used.
+
+        Raises:
+            `TypeError`: If a completion or a gold answer is of no kind that can be read.
+            `RuntimeError`: If no worker can be started.
         """
         # A group often repeats itself: one completion and gold answer, one job.
+        golds = [gold_text(gold) for gold in solution]
         pairs = [
-            None if gold is None else (str(gold), completion_text(completion))
-            for completion, gold in zip(completions, solution, strict=True)
+            None if gold is None else (gold, completion_text(completion))
+            for completion, gold in zip(completions, golds, strict=True)
         ]
         jobs = {pair: _Job(*pair) for pair in pairs if pair is not None}
         with self._lock:
@@ -230,12 +250,15 @@ class MathVerifyReward:
                 # What they are busy with will never be asked for.
                 _stop_all(self._workers)
                 raise
+            num_ended, num_hopeless = self._num_ended, len(self._hopeless_golds)
         verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].verdict for pair in pairs]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
             log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
         if log_metric is not None and verdicts:
             log_metric("math_verify/killed", sum(verdict.answer == _KILLED for verdict in verdicts) / len(verdicts))
+            log_metric("math_verify/worker_restarts", float(num_ended))
+            log_metric("math_verify/hopeless_golds", float(num_hopeless))
         return [verdict.reward for verdict in verdicts]
 
     def close(self) -> None:
@@ -245,6 +268,7 @@ class MathVerifyReward:
 
     def _score(self, jobs: list[_Job]) -> None:
         """Give every job its verdict: keeps each worker busy with one batch until nothing is left."""
+        self._num_ended = self._num_killed_at_start = 0
         # Neighbours go to one worker: they are mostly completions of one prompt and share its parsed gold answer.
         size = max(1, min(_LARGEST_BATCH, len(jobs) // (4 * self.num_workers)))
         todo = self._open_batches(jobs[start : start + size] for start in range(0, len(jobs), size))
@@ -282,24 +306,41 @@ class MathVerifyReward:
         return open_batches
 
     def _bury(self, worker: _Worker) -> None:
-        """Find out why a worker is gone, and give the job that killed it its verdict."""
+        """Find out why a worker is gone, and give the job that it failed at its verdict, or one more try."""
         # The pipe is closed a moment before the process is gone: to kill it now would hide how it ended.
         status = worker.process.wait()
         worker.close_pipes()
+        self._num_ended += 1
         if not worker.is_ready:
-            raise RuntimeError(
-                f"A math-verify worker ended with status {status} before it was ready (limit {_STARTUP_LIMIT} s); its "
-                f"own message is on stderr. Check that `{sys.executable}` can import math_verify."
-            )
-        if worker.batch and status != _RETIRED:
+            self._num_killed_at_start += 1
+            # One that was killed, by the startup limit or for want of memory, is started once more; one that ended
+            # by itself would end the same way again.
+            if status >= 0 or self._num_killed_at_start > self.num_workers:
+                raise RuntimeError(
+                    f"A math-verify worker ended with status {status} before it was ready (limit {_STARTUP_LIMIT} s); "
+                    f"its own message is on stderr. Check that `{sys.executable}` can import math_verify, and that "
+                    "there is memory for it."
+                )
+        elif worker.batch and status != _RETIRED:
             job = worker.batch[0]
-            if status == -signal.SIGALRM or job.has_crashed:
-                was_gold_read = job.gold in worker.golds_read
-                job.verdict = _Verdict(0.0 if was_gold_read else None, _KILLED)
-                if not was_gold_read:
-                    self._hopeless_golds.add(job.gold)
-            # Another end may be an accident, such as the system's memory running out: tried once more.
-            job.has_crashed = True
+            stage = "completion" if worker.gold_read == job.gold else "gold"
+            # The time that it used is a completion's own doing. Another end may be an accident, such as a machine that
+            # stood still; and a gold answer is worth all its completions.
+            is_final = stage in job.has_failed_at or (stage == "completion" and status == -signal.SIGPROF)
+            job.has_failed_at.add(stage)
+            if is_final and stage == "completion":
+                job.verdict = _Verdict(0.0, _KILLED)
+            elif is_final:
+                job.verdict = _Verdict(None, _KILLED)
+                self._give_up(job.gold)
+
+    def _give_up(self, gold: str) -> None:
+        if gold not in self._hopeless_golds:
+            self._hopeless_golds.add(gold)
+            logger.warning(
+                f"math-verify did not finish reading the gold answer {gold!r:.80}, tried twice (`timeout` "
+                f"{self.timeout:g} s): its completions get no reward."
+            )
 
 
 _instances: weakref.WeakSet[MathVerifyReward] = weakref.WeakSet()
@@ -328,7 +369,8 @@ def math_verify_reward(
     r"""
     Reward function that compares answers symbolically with math-verify, in worker processes with hard limits.
 
-    [`MathVerifyReward`] with its defaults: 5 seconds and 1 GiB a completion. Same verdicts as TRL's `accuracy_reward`.
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Same verdicts as TRL's
+    `accuracy_reward`.
 
     Args:
         completions (`list[str]` or `list[list[dict]]`):
@@ -341,6 +383,10 @@ def math_verify_reward(
     Returns:
         `list[float | None]`:
             1.0 if the answer equals the gold answer, 0.0 if not, `None` if the gold answer cannot be parsed.
+
+    Raises:
+        `TypeError`: If a completion or a gold answer is of no kind that can be read.
+        `RuntimeError`: If no worker can be started.
 
     Example:
 
@@ -357,7 +403,7 @@ def math_verify_reward(
 
 def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     """Main function of a worker: score batches from stdin until it is closed, end at once if the lifeline is."""
-    signals = {signal.SIGALRM, signal.SIGIO}
+    signals = {signal.SIGALRM, signal.SIGPROF, signal.SIGIO}
     for number in signals:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -380,12 +426,18 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, remaining)
 
     answer(_READY)
+    announced = None
     while line := sys.stdin.buffer.readline():
         for gold, text in json.loads(line):
-            signal.setitimer(signal.ITIMER_REAL, timeout)
-            if scorer.read_gold(gold):
+            signal.setitimer(signal.ITIMER_PROF, timeout)
+            signal.setitimer(signal.ITIMER_REAL, _CLOCK_FACTOR * timeout)
+            scorer.read_gold(gold)
+            # Also where it was known, be it from the scorer's test of itself: the trainer knows only what it is told.
+            if gold != announced:
                 answer(_GOLD_READ)
+                announced = gold
             verdict = scorer.score(gold, text)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answer(verdict)
             if _address_space() > memory_limit // 2:
@@ -453,14 +505,13 @@ class _Scorer:
         if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
             raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")
 
-    def read_gold(self, gold: str) -> bool:
-        """Parse a gold answer; returns whether it was new."""
+    def read_gold(self, gold: str) -> None:
+        """Parse a gold answer, unless it is known."""
         if gold in self._golds:
-            return False
+            return
         if len(self._golds) >= _NUM_CACHED_GOLDS:
             self._golds.clear()
         self._golds[gold] = self._math_verify.parse(gold, parsing_timeout=None)
-        return True
 
     def score(self, gold: str, text: str) -> tuple[float | None, str]:
         """Reward and extracted answer of one completion whose gold answer has been read."""

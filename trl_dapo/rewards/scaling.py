@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 def scale_reward(
     values: Iterable[float | None],
-    *,
     source_min: float,
     source_max: float,
     target_min: float,
@@ -45,8 +44,8 @@ def scale_reward(
     for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(
-                f"`reward_scaling_{name}_min` must be below `reward_scaling_{name}_max` and both finite, "
-                f"got {low} and {high}."
+                f"The {name} range of `reward_scaling` must begin below its end and both be finite, got {low} to "
+                f"{high}: its four numbers are source minimum, source maximum, target minimum, target maximum."
             )
     scaled = []
     for value in values:

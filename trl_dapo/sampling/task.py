@@ -131,24 +131,34 @@ class TaskReward:
         """Which completions are right (boolean `torch.Tensor` of shape `(B,)`)."""
         return is_correct(self.of(rewards_BF), self.criterion)
 
-    def describe(self) -> str:
-        """One line: what decides, by what threshold, and what only shapes."""
+    def describe(self, filtered: bool = False) -> str:
+        """
+        One line for the start of a run: what decides, by what threshold, and what only shapes.
+
+        Args:
+            filtered (`bool`, *optional*, defaults to `False`):
+                Whether a user's `group_filter` decides which groups train.
+        """
         names = ", ".join(map(repr, self.names))
-        shaping = f" {', '.join(map(repr, self.shaping))} only shape{'s' * (len(self.shaping) == 1)} the advantages."
-        if not self.knows_right:
-            rule = (
-                f"A group trains if the weighted sum of {names} differs within it. Nothing says which completions are "
-                "right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
-                "`dynamic_sampling_rewards`."
-            )
+        subject = names if len(self.names) == 1 else f"the weighted sum of {names}"
+        parts = []
+        if filtered:
+            parts.append("`group_filter` decides which groups train.")
         else:
             low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
-            band = "" if (low, high) == (0.0, 1.0) else f" and its share of right completions lies in ({low}, {high})"
-            rule = (
-                f"A group trains if {names} differs within it{band}; a completion is right above "
-                f"{self.criterion.accuracy_threshold:g}."
+            band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
+            parts.append(f"A group trains if {subject} differs within it{band}.")
+        if self.knows_right:
+            parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}.")
+        else:
+            parts.append(
+                "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward "
+                "that does in `dynamic_sampling_rewards`."
             )
-        return rule + (shaping if self.shaping else "")
+        if self.shaping:
+            only = "only shapes" if len(self.shaping) == 1 else "only shape"
+            parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")
+        return " ".join(parts)
 
 
 def _ambiguous(setting: str, candidates: str) -> str:

@@ -1,0 +1,88 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Two evaluations of the same problems, problem by problem."""
+
+import pytest
+from evaluations import Deal, ask, sums
+
+from trl_dapo.evaluation import compare, estimate_mean
+
+
+def evaluated(serve, output_dir, first, second, third, order=(0, 1, 2), **settings):
+    dataset = sums(3, source=["easy", "easy", "hard"]).select(order)
+    ask(serve(Deal(first=first, second=second, third=third)), dataset, output_dir, **settings)
+    return output_dir
+
+
+RIGHT = {1: "Answer: 2", 2: "Answer: 3", 3: "Answer: 4"}
+
+
+def texts(*num_correct):
+    return [[RIGHT[i]] * num + ["Answer: 0"] * (4 - num) for i, num in enumerate(num_correct, start=1)]
+
+
+def test_a_comparison_by_hand(serve, tmp_path):
+    base = evaluated(serve, tmp_path / "base", *texts(2, 1, 4))
+    trained = evaluated(serve, tmp_path / "trained", *texts(3, 4, 3))
+    change = compare(base, trained / "summary.json")
+    avg = change["metrics"]["avg@4"]
+    assert (avg["base"], avg["trained"]) == pytest.approx((7 / 12, 10 / 12))
+    assert avg["difference"] == estimate_mean([1 / 4, 3 / 4, -1 / 4])._asdict()
+    # the first problem was a tie of two and two, the second three wrong ones to one
+    assert change["metrics"]["maj@4"]["difference"]["mean"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert change["metrics"]["pass@2"]["difference"]["mean"] == pytest.approx((1 / 6 + 3 / 6 + 0) / 3)
+    assert change["sources"]["hard"]["metrics"]["avg@4"]["difference"]["mean"] == -0.25
+    assert change["gained"] == [
+        {"id": "id2", "source": "easy", "base": 0.25, "trained": 1.0, "difference": 0.75},
+        {"id": "id1", "source": "easy", "base": 0.5, "trained": 0.75, "difference": 0.25},
+    ]
+    assert change["lost"] == [{"id": "id3", "source": "hard", "base": 1.0, "trained": 0.75, "difference": -0.25}]
+    assert (change["k"], change["num_problems"], change["differing_settings"]) == (4, 3, {})
+
+
+def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
+    base = evaluated(serve, tmp_path / "base", *texts(0, 1, 4))
+    trained = evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1])
+    change = compare(base, trained)
+    assert change["metrics"]["avg@4"]["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert change["gained"] == change["lost"] == []
+
+
+def test_a_comparison_is_sharper_than_the_evaluations_it_compares(serve, tmp_path):
+    base = evaluated(serve, tmp_path / "base", *texts(0, 1, 3))
+    trained = evaluated(serve, tmp_path / "trained", *texts(1, 2, 4))
+    difference = compare(base, trained)["metrics"]["avg@4"]["difference"]
+    assert difference == {"mean": 0.25, "low": 0.25, "high": 0.25}
+
+
+def test_a_comparison_says_what_else_differed(serve, tmp_path):
+    base = evaluated(serve, tmp_path / "base", *texts(1, 1, 1))
+    trained = evaluated(serve, tmp_path / "trained", *texts(1, 1, 1), temperature=0.6)
+    assert compare(base, trained)["differing_settings"] == {"temperature": [1.0, 0.6]}
+
+
+def test_evaluations_of_other_problems_are_not_compared(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(3), tmp_path / "base")
+    ask(server, sums(5).select([0, 1, 3, 4]), tmp_path / "trained")
+    with pytest.raises(ValueError, match=r"1 only in `.*base` \(ids id3\) and 2 only in `.*trained` \(ids id4, id5\)"):
+        compare(tmp_path / "base", tmp_path / "trained")
+
+
+def test_evaluations_of_other_k_are_not_compared(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path / "base", k=2)
+    ask(server, sums(1), tmp_path / "trained", k=4)
+    with pytest.raises(ValueError, match=r"has 2 completions a problem and .* has 4"):
+        compare(tmp_path / "base", tmp_path / "trained")
+
+
+def test_what_is_no_summary_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The evaluation has not ended"):
+        compare(tmp_path, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`.$"):
+        compare(tmp_path / "nothing.json", tmp_path)
+    for content, message in (("{", "is not JSON"), ("[]", "is not the summary of an evaluation")):
+        (tmp_path / "summary.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            compare(tmp_path, tmp_path)

@@ -1,0 +1,170 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing is asked for twice, whatever ended the evaluation before, and nothing is mixed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from evaluations import ask, asked, sums, sums_of
+from transformers import AutoModelForCausalLM
+
+from trl_dapo import evaluation
+from trl_dapo.evaluation import evaluate
+from trl_dapo.evaluation.journal import Completion, Journal
+
+
+KILLED = """
+import sys
+from trl_dapo.evaluation import evaluate
+evaluate("tiny", sys.argv[1], sys.argv[2], base_url=sys.argv[3], k=8, concurrency=3, progress=False)
+"""
+
+
+def test_a_killed_evaluation_continues_without_asking_for_anything_twice(serve, tmp_path):
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"problem": f"1+{i}", "answer": str(1 + i)}) + "\n" for i in range(6)))
+    answers, lock = [], threading.Lock()
+    withheld, is_over = threading.Semaphore(0), threading.Event()
+
+    def text(body):
+        return f"Answer: {body['seed'] % 5}"
+
+    def answers_ten_and_no_more(body):
+        with lock:
+            if len(answers) < 10:
+                answers.append(asked(body))
+                return text(body)
+        withheld.release()
+        is_over.wait()
+
+    server = serve(answers_ten_and_no_more)
+    command = [sys.executable, "-c", KILLED, str(problems), str(tmp_path / "run"), server.url]
+    environment = {**os.environ, "PYTHONPATH": str(Path(evaluation.__file__).parents[2])}
+    with subprocess.Popen(command, env=environment) as process:
+        # No thread asks before its last answer is on disk: once all three wait, all ten are.
+        for _ in range(3):
+            assert withheld.acquire(timeout=60)
+        process.kill()
+    is_over.set()
+    assert process.returncode < 0
+
+    again, unbroken = serve(text), serve(text)
+    settings = {"k": 8, "concurrency": 3}
+    continued = ask(again, problems, tmp_path / "run", **settings)
+    assert len(again.requests) == 48 - 10
+    assert len(set(again.asked) | set(answers)) == 48
+    assert continued == ask(unbroken, problems, tmp_path / "unbroken", **settings)
+    assert len(unbroken.requests) == 48
+    assert 0 < continued["metrics"]["avg@8"]["mean"] < 1
+
+
+def test_a_finished_evaluation_asks_for_nothing(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    first = ask(server, sums(2), tmp_path)
+    server.stop()
+    assert ask(server, sums(2), tmp_path) == first
+
+
+def test_more_completions_of_each_problem_continue_a_finished_evaluation(serve, tmp_path):
+    server = serve(lambda body: f"Answer: {2 + body['seed'] % 2}")
+    ask(server, sums(3), tmp_path / "raised", k=2)
+    raised = ask(server, sums(3), tmp_path / "raised", k=8)
+    assert len(server.requests) == len(set(server.asked)) == 3 * 8
+    at_once = ask(server, sums(3), tmp_path / "at once", k=8)
+    assert raised == at_once
+    assert 0 < raised["metrics"]["avg@8"]["mean"] < 1
+    # fewer are among those that are there
+    assert ask(server, sums(3), tmp_path / "raised", k=2)["problems"][0]["num_completions"] == 2
+    assert len(server.requests) == 2 * 24
+
+
+def test_more_problems_continue_a_finished_evaluation(serve, tmp_path, problems_file):
+    server = serve(lambda body: "Answer: 2")
+    first = ask(server, problems_file, tmp_path / "run", limit=1)
+    both = ask(server, problems_file, tmp_path / "run")
+    assert len(server.requests) == len(set(server.asked)) == 2 * 4
+    assert (first["num_problems"], both["num_problems"]) == (1, 2)
+    assert ask(server, problems_file, tmp_path / "run", limit=1) == first
+    assert len(server.requests) == 2 * 4
+
+
+def test_what_an_error_counts_are_the_completions_asked_for(serve, tmp_path):
+    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
+    refuses = serve(lambda body: (400, {"error": "no"}))
+    with pytest.raises(ConnectionError, match="4 of 8 completions are in"):
+        ask(refuses, sums_of([2, 3]), tmp_path)
+
+
+@pytest.mark.parametrize("torn", [1, 20])
+def test_a_torn_last_line_is_asked_for_again(serve, tmp_path, torn):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path, concurrency=1)
+    journal = tmp_path / "completions.jsonl"
+    content = journal.read_bytes()
+    journal.write_bytes(content[:-torn])
+    ask(server, sums(1), tmp_path)
+    assert len(server.requests) == 5
+    assert server.asked[4] == server.asked[3]
+    assert journal.read_bytes() == content
+
+
+def test_an_evaluation_killed_at_its_first_line_starts_over(serve, tmp_path):
+    (tmp_path / "completions.jsonl").write_text('{"settings": {"mod')
+    assert ask(serve(lambda body: "Answer: 2"), sums(1), tmp_path)["num_problems"] == 1
+
+
+def test_a_line_that_no_evaluation_has_written_is_named(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path)
+    journal = tmp_path / "completions.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\0\0\0\n"
+    journal.write_bytes(b"".join(lines))
+    with pytest.raises(ValueError, match=r"Line 3 of .*x00.*Remove that line"):
+        ask(server, sums(1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"temperature": 0.6}, "`temperature` was 1.0, is now 0.6"),
+        ({"max_completion_length": 10}, "`max_completion_length` was 20480, is now 10"),
+        ({"dataset": sums(2).select([1])}, "holds completions of 1 other problems, .*of which the first has .* 'id2'"),
+        ({"dataset": sums(1, prompt=["2+0"])}, "holds completions of 1 other problems"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused_with_both_values(serve, tmp_path, changed, message):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path)
+    with pytest.raises(ValueError, match=message + ".*Use another `output_dir`"):
+        ask(server, **{"dataset": sums(1), "output_dir": tmp_path, **changed})
+    assert len(server.requests) == 4
+
+
+def test_another_training_of_the_same_name_is_refused(serve, tmp_path, tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    server = serve(lambda body: "Answer: 2")
+    settings = {"base_url": server.url, "k": 1, "progress": False}
+    model.save_pretrained(tmp_path / "trained")
+    evaluate(tmp_path / "trained", sums(1), tmp_path / "eval", **settings)
+    with torch.no_grad():
+        model.lm_head.weight += 1e-3
+    model.save_pretrained(tmp_path / "trained")
+    with pytest.raises(ValueError, match=r"`weights` was '[0-9a-f]{16}', is now"):
+        evaluate(tmp_path / "trained", sums(1), tmp_path / "eval", **settings)
+
+
+def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
+    path = tmp_path / "completions.jsonl"
+    with Journal(path, {}) as journal:
+        journal.append("a", 0, Completion("text", 1, False))
+        with pytest.raises(BlockingIOError, match=f"Another evaluation is writing to `{tmp_path}`"):
+            Journal(path, {})
+    with Journal(path, {}) as journal:
+        assert journal.completions == {("a", 0): Completion("text", 1, False)}

@@ -1,0 +1,200 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A server is asked, and what it does is met: failures, refusals, silence, hostile text."""
+
+import itertools
+import json
+import re
+import threading
+import types
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
+
+from trl_dapo.evaluation import engines
+
+
+def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path / "plain", k=1, top_k=5)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
+    ask(server, Dataset.from_dict({"prompt": [messages], "solution": ["2"]}), tmp_path / "chat", k=1)
+    (plain_path, headers, plain), (chat_path, _, chat) = server.requests
+    assert (plain_path, plain["prompt"], plain["model"], plain["top_k"]) == ("/v1/completions", "1+1", "tiny", 5)
+    assert (chat_path, chat["messages"]) == ("/v1/chat/completions", messages)
+    assert "top_k" not in chat  # OpenAI's own servers refuse it
+    assert headers["Authorization"] == "Bearer secret"
+
+
+def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(3), tmp_path / "a")
+    ask(server, sums(3), tmp_path / "b")
+    ask(server, sums(3), tmp_path / "c", seed=1)
+    first, second, other = (set(server.asked[i : i + 12]) for i in (0, 12, 24))
+    assert len({seed for _, seed in first}) == 12
+    assert first == second
+    assert not first & other
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (500, {"error": "overloaded"}),
+        (429, {"error": "slow down"}),
+        None,
+        (200, b"<html>gateway</html>"),
+        (200, {"choices": []}),
+        (200, reply({"not": "text"}, False)),
+    ],
+    ids=["500", "429", "hangs up", "no json", "no choice", "no text"],
+)
+def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
+    seen = set()
+
+    def script(body):
+        is_first = asked(body) not in seen
+        seen.add(asked(body))
+        return failure if is_first else "Answer: 2"
+
+    server = serve(script)
+    assert ask(server, sums(1), tmp_path)["metrics"]["avg@4"]["mean"] == 1.0
+    assert Counter(Counter(server.asked).values()) == {2: 4}
+    assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1 + 4
+
+
+def test_a_refusal_is_no_failure_to_retry(serve, tmp_path):
+    server = serve(lambda body: (400, {"error": "maximum context length is 4096"}))
+    with pytest.raises(ConnectionError, match=r"refuses .* 400 .*maximum context length is 4096") as error:
+        ask(server, sums(1), tmp_path, concurrency=1)
+    assert "0 of 4 completions are in" in str(error.value)
+    assert len(server.requests) == 1
+
+
+def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 1e6)
+    all_are_under_way, is_refused = threading.Barrier(3), threading.Event()
+
+    def script(body):
+        all_are_under_way.wait()
+        prompt = asked(body)[0]
+        if prompt == "1+1":
+            return 500, {"error": "its thread waits for its next try"}
+        if prompt == "1+2":
+            is_refused.set()
+            return 400, {"error": "no"}
+        is_refused.wait()
+        return "Answer: 4"
+
+    server = serve(script)
+    with pytest.raises(ConnectionError, match=r"refuses a request with 400 .* 1 of 3 completions are in"):
+        ask(server, sums(3), tmp_path, k=1)
+    assert len(server.requests) == 3
+
+
+def test_a_request_is_made_again_as_often_as_asked(serve, tmp_path):
+    server = serve(lambda body: (500, {"error": "overloaded"}))
+    with pytest.raises(ConnectionError, match=r"asked 3 times\): 500 .*overloaded"):
+        ask(server, sums(1), tmp_path, concurrency=1, num_retries=2)
+    assert len(server.requests) == 3
+
+
+def test_the_delays_double_up_to_a_minute(serve, monkeypatch):
+    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.5)
+    monkeypatch.setattr(engines._jitter, "uniform", lambda low, high: high)
+    server = serve(lambda body: (503, {"error": "loading"}))
+    sampling = engines.Sampling(1.0, 0.7, 0, 8)
+    asking = engines._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
+    delays = []
+    asking.is_given_up = types.SimpleNamespace(wait=delays.append)
+    with pytest.raises(ConnectionError, match="asked 10 times"):
+        asking.ask(engines.Job("id", 0, "1+1", 0))
+    assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path):
+    lock, num_answers = threading.Lock(), itertools.count()
+
+    def script(body):
+        with lock:
+            return "Answer: 2" if next(num_answers) < 5 else None
+
+    server = serve(script)
+    with pytest.raises(ConnectionError) as error:
+        ask(server, sums(4), tmp_path, num_retries=2)
+    message = re.escape(f"{server.url} does not answer (asked 3 times): ")
+    assert re.match(message, str(error.value))
+    assert "5 of 16 completions are in" in str(error.value)
+    assert not (tmp_path / "summary.json").exists()
+
+    again = serve(lambda body: "Answer: 2")
+    summary = ask(again, sums(4), tmp_path)
+    assert len(again.requests) == len(set(again.asked)) == 11
+    assert summary["problems"][0]["num_correct"] == 4
+
+
+def test_a_server_that_is_not_there_is_one_error(serve, tmp_path):
+    server = serve(lambda body: "")
+    server.stop()
+    with pytest.raises(ConnectionError, match=r"does not answer \(asked 2 times\): .*refused"):
+        ask(server, sums(1), tmp_path, num_retries=1)
+
+
+def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
+    hostile = [
+        "\0 NUL \0\nAnswer: 2",
+        "\ud800 lone surrogate \udfff\nAnswer: 2\ud800",
+        "x" * 1_000_000 + "\nAnswer: 2",
+        "\u2028line\u2029separators\r\x85\nAnswer: 2",
+        '{"id": "id1", "index": 0}\n' * 3,
+        "",
+        "{" * 100_000,
+        "\u202eright to left\nAnswer: 2",
+    ]
+    summary = ask(serve(Deal(only=hostile)), sums(1), tmp_path, k=8)
+    assert summary["problems"][0]["num_correct"] == 4
+    with open(tmp_path / "completions.jsonl", encoding="ascii") as file:
+        kept = [json.loads(line)["text"] for line in file.read().split("\n")[1:-1]]
+    assert sorted(kept) == sorted(hostile)
+    rows = pq.read_table(tmp_path / "completions.parquet").to_pylist()
+    assert sum(row["completion"].startswith("\0 NUL \0") for row in rows) == 1
+    assert "? lone surrogate ?\nAnswer: 2?" in [row["completion"] for row in rows]
+
+
+def test_a_message_without_content_is_an_empty_completion(serve, tmp_path):
+    server = serve(lambda body: (200, reply(None)))
+    summary = ask(server, mixed_prompts(1), tmp_path, k=2)
+    assert len(server.requests) == 2
+    assert summary["metrics"]["avg@2"]["mean"] == 0.0
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(serve, tmp_path, caplog, field):
+    def script(body):
+        message = {"role": "assistant", "content": None, field: "1 and 1 make 2"}
+        return 200, {"choices": [{"message": message, "finish_reason": "length"}]}
+
+    summary = ask(serve(script), mixed_prompts(2), tmp_path, max_completion_length=77)
+    assert summary["metrics"]["avg@4"]["mean"] == 0.0
+    (record,) = caplog.records  # one line, not one a completion
+    assert "has put what the model wrote into `reasoning_content`, which is not scored" in record.getMessage()
+    assert "--reasoning-parser" in record.getMessage()
+    assert "`max_completion_length`, which is 77" in record.getMessage()
+
+
+def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
+    message = {"role": "assistant", "content": "Answer: 1", "reasoning_content": "Hm."}
+    ask(serve(lambda body: (200, {"choices": [{"message": message}]})), mixed_prompts(1), tmp_path, k=1)
+    ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    assert not caplog.records
+
+
+def test_lengths_that_a_server_does_not_say_are_not_made_up(serve, tmp_path):
+    server = serve(lambda body: (200, {"choices": [{"text": "Answer: 2"}]}))
+    summary = ask(server, sums(1), tmp_path)
+    assert (summary["mean_length"], summary["truncated"]) == (None, 0.0)
+    assert summary["metrics"]["avg@4"]["mean"] == 1.0

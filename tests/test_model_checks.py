@@ -1,0 +1,120 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the configs of well-known models say of positions and context, and what a run hears before it begins."""
+
+import pytest
+import torch
+from _update_helpers import ScriptedUpdate, tiny_policy
+from helpers import tiny_config
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    MambaConfig,
+    Ministral3Config,
+    Phi3Config,
+    Qwen3Config,
+)
+
+from trl_dapo.model_checks import (
+    context_length,
+    has_rotary_positions,
+    warnings_at_start,
+    why_positions_are_absolute,
+)
+
+
+def llama(**rope):
+    return LlamaConfig(max_position_embeddings=4096, rope_parameters={"rope_theta": 10000.0, **rope})
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
+FACTORS = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_rotary", "reason"),
+    [
+        (Qwen3Config(), True, None),
+        (Qwen3Config(rope_parameters=YARN), True, None),
+        (Gemma3TextConfig(), True, None),  # rope parameters for each type of layer
+        (llama(rope_type="dynamic", factor=2.0), True, "'dynamic'"),
+        (Phi3Config(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}), True, "'longrope'"),
+        (Llama4TextConfig(), True, "attn_temperature_tuning"),
+        (Llama4TextConfig(attn_temperature_tuning=False), True, None),
+        (Ministral3Config(), True, "llama_4_scaling_beta"),
+        (GPT2Config(), False, None),  # only a pass of the model tells
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_a_config_says_whether_its_rotary_positions_are_absolute(config, is_rotary, reason):
+    assert has_rotary_positions(config) is is_rotary
+    found = why_positions_are_absolute(config)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (Qwen3Config(max_position_embeddings=40960), 40960),
+        (Qwen3Config(max_position_embeddings=40960, rope_parameters=YARN), 4 * 32768),
+        (llama(rope_type="linear", factor=2.0), 8192),
+        (GPT2Config(), 1024),
+        (MambaConfig(), None),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_the_context_is_what_the_config_names_with_its_rope_scaling(config, length):
+    assert context_length(config) == length
+
+
+def test_a_usual_run_is_not_warned_of_anything(tmp_path):
+    assert warnings_at_start(tiny_config(tmp_path), GPT2Config(), steps_in_bfloat16=False) == []
+
+
+def test_bfloat16_weights_at_a_small_learning_rate_are_warned_of(tmp_path):
+    (message,) = warnings_at_start(tiny_config(tmp_path, learning_rate=9e-6), GPT2Config(), steps_in_bfloat16=True)
+    assert "`learning_rate` is 9e-06" in message
+    for learning_rate, steps_in_bfloat16 in [(1e-5, True), (9e-6, False)]:
+        args = tiny_config(tmp_path, learning_rate=learning_rate)
+        assert warnings_at_start(args, GPT2Config(), steps_in_bfloat16) == []
+
+
+def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
+    """What the warning says, on a weight of usual size."""
+    weight = torch.tensor(0.02, dtype=torch.bfloat16)
+    assert weight - 1e-6 == weight
+    assert weight - 1e-4 != weight
+
+
+def test_a_rollout_of_one_prompt_is_warned_of(tmp_path):
+    args = tiny_config(tmp_path, gradient_accumulation_steps=1)  # 4 rows, 4 completions a prompt
+    (message,) = warnings_at_start(args, GPT2Config(), steps_in_bfloat16=False)
+    assert "one prompt" in message
+
+
+def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
+    for length, num_warnings in [(1023, 0), (1024, 1), (None, 0)]:
+        args = tiny_config(tmp_path, max_completion_length=length)
+        assert len(warnings_at_start(args, GPT2Config(), steps_in_bfloat16=False)) == num_warnings
+
+
+@pytest.mark.parametrize(
+    ("make_model", "is_warned"),
+    [
+        (lambda: tiny_policy().bfloat16(), True),
+        (tiny_policy, False),
+        (lambda: freeze_all_but_the_head(tiny_policy().bfloat16()), False),
+    ],
+    ids=["bfloat16", "float32", "bfloat16, mostly frozen"],
+)
+def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(make_model, is_warned, caplog):
+    ScriptedUpdate(model=make_model(), learning_rate=1e-6)
+    assert ("held in bfloat16" in caplog.text) is is_warned
+
+
+def freeze_all_but_the_head(model):
+    model.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    return model

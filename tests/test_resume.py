@@ -1,0 +1,177 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Resuming where something is not as it was: other settings, other data, files that are missing or torn."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import IterableDataset
+from helpers import ScriptedTrainer, launch, number, prompts, tiny_config
+from test_trainer import make, mixed_unless_multiple_of_3, right, spy_on_training, weights
+
+from trl_dapo import DAPOTrainer
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1}
+CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0}
+
+
+def trained(seen):
+    """Prompts whose completions had tokens in the loss."""
+    return [number(text) for text, *_, tokens in seen if tokens]
+
+
+def what_was_said(caplog):
+    return " ".join(record.message for record in caplog.records)
+
+
+@pytest.fixture
+def carrying(tiny_model, tmp_path):
+    """A checkpoint that carries group 7: of two rounds of 4 prompts, 1 2 4 5 have trained."""
+    make(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY).train()
+    return str(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({"dynamic_sampling_surplus": "discard"}, "surplus"),
+        ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None}, "mode"),
+        ({"num_generations": 2}, "num_generations"),
+        ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(
+    tiny_model, tmp_path, carrying, overrides, name, caplog
+):
+    settings = {**CARRY, **overrides}
+    trainer = make(tiny_model, tmp_path / "resumed", max_steps=4, num_prompts=120, **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=carrying)
+    counts = {prompt: trained(seen).count(prompt) for prompt in set(trained(seen))}
+    # What trains was sampled now, from the ninth prompt on, each group once and whole, and none that is never solved.
+    assert min(counts) >= 8
+    assert set(counts.values()) == {trainer.num_generations}
+    assert all(prompt % 3 for prompt in counts)
+    assert len(seen) == 3 * trainer.args.generation_batch_size
+    assert f"`{name}` (" in what_was_said(caplog)
+    assert what_was_said(caplog).count("written with other settings") == 1
+
+
+def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(tiny_model, tmp_path):
+    settings = {"steps_per_generation": 8, "num_prompts": 48, **SAVED}
+    make(tiny_model, tmp_path, max_steps=1, **settings).train()  # a rollout is two steps
+    trainer = make(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True, **settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert pq.read_table(tmp_path / "checkpoint-2" / "dapo_memory.parquet").num_rows == 0  # nothing was sampled since
+
+
+def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make(tiny_model, tmp_path, max_steps=2, steps_per_generation=12, num_prompts=48)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert min(trained(seen)) >= 12
+    assert "rows it holds of an unfinished rollout" in what_was_said(caplog)
+
+
+# ---- Torn checkpoints ----
+
+
+@pytest.mark.parametrize("torn", ["without its state", "with half its state"])
+def test_resuming_passes_over_a_checkpoint_that_was_not_written_to_its_end(tiny_model, tmp_path, torn):
+    whole = make(tiny_model, tmp_path, max_steps=4, **SAVED)
+    whole.train()
+    state = tmp_path / "checkpoint-4" / "trainer_state.json"
+    text = state.read_text()
+    state.unlink()
+    if torn == "with half its state":
+        state.write_text(text[: len(text) // 2])
+    again = make(tiny_model, tmp_path, max_steps=4, **SAVED)
+    again.train(resume_from_checkpoint=True)
+    assert [log["step"] for log in again.state.log_history if "loss" in log] == [1, 2, 3, 4]
+    assert len(again.sampled) < len(whole.sampled) / 2  # step 4 alone was taken again
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_says_so(tiny_model, tmp_path, caplog):
+    (tmp_path / "checkpoint-3").mkdir()
+    trainer = make(tiny_model, tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
+    assert "holds no complete checkpoint: the run starts from the beginning" in what_was_said(caplog)
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path, damage):
+    overrides = {"steps_per_generation": 8, "max_steps": 2}
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"whole": overrides}), num_processes=2)
+    assert run.returncode == 0, run.stderr[-3000:]
+    checkpoint = tmp_path / "whole" / "run" / "checkpoint-1"  # inside a rollout of two steps
+    state = checkpoint / "dapo_state_rank1.pt"
+    if damage == "missing":
+        state.unlink()
+    else:
+        state.write_bytes(state.read_bytes()[:100])
+    resumed = json.dumps({"resumed": {**overrides, "resume_from": str(checkpoint)}})
+    run = launch("sampled_runs", tiny_model, tmp_path, resumed, num_processes=2, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "cannot be resumed as a whole" in run.stderr
+    logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
+    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled anew
+
+
+# ---- Other data ----
+
+
+def names_and_rates(checkpoint):
+    table = pq.read_table(checkpoint / "dapo_memory.parquet").to_pylist()
+    return {row["prompt_id"]: row["pass_rate"] for row in table}
+
+
+@pytest.mark.parametrize("ids", [None, [None] * 12], ids=["no ids", "ids that are None"])
+def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_again(tiny_model, tmp_path, ids, caplog):
+    def run(dataset, max_steps, checkpoint=None):
+        args = tiny_config(tmp_path, max_steps=max_steps, dynamic_sampling_memory=True, **SAVED)
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=mixed_unless_multiple_of_3)
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    dataset = prompts(12) if ids is None else prompts(12, id=ids)
+    run(dataset, 8)
+    before = names_and_rates(tmp_path / "checkpoint-8")
+    assert sorted(before.values()) == [0.0] * 4 + [0.25] * 8
+    run(dataset.shuffle(seed=1), 16, str(tmp_path / "checkpoint-8"))
+    assert names_and_rates(tmp_path / "checkpoint-16") == before
+    assert "`dataset` (" in what_was_said(caplog)
+    assert "the prompts start a fresh pass" in what_was_said(caplog)
+
+
+def test_a_dataset_that_has_grown_starts_a_fresh_pass(tiny_model, tmp_path):
+    make(tiny_model, tmp_path, max_steps=2, num_prompts=24, **SAVED).train()
+    trainer = make(tiny_model, tmp_path, max_steps=4, num_prompts=30)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    groups = [number(text) for text in trainer.sampled[::4]]
+    assert groups == list(range(len(groups)))
+
+
+@pytest.mark.parametrize("from_step", [2, 3, 5])
+def test_a_streamed_dataset_resumes_bit_by_bit_after_its_first_pass(tiny_model, tmp_path, from_step):
+    def vowels(completions, **kwargs):
+        return [float(any(vowel in completion for vowel in "aeiou")) for completion in completions]
+
+    def run(checkpoint=None):
+        stream = IterableDataset.from_generator(lambda: ({"prompt": f"prompt {i}:"} for i in range(10)))
+        args = tiny_config(tmp_path, max_steps=6, **SAVED)
+        trainer = DAPOTrainer(tiny_model, vowels, args, train_dataset=stream)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    whole = run()
+    assert whole.state.log_history[4]["dynamic_sampling/passes"] > 1
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / f"checkpoint-{from_step}", kept)
+    assert torch.equal(weights(whole), weights(run(str(kept))))

@@ -1,0 +1,307 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import functools
+import inspect
+import math
+from decimal import Decimal
+from fractions import Fraction
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from trl import GRPOTrainer
+from trl.rewards import accuracy_reward, get_soft_overlong_punishment, think_format_reward
+from trl.trainer.utils import is_async_callable
+
+from trl_dapo.rewards import (
+    DapoMathReward,
+    MathVerifyReward,
+    SoftOverlongPunishment,
+    dapo_math_reward,
+    math_verify_reward,
+)
+from trl_dapo.rewards.checks import (
+    PASSED_BY_TRL,
+    check_prompt_column,
+    check_reward_columns,
+    check_reward_values,
+    check_reward_weights,
+    with_checked_values,
+)
+
+
+def test_trl_passes_what_the_checks_believe_it_passes():
+    received = {}
+
+    def reward(**kwargs):
+        received.update(kwargs)
+        return [0.0]
+
+    trainer = Mock(
+        accelerator=SimpleNamespace(device="cpu", is_main_process=True),
+        environments=["an environment"],
+        reward_funcs=[reward],
+        reward_processing_classes=[None],
+        reward_func_names=["reward"],
+        args=SimpleNamespace(report_to=[]),
+    )
+    row = {"prompt": "p", "completion": "c", "completion_ids": [1], "image": None, "solution": "2"}
+    GRPOTrainer._calculate_rewards(trainer, [row], ["p"], ["c"], [[7]])
+    assert set(received) == {*PASSED_BY_TRL, "environments", "image", "solution"}
+    assert received["completion_ids"] == [[7]]  # the sampled ones, not the column
+
+
+def test_a_dataset_without_prompts_is_refused_with_its_columns():
+    check_prompt_column(["prompt", "solution"])
+    check_prompt_column(None)
+    with pytest.raises(
+        ValueError, match="`train_dataset` has no column `prompt`; its columns are `question`, `answer`"
+    ):
+        check_prompt_column(["question", "answer"])
+    with pytest.raises(ValueError, match=r"`eval_dataset\['aime'\]` has no column `prompt`; its columns are none"):
+        check_prompt_column([], "eval_dataset['aime']")
+
+
+def length(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+def exact(completions, solution, **kwargs):
+    return [float(c == s) for c, s in zip(completions, solution, strict=True)]
+
+
+async def judged(prompts, completions, solution, trainer_state, log_extra, log_metric, completion_ids, **kwargs):
+    return [0.0] * len(completions)
+
+
+class Exact:
+    def __call__(self, completions, solution, **kwargs):
+        return exact(completions, solution)
+
+
+class AsyncExact:
+    async def __call__(self, completions, solution, **kwargs):
+        return exact(completions, solution)
+
+
+def without_kwargs(prompts, completions, completion_ids, solution, trainer_state, log_extra, log_metric):
+    return [0.0] * len(completions)
+
+
+def with_level(completions, level, solution, **kwargs):
+    return exact(completions, solution)
+
+
+def decorated(reward_func):
+    @functools.wraps(reward_func)
+    def passes_what_is_wanted(**kwargs):
+        wanted = inspect.signature(reward_func).parameters
+        return reward_func(**{name: value for name, value in kwargs.items() if name in wanted})
+
+    return passes_what_is_wanted
+
+
+def exact_of_two(completions, solution):
+    return exact(completions, solution)
+
+
+CALLABLE = {
+    "no column": length,
+    "a column": exact,
+    "all that TRL passes": judged,
+    "all by name": without_kwargs,
+    "an object": Exact(),
+    "an asynchronous object": AsyncExact(),
+    "a bound argument": functools.partial(with_level, level=3),
+    "a decorator that chooses": decorated(exact_of_two),
+    "a lambda": lambda completions, solution, **_: exact(completions, solution),
+    "a default": lambda completions, level=None, **_: length(completions),
+    "a method": Exact().__call__,
+    "a reward model": torch.nn.Linear(1, 1),
+    "a reward model's name": "trl-internal-testing/tiny-Qwen2ForSequenceClassification-2.5",
+    "a mock": Mock(),
+    "no signature": type("NoSignature", (), {"__signature__": "none", "__call__": lambda self, **kwargs: []})(),
+    "accuracy_reward": accuracy_reward,
+    "think_format_reward": think_format_reward,
+    "TRL's punishment": get_soft_overlong_punishment(100, 20),
+    "dapo_math_reward": dapo_math_reward,
+    "DapoMathReward": DapoMathReward(),
+    "math_verify_reward": math_verify_reward,
+    "MathVerifyReward": MathVerifyReward(),
+    "SoftOverlongPunishment": SoftOverlongPunishment(100, 20),
+}
+
+
+@pytest.mark.parametrize("reward_func", CALLABLE.values(), ids=CALLABLE)
+def test_what_trl_can_call_passes(reward_func):
+    check_reward_columns([reward_func], ["reward"], ["prompt", "solution"])
+
+
+@pytest.mark.parametrize(
+    "reward_func", [exact, judged, Exact(), AsyncExact(), functools.partial(exact), accuracy_reward]
+)
+def test_a_reward_that_asks_for_a_column_which_the_data_lacks_is_refused(reward_func):
+    message = (
+        r"'exact' asks for `solution`, which `train_dataset` does not have; its columns are `prompt`, `answer`\. "
+        r'.*rename_column\("answer", "solution"\)'
+    )
+    with pytest.raises(ValueError, match=message):
+        check_reward_columns([length, reward_func], ["length", "exact"], ["prompt", "answer"])
+
+
+def test_what_the_columns_may_be_is_not_guessed():
+    check_reward_columns([exact], ["exact"], None)
+
+
+def test_the_wrong_dataset_is_named():
+    check_reward_columns([exact], ["exact"], ["prompt", "solution"])
+    with pytest.raises(ValueError, match=r"which `eval_dataset\['aime'\]` does not have"):
+        check_reward_columns([exact], ["exact"], ["prompt"], dataset="eval_dataset['aime']")
+
+
+@pytest.mark.parametrize("name", ["prompt", "completion"])
+def test_a_column_that_trl_does_not_pass_on_is_not_there(name):
+    namespace = {}
+    exec(f"def reward({name}, **kwargs): pass", namespace)
+    with pytest.raises(ValueError, match=f"'reward' asks for `{name}`.* TRL passes `{name}s`, a list"):
+        check_reward_columns([namespace["reward"]], ["reward"], ["prompt", "completion"])
+
+
+def test_environments_are_there_where_there_is_a_factory():
+    def reward(environments, **kwargs): ...
+
+    check_reward_columns([reward], ["reward"], ["prompt"], has_environments=True)
+    with pytest.raises(ValueError, match="asks for `environments`"):
+        check_reward_columns([reward], ["reward"], ["prompt"])
+
+
+def test_a_reward_that_does_not_take_what_trl_passes_is_refused():
+    message = (
+        r"'exact' does not accept `completion_ids`, `log_extra`, `log_metric`, `prompts`, `trainer_state`.*kwargs"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_reward_columns([exact_of_two], ["exact"], ["prompt", "solution"])
+    with pytest.raises(ValueError, match="does not accept `level`"):
+        check_reward_columns([without_kwargs], ["exact"], ["prompt", "solution", "level"])
+    with pytest.raises(ValueError, match="takes `completions` by position only"):
+        check_reward_columns([lambda completions, /, **kwargs: 0], ["exact"], ["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "num_reward_funcs", "buffer"),
+    [(None, 1, 20), ([1.0], 1, 20), ([1.0, 0.5], 2, 20), ([1.0, 0.5], 1, None)],
+)
+def test_other_reward_weights_are_trls_to_judge(weights, num_reward_funcs, buffer):
+    check_reward_weights(weights, num_reward_funcs, buffer)
+
+
+def test_a_weight_for_the_overlong_column_is_refused_with_the_factor_that_it_has():
+    message = (
+        "2 weights for 1 reward functions.*`soft_overlong_punishment`.*`overlong_buffer_length=20`.*"
+        r"its weight is `overlong_penalty_factor`.*`overlong_penalty_factor=0\.5`"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_reward_weights([1.0, 0.5], 1, 20)
+
+
+FINE = [1.0, 1, True, None, math.nan, math.inf, Decimal("0.5"), Fraction(1, 2)]
+FINE += [np.float32(1), np.float16(1), np.int64(1), np.bool_(True)]
+FINE += [
+    torch.tensor(1.0),
+    torch.tensor(1),
+    torch.tensor(True),
+    torch.tensor([1.0]),
+    torch.tensor(1.0, dtype=torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("value", FINE, ids=repr)
+def test_whatever_is_a_number_is_a_reward_here_and_in_trl(value):
+    (checked,) = check_reward_values("reward", [value], 1)
+    assert checked is value
+    assert torch.tensor([math.nan if value is None else value], dtype=torch.float32).shape == (1,)
+
+
+NOT_REWARDS = [
+    "1.0",
+    "right",
+    b"1",
+    [1.0],
+    (1.0,),
+    {"score": 1.0},
+    1j,
+    np.array([1.0]),
+    np.array(1.0),
+    np.str_("1"),
+    object(),
+]
+NOT_REWARDS += [torch.tensor([1.0, 2.0]), torch.tensor(1j), np.complex64(1), np.datetime64("2026-01-01")]
+
+
+@pytest.mark.parametrize("value", NOT_REWARDS, ids=repr)
+def test_what_is_no_number_is_refused_with_its_function_and_place(value):
+    message = rf"'judge' returned .*\({type(value).__name__}\) for completion 1 of 2; expected a number"
+    with pytest.raises(TypeError, match=message):
+        check_reward_values("judge", [0.0, value], 2)
+
+
+@pytest.mark.parametrize("values", [np.zeros(2), torch.zeros(2), torch.zeros(2, 1), (0.0, 0.0), (i for i in range(2))])
+def test_any_list_of_numbers_is_read_once(values):
+    assert [float(value) for value in check_reward_values("reward", values, 2)] in ([0.0, 0.0], [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "values", ["11", b"11", 1.0, None, {0: 1.0, 1: 1.0}, torch.tensor(1.0), np.array(1.0)], ids=repr
+)
+def test_what_is_no_list_is_refused_with_its_function(values):
+    with pytest.raises(TypeError, match=r"'judge' returned .*; expected a list of 2"):
+        check_reward_values("judge", values, 2)
+
+
+def test_a_coroutine_that_trl_would_not_await_is_named():
+    with pytest.raises(TypeError, match=r"'judge' returned a coroutine.*async def"):
+        check_reward_values("judge", judged([], [], [], None, None, None, None), 0)
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0] * 3])
+def test_one_value_a_completion_is_expected(values):
+    with pytest.raises(ValueError, match=rf"'judge' returned {len(values)} values for 2 completions"):
+        check_reward_values("judge", values, 2)
+
+
+def shouted(completions, **kwargs):
+    return [completion.upper() for completion in completions]
+
+
+async def whispered(completions, **kwargs):
+    return [completion.lower() for completion in completions]
+
+
+class Whispered:
+    async def __call__(self, completions, **kwargs):
+        return await whispered(completions)
+
+
+def test_a_function_with_checked_values_is_called_as_before():
+    checked = with_checked_values(exact, "exact")
+    assert checked(prompts=["p"], completions=["2"], solution=["2"], trainer_state=None) == [1.0]
+    assert checked.__name__ == "exact"
+    assert not is_async_callable(checked)
+    with pytest.raises(TypeError, match=r"'shouted' returned 'A' \(str\) for completion 0 of 1"):
+        with_checked_values(shouted, "shouted")(completions=["a"])
+
+
+@pytest.mark.parametrize("reward_func", [whispered, Whispered(), functools.partial(whispered)])
+def test_an_asynchronous_function_stays_asynchronous(reward_func):
+    checked = with_checked_values(reward_func, "whispered")
+    assert is_async_callable(checked)
+    with pytest.raises(TypeError, match=r"'whispered' returned 'a' \(str\)"):
+        asyncio.run(checked(completions=["A"]))
+
+
+def test_a_reward_model_stays_what_it_is():
+    model = torch.nn.Linear(1, 1)
+    assert with_checked_values(model, "linear") is model

@@ -1,0 +1,366 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of evaluations during training: every problem counts once, and nothing is left of another evaluation."""
+
+import pytest
+from datasets import Dataset, concatenate_datasets
+from evaluations import asked
+from helpers import ScriptedTrainer, number, prompts, tiny_config
+from transformers import TrainerCallback
+
+from trl_dapo.evaluation import EvaluationScores, evaluate
+from trl_dapo.evaluation.scores import problem_id
+
+
+def is_seven(completions, **kwargs):
+    return [1.0 if completion.endswith("7") else -1.0 for completion in completions]
+
+
+class Answers:
+    """Script that deals each prompt's completions from a string of their answers, a digit each, over and over."""
+
+    def __init__(self, **digits):
+        self.digits = {int(name.removeprefix("prompt_")): answers for name, answers in digits.items()}
+        self.num_dealt = dict.fromkeys(self.digits, 0)
+
+    def __call__(self, text, i):
+        digits, dealt = self.digits[number(text)], self.num_dealt[number(text)]
+        self.num_dealt[number(text)] += 1
+        return f"Answer: {digits[dealt % len(digits)]}"
+
+
+def make(model, folder, script, reward_funcs=is_seven, **overrides):
+    args = tiny_config(
+        folder, **{"per_device_eval_batch_size": 4, "shuffle_dataset": False, "max_completion_length": 12, **overrides}
+    )
+    train_dataset = prompts(24, solution=["7"] * 24)
+    return ScriptedTrainer(model, reward_funcs, args, train_dataset=train_dataset, script=script)
+
+
+def scores_of(metrics, prefix="eval"):
+    """The scores alone, without their prefix."""
+    return {
+        name.removeprefix(f"{prefix}_"): value
+        for name, value in metrics.items()
+        if "@" in name and name.startswith(f"{prefix}_")
+    }
+
+
+# ---- Which rows are one problem ----
+
+
+def test_a_problem_has_its_id_and_none_is_no_id():
+    assert problem_id({"id": "a", "prompt": "1+1"}) == "a"
+    assert problem_id({"id": 0, "prompt": "1+1"}) == "0"
+    by_prompt = problem_id({"prompt": "1+1"})
+    assert by_prompt == problem_id({"id": None, "prompt": "1+1"}) == problem_id({"id": "", "prompt": "1+1"})
+    assert by_prompt != problem_id({"prompt": "1+2"})
+
+
+def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():
+    assert problem_id({"prompt": "What is this?", "image": object()}) is None
+    assert problem_id({"prompt": "What is this?", "images": [object()]}) is None
+    assert problem_id({"prompt": [{"role": "user", "content": [{"type": "image", "image": object()}]}]}) is None
+    assert problem_id({"puzzle": 3}) is None  # an environment's
+    assert problem_id({"id": "cat", "prompt": "What is this?", "image": object()}) == "cat"
+    assert problem_id({"prompt": "1+1", "image": None}) == problem_id({"prompt": "1+1"})
+
+
+def add(scores, problem, answers, right="7"):
+    scores.add([problem] * len(answers), list(answers), [answer == right for answer in answers])
+
+
+def test_scores_by_hand():
+    scores = EvaluationScores(k=2)
+    scores.begin(3)
+    add(scores, ("easy", "1"), "77")
+    add(scores, ("hard", "1"), "73")
+    add(scores, ("hard", "2"), "33")
+    assert scores.means() == pytest.approx(
+        {
+            "avg@2": (1 + 1 / 2 + 0) / 3,
+            "pass@2": 2 / 3,
+            "maj@2": (1 + 1 / 2 + 0) / 3,  # one vote each: half a verdict
+            **{"avg@2/easy": 1, "pass@2/easy": 1, "maj@2/easy": 1},
+            **{"avg@2/hard": 1 / 4, "pass@2/hard": 1 / 2, "maj@2/hard": 1 / 4},
+        }
+    )
+
+
+def test_repeats_of_a_problem_are_pooled_and_weigh_as_one():
+    scores = EvaluationScores(k=2)
+    scores.begin(3)
+    for problem, answers in ((("a", "1"), "73"), (("a", "2"), "77"), (("a", "1"), "33")):
+        add(scores, problem, answers)
+    # Of problem 1's four completions one is right; of the six pairs of them three have it.
+    assert scores.means()["avg@2"] == (1 / 4 + 1) / 2
+    assert scores.means()["pass@2"] == pytest.approx((3 / 6 + 1) / 2)
+    assert scores.means()["maj@2"] == (0 + 1) / 2
+
+
+def test_lists_that_fill_the_last_batch_are_dropped_by_their_number():
+    scores = EvaluationScores(k=2)
+    scores.begin(2)
+    # The second row is a repeat of the first; the third only fills the batch, with other completions.
+    for answers in ("77", "33", "77"):
+        add(scores, (None, "1"), answers)
+    assert scores.means()["avg@2"] == 1 / 2
+
+
+def test_a_stream_of_unknown_length_counts_every_list():
+    scores = EvaluationScores(k=1)
+    scores.begin(None)
+    for i, answer in enumerate("7733"):
+        add(scores, (None, str(i)), answer)
+    assert scores.means()["avg@1"] == 1 / 2
+
+
+def test_problems_without_an_id_or_a_prompt_to_go_by_are_each_their_own():
+    scores = EvaluationScores(k=2)
+    scores.begin(3)
+    for answers in ("77", "33", "33"):
+        add(scores, ("images", None), answers)
+    assert scores.means()["pass@2"] == pytest.approx(1 / 3)
+
+
+def test_a_problem_that_cannot_be_scored_is_left_out():
+    scores = EvaluationScores(k=2)
+    scores.begin(2)
+    scores.add([(None, "1")] * 2, ["7", "3"], [True, None])
+    assert scores.means() == {}
+    scores.add([(None, "2")] * 2, ["7", "3"], [True, False])
+    assert scores.means()["avg@2"] == 1 / 2
+
+
+def test_rows_that_are_not_one_problems_are_left_out():
+    scores = EvaluationScores(k=2)
+    scores.begin(None)
+    scores.add([(None, "1"), (None, "2")], ["7", "7"], [True, True])
+    assert scores.means() == {}
+
+
+def test_the_score_of_all_is_over_problems_with_and_without_a_source():
+    scores = EvaluationScores(k=1)
+    scores.begin(2)
+    add(scores, (None, "1"), "7")
+    add(scores, ("hard", "2"), "3")
+    assert (scores.means()["avg@1"], scores.means()["avg@1/hard"]) == (1 / 2, 0)
+
+
+def test_an_evaluation_begins_with_nothing():
+    scores = EvaluationScores(k=1)
+    scores.begin(2)
+    add(scores, (None, "1"), "7")
+    scores.begin(2)
+    assert scores.means() == {}
+
+
+def test_half_a_list_is_refused():
+    scores = EvaluationScores(k=4)
+    scores.begin(1)
+    with pytest.raises(ValueError, match="come 4 to a problem, got 2 with 2 answers and 2 verdicts"):
+        add(scores, (None, "1"), "73")
+
+
+# ---- In the trainer ----
+
+
+def test_ids_that_concatenation_left_empty_are_no_ids(tiny_model, tmp_path):
+    # Of five problems two are solved. The last three have no id.
+    dataset = concatenate_datasets([prompts(2, id=["a", "b"]), prompts(5).select([2, 3, 4])])
+    assert dataset["id"][2:] == [None] * 3
+    digits = {f"prompt_{i}": answers for i, answers in enumerate(["7777", "3333", "7777", "3333", "3333"])}
+    metrics = make(tiny_model, tmp_path, Answers(**digits)).evaluate(dataset)
+    assert metrics["eval_avg@4"] == pytest.approx(2 / 5)
+
+
+def test_equal_ids_in_two_sources_are_two_problems(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="3333", prompt_1="7777"))
+    metrics = trainer.evaluate(prompts(2, id=["1", "1"], source=["easy", "hard"]))
+    assert metrics["eval_avg@4"] == 1 / 2
+    assert {metrics["eval_avg@4/easy"], metrics["eval_avg@4/hard"]} == {0.0, 1.0}
+
+
+def test_a_file_that_lists_each_problem_twice_has_all_its_repeats_counted(tiny_model, tmp_path):
+    # Eight completions of prompt 0, of which the first four are right; four of prompt 1, all right.
+    rows = prompts(2).select([0, 0, 1])
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="77773333", prompt_1="7"))
+    metrics = trainer.evaluate(rows)
+    assert metrics["eval_avg@4"] == (4 / 8 + 1) / 2
+    assert metrics["eval_pass@4"] == pytest.approx((1 - 1 / 70 + 1) / 2)
+    assert metrics["eval_maj@4"] == (1 / 2 + 1) / 2
+
+
+def test_predictions_have_scores_of_their_own_and_leave_nothing_behind(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="3", prompt_1="7"))
+    predicted = trainer.predict(prompts(1)).metrics
+    assert predicted["test_avg@4"] == 0.0
+    metrics = trainer.evaluate(prompts(2).select([1]))
+    assert metrics["eval_avg@4"] == 1.0
+    assert metrics["eval_reward"] == 1.0  # TRL's own metrics neither
+    assert "eval_avg@4" not in predicted
+    assert not scores_of(metrics, "test")
+
+
+def test_where_nothing_says_what_is_right_there_are_no_scores(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7733"), [is_seven, is_formatted])
+    metrics = trainer.evaluate(prompts(1))
+    assert scores_of(metrics) == {}
+    assert metrics["eval_rewards/is_seven/mean"] == 0.0
+
+
+def test_a_problem_that_the_reward_function_cannot_score_is_left_out(tiny_model, tmp_path):
+    def reads_all_but_prompt_1(prompts, completions, **kwargs):
+        rewards = is_seven(completions)
+        return [None if number(prompt) == 1 else reward for prompt, reward in zip(prompts, rewards, strict=True)]
+
+    script = Answers(prompt_0="7733", prompt_1="3", prompt_2="7")
+    metrics = make(tiny_model, tmp_path, script, reads_all_but_prompt_1).evaluate(prompts(3))
+    assert metrics["eval_avg@4"] == (1 / 2 + 1) / 2
+
+
+class Abort(TrainerCallback):
+    def on_prediction_step(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_an_aborted_evaluation_leaves_nothing_behind(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="3", prompt_1="7"))
+    abort = Abort()
+    trainer.add_callback(abort)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate(prompts(1))
+    trainer.remove_callback(abort)
+    metrics = trainer.evaluate(prompts(2).select([1]))
+    assert (metrics["eval_avg@4"], metrics["eval_reward"]) == (1.0, 1.0)
+
+
+def test_each_of_several_datasets_has_scores_of_its_own_name(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7733", prompt_1="3337"))
+    metrics = trainer.evaluate({"aime": prompts(1), "amc": prompts(2, source=["x", "y"])})
+    assert scores_of(metrics, "eval_aime") == {"avg@4": 1 / 2, "pass@4": 1.0, "maj@4": 1 / 2}
+    assert scores_of(metrics, "eval_amc")["avg@4"] == (1 / 2 + 1 / 4) / 2
+    assert scores_of(metrics, "eval_amc")["avg@4/y"] == 1 / 4
+    assert "eval_avg@4" not in metrics
+    first, second = trainer.state.log_history[-2:]
+    assert (first["eval_aime_avg@4"], second["eval_amc_avg@4"]) == (1 / 2, 3 / 8)
+    assert "eval_aime_avg@4" not in second
+
+
+def test_the_best_model_is_the_one_with_the_best_score_on_the_dataset_named(tiny_model, tmp_path):
+    # Prompt 1, of the dataset `aime`, is solved best at the second of three evaluations, prompt 2 at the last.
+    solved = {24: [1, 4, 2], 25: [1, 2, 4]}
+    evaluation = {24: -1, 25: -1}
+
+    def script(text, i):
+        which = number(text)
+        if which < 24:
+            return "Answer: 7" if i % 4 == 0 else "Answer: 3"
+        evaluation[which] += i % 4 == 0
+        return "Answer: 7" if i % 4 < solved[which][evaluation[which]] else "Answer: 3"
+
+    args = tiny_config(
+        tmp_path,
+        per_device_eval_batch_size=4,
+        max_completion_length=12,
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="best",
+        metric_for_best_model="eval_aime_avg@4",
+        greater_is_better=True,
+        load_best_model_at_end=True,
+    )
+    problems = prompts(26)
+    trainer = ScriptedTrainer(
+        tiny_model,
+        is_seven,
+        args,
+        train_dataset=prompts(24),
+        eval_dataset={"aime": problems.select([24]), "amc": problems.select([25])},
+        script=script,
+    )
+    trainer.train()
+    assert trainer.state.best_metric == 1.0
+    assert trainer.state.best_global_step == 2
+
+
+def test_an_evaluation_before_the_first_step_has_scores(tiny_model, tmp_path):
+    args = tiny_config(
+        tmp_path,
+        max_completion_length=12,
+        max_steps=1,
+        per_device_eval_batch_size=4,
+        eval_on_start=True,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    trainer = ScriptedTrainer(
+        tiny_model,
+        is_seven,
+        args,
+        train_dataset=prompts(24),
+        eval_dataset=prompts(2),
+        script=lambda text, i: f"Answer: {'7333'[i % 4]}",
+    )
+    trainer.train()
+    evaluations = [entry for entry in trainer.state.log_history if "eval_avg@4" in entry]
+    assert [entry["step"] for entry in evaluations] == [0, 1]
+    assert [entry["eval_avg@4"] for entry in evaluations] == [1 / 4, 1 / 4]
+
+
+# ---- The same completions, scored by `trl-dapo eval` ----
+
+
+def dapo_math(completions, solution, **kwargs):
+    return [
+        1.0 if completion.endswith(f"Answer: {gold}") else 0.0
+        for completion, gold in zip(completions, solution, strict=True)
+    ]
+
+
+def is_formatted(completions, **kwargs):
+    return [1.0 if completion.startswith("Answer: ") else 0.0 for completion in completions]
+
+
+REWARDS = {
+    "one": (dapo_math, {}),
+    "two": ([is_formatted, dapo_math], {"dynamic_sampling_rewards": ["dapo_math"]}),
+    "scaled": (dapo_math, {"reward_scaling": [0.0, 1.0, 0.0, 10.0], "dynamic_sampling_accuracy_threshold": 5.0}),
+}
+ALIKE = {
+    "plain": {},
+    "equal ids in two sources": {"id": ["1", "1", "2", "3"], "source": ["a", "b", "b", "a"]},
+    "no ids": {"id": [None, None, "x", None]},
+    "repeats": {"id": ["1", "2", "3", "1"], "repeats": True},
+    "repeats without ids": {"repeats": True},
+}
+
+
+@pytest.mark.parametrize("rewards", REWARDS)
+@pytest.mark.parametrize("data", ALIKE)
+def test_evaluation_in_training_and_on_the_command_line_give_the_same_scores(
+    tiny_model, tmp_path, serve, data, rewards
+):
+    columns = dict(ALIKE[data])
+    listed = [0, 1, 2, 0] if columns.pop("repeats", False) else [0, 1, 2, 3]
+    dataset = Dataset.from_dict(
+        {"prompt": [f"prompt {i}:" for i in listed], "solution": [str(i) for i in listed], **columns}
+    )
+    answers = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
+    functions, settings = REWARDS[rewards]
+    in_training = make(tiny_model, tmp_path / "run", answers, functions, **settings).evaluate(dataset)
+
+    again = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
+    server = serve(lambda body: again(*asked(body)))
+    summary = evaluate("tiny", dataset, tmp_path / "eval", base_url=server.url, k=4, concurrency=1, progress=False)
+    on_the_line = {name: estimate["mean"] for name, estimate in summary["metrics"].items() if name != "pass@2"}
+    if "source" in columns:
+        for source, figures in summary["sources"].items():
+            on_the_line |= {
+                f"{name}/{source}": estimate["mean"]
+                for name, estimate in figures["metrics"].items()
+                if name != "pass@2"
+            }
+    assert scores_of(in_training) == pytest.approx(on_the_line)
+    assert 0 < in_training["eval_avg@4"] < 1

@@ -1,0 +1,115 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The task reward: which functions decide, what is right, and what is said about it."""
+
+import math
+
+import pytest
+import torch
+
+from trl_dapo.sampling.group_filter import apply_group_filter
+from trl_dapo.sampling.groups import drop_reasons
+from trl_dapo.sampling.task import TaskReward
+
+
+def choose(names, chosen=None, weights=None, **options):
+    return TaskReward.choose(names, torch.tensor(weights or [1.0] * len(names)), chosen, **options)
+
+
+def test_the_only_reward_function_besides_a_length_penalty_decides():
+    task = choose(["accuracy", "soft_overlong_punishment"])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), ("soft_overlong_punishment",), True)
+    assert task.of(torch.tensor([[1.0, -0.5], [0.0, -1.0]])).tolist() == [1.0, 0.0]
+
+
+def test_a_named_reward_decides_and_the_others_only_shape():
+    task = choose(["accuracy", "format"], ["accuracy"], weights=[2.0, 0.5])
+    assert (task.names, task.shaping) == (("accuracy",), ("format",))
+    assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [2.0, 0.0]
+    assert task.is_right(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
+
+
+def test_several_that_are_not_named_decide_by_their_sum_and_nothing_is_right_by_it():
+    task = choose(["accuracy", "format"], weights=[2.0, 0.5])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy", "format"), (), False)
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    assert task.of(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
+    # The second group is well-formatted and wrong: without a right and a wrong it is constant, not all correct.
+    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "constant"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_accuracy": 0.25}, {"max_accuracy": 0.75}, {"accuracy_threshold": 0.5}], ids=str
+)
+def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
+        choose(["accuracy", "format"], **options)
+    assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
+
+
+def test_the_memory_needs_a_right_and_a_wrong():
+    with pytest.raises(ValueError, match=r"memory needs to know .* `dynamic_sampling_rewards`"):
+        choose(["accuracy", "format"]).require_right("the memory")
+    choose(["accuracy"]).require_right("the memory")
+
+
+def test_the_best_reward_tells_all_correct_from_constant():
+    task = choose(["accuracy"], weights=[2.0], best=10.0)
+    assert drop_reasons(torch.tensor([[20.0, 20.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
+
+
+@pytest.mark.parametrize(
+    ("task", "filtered", "expected"),
+    [
+        (
+            choose(["accuracy"], accuracy_threshold=0.5),
+            False,
+            "A group trains if 'accuracy' differs within it. A completion is right if 'accuracy' is above 0.5.",
+        ),
+        (
+            choose(["accuracy", "format"], ["accuracy"], min_accuracy=0.25),
+            False,
+            "A group trains if 'accuracy' differs within it and more than 0.25 and less than 1 of it is right. A "
+            "completion is right if 'accuracy' is above 0. 'format' only shapes the advantages.",
+        ),
+        (
+            choose(["accuracy", "format", "soft_overlong_punishment"]),
+            False,
+            "A group trains if the weighted sum of 'accuracy', 'format' differs within it. Nothing says which "
+            "completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+            "`dynamic_sampling_rewards`. 'soft_overlong_punishment' only shapes the advantages.",
+        ),
+        (
+            choose(["accuracy"]),
+            True,
+            "`group_filter` decides which groups train. A completion is right if 'accuracy' is above 0.",
+        ),
+    ],
+)
+def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expected):
+    assert task.describe(filtered) == expected
+
+
+# ---- A user's own rule ----
+
+
+def test_a_users_rule_sees_each_groups_rewards_by_name_and_its_rows():
+    seen = []
+
+    def rule(rewards, rows):
+        seen.append((rewards, [row["completion"] for row in rows]))
+        return "easy" if sum(rewards["accuracy"]) > 1 else None
+
+    rewards = torch.tensor([[1.0, 0.5], [1.0, math.nan], [0.0, 0.5], [1.0, 0.25]])
+    rows = [{"completion": text} for text in "abcd"]
+    assert apply_group_filter(rule, rewards, ["accuracy", "style"], rows, 2) == ["easy", None]
+    assert seen[0][0]["accuracy"] == [1.0, 1.0]
+    assert math.isnan(seen[0][0]["style"][1])
+    assert seen[1] == ({"accuracy": [0.0, 1.0], "style": [0.5, 0.25]}, ["c", "d"])
+
+
+@pytest.mark.parametrize("returned", [True, 0, "", ["easy"]])
+def test_a_rule_that_returns_neither_none_nor_a_reason_is_named(returned):
+    with pytest.raises(TypeError, match=r"`group_filter` returned .*: it must return `None`"):
+        apply_group_filter(lambda rewards, rows: returned, torch.zeros(2, 1), ["accuracy"], [{}, {}], 2)

@@ -1,0 +1,156 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer makes of its settings when it is constructed, and what it refuses."""
+
+import math
+
+import torch
+from datasets import Dataset, IterableDataset
+
+from .rewards import SoftOverlongPunishment
+from .rewards.checks import check_prompt_column, check_reward_columns, with_checked_values
+from .sampling.memory import PromptMemory
+from .sampling.prompts import PromptStream
+from .sampling.sampler import Sampler
+from .sampling.task import TaskReward
+
+
+def check_rewards_and_data(trainer):
+    """Refuses data and reward functions that would fail only once completions have been sampled for them."""
+    eval_datasets = trainer.eval_dataset
+    if not isinstance(eval_datasets, dict):
+        eval_datasets = {} if eval_datasets is None else {"": eval_datasets}
+    datasets = {"train_dataset": trainer.train_dataset}
+    datasets |= {f"eval_dataset['{name}']" if name else "eval_dataset": data for name, data in eval_datasets.items()}
+    for name, dataset in datasets.items():
+        columns = _known_columns(dataset)
+        if trainer.environment_factories is None:  # an environment may bring its own prompts
+            check_prompt_column(columns, name)
+        if columns is not None and trainer.args.remove_unused_columns:
+            trainer._set_signature_columns_if_needed()
+            columns = [column for column in columns if column in trainer._signature_columns]
+        if trainer.rollout_func is None:  # which may add columns
+            check_reward_columns(
+                trainer.reward_funcs,
+                trainer.reward_func_names,
+                columns,
+                dataset=name,
+                has_environments=trainer.environment_factories is not None,
+            )
+    trainer.reward_funcs = [
+        with_checked_values(reward_func, name)
+        for reward_func, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    ]
+
+
+def _known_columns(dataset) -> list[str] | None:
+    """A dataset's columns; `None` where only its examples would tell."""
+    if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
+        return None
+    return getattr(dataset, "column_names", None)
+
+
+def add_overlong_punishment(trainer):
+    """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
+    args = trainer.args
+    punishment = SoftOverlongPunishment(
+        trainer.max_completion_length, args.overlong_buffer_length, args.overlong_penalty_factor
+    )
+
+    def soft_overlong_punishment(completion_ids, **kwargs):
+        # Tool and environment tokens are not the model's: `_generate` counted without them.
+        return punishment(completion_ids=completion_ids, completion_lengths=trainer._completion_lengths)
+
+    trainer.reward_funcs.append(soft_overlong_punishment)
+    trainer.reward_func_names.append(punishment.__name__)
+    trainer.reward_processing_classes.append(None)
+    trainer.reward_weights = torch.cat([trainer.reward_weights, torch.ones(1)])
+
+
+def choose_task_reward(trainer) -> TaskReward:
+    """The reward that decides, as the settings name it."""
+    args = trainer.args
+    return TaskReward.choose(
+        trainer.reward_func_names,
+        trainer.reward_weights,
+        args.dynamic_sampling_rewards,
+        min_accuracy=args.dynamic_sampling_min_accuracy,
+        max_accuracy=args.dynamic_sampling_max_accuracy,
+        accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
+        best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
+    )
+
+
+def make_sampler(trainer) -> Sampler:
+    """The sampler, as the settings ask for it."""
+    args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations
+    if (num_sharing := trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()) > 1:
+        raise ValueError(
+            f"Dynamic sampling needs ranks of which each has rows of its own, but {num_sharing} ranks share a row "
+            "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
+            "`use_dynamic_sampling=False`."
+        )
+    if args.dynamic_sampling_surplus == "carry" and trainer._is_vlm:
+        raise ValueError(
+            "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold them. "
+            "Set `dynamic_sampling_surplus='discard'`."
+        )
+    if args.dynamic_sampling_memory:
+        trainer._task.require_right("`dynamic_sampling_memory=True`")
+    if trainer._group_filter is not None:
+        _refuse_beside_group_filter(args)
+    target = args.generation_batch_size // num_generations
+    # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
+    schedules = trainer.use_vllm or trainer.use_transformers_continuous_batching
+    return Sampler(
+        _open_prompt_stream(trainer, target),
+        target=target,
+        num_generations=num_generations,
+        mode=args.dynamic_sampling_mode,
+        min_replace_ratio=args.min_replace_ratio,
+        carries=args.dynamic_sampling_surplus == "carry",
+        max_rounds=args.dynamic_sampling_max_rounds,
+        max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
+        # The least number of groups whose rows all ranks can share equally.
+        multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
+        batch_multiplier=args.batch_multiplier,
+        memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
+        num_ranks=num_ranks,
+    )
+
+
+def _refuse_beside_group_filter(args):
+    for name, default in (
+        ("dynamic_sampling_min_accuracy", 0.0),
+        ("dynamic_sampling_max_accuracy", 1.0),
+        ("dynamic_sampling_memory", False),
+    ):
+        if getattr(args, name) != default:
+            raise ValueError(
+                f"`{name}={getattr(args, name)}` has no effect beside a `group_filter`, which alone decides which "
+                f"groups train. Leave it at {default}, or leave out `group_filter`."
+            )
+
+
+def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:
+    dataset, args, columns = trainer.train_dataset, trainer.args, None
+    if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
+        raise ValueError(
+            f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_prompts} "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {trainer.num_generations}). "
+            "Add prompts, or lower `per_device_train_batch_size` or `steps_per_generation`."
+        )
+    if args.remove_unused_columns:
+        trainer._set_signature_columns_if_needed()
+        columns = trainer._signature_columns
+    return PromptStream(dataset, seed=args.seed, shuffle=trainer.shuffle_dataset, columns=columns)
+
+
+def pace_dataset() -> IterableDataset:
+    """Examples without end that say nothing, for a data loader that only counts."""
+    return IterableDataset.from_generator(_pace)
+
+
+def _pace():
+    while True:
+        yield {"prompt": ""}

@@ -1,0 +1,171 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a dataset are one problem, and the scores of the evaluations during training."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .statistics import maj_at_k, problem_figures
+
+
+class _Problem(NamedTuple):
+    """One problem's completions, from all its repeats. Of `right` an entry is `None` if it could not be scored."""
+
+    source: str | None
+    right: list[bool | None]
+    answers: list[str | None]
+
+
+def problem_id(example: Mapping[str, Any]) -> str | None:
+    """
+    What tells the problem of a row from others of its source: its `id`, or a hash of its prompt where it has none.
+
+    An `id` that is missing, `None` (which [`~datasets.concatenate_datasets`] fills in) or empty is none.
+
+    Args:
+        example (`Mapping`):
+            A row with a `prompt`, plain or conversational, and perhaps an `id`.
+
+    Returns:
+        `str` or `None`: The id; `None` where the row has none, and its prompt is missing or holds an image or anything
+        else that JSON cannot hold.
+
+    Example:
+
+    ```python
+    >>> problem_id({"id": 7, "prompt": "1+1"})
+    '7'
+    >>> problem_id({"id": None, "prompt": "1+1"}) == problem_id({"prompt": "1+1"})
+    True
+    ```
+    """
+    id_ = example.get("id")
+    if id_ is not None and id_ != "":
+        return str(id_)
+    if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
+        return None
+    try:
+        prompt = json.dumps(example["prompt"])
+    except TypeError:
+        return None
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+class EvaluationScores:
+    """
+    avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch.
+
+    Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. The lists beyond
+    the dataset's own, which fill the last batch, are dropped by their number; k in a row that are not one problem's
+    (of a stream that `predict` does not repeat) are left out. Rows with equal source and id are repeats of one
+    problem, and their completions, a multiple of k, are pooled:
+
+    - avg@k is the share of them that is right;
+    - pass@k is the probability that one of k drawn from them is right, without bias
+      ([`~trl_dapo.evaluation.pass_at_k`]);
+    - maj@k is the verdict on the most frequent answer of all ([`~trl_dapo.evaluation.maj_at_k`]).
+
+    Each score is the mean over problems, whatever the number of their repeats. A problem of which a completion could
+    not be scored is left out, as [`~trl_dapo.evaluation.evaluate`] leaves it out.
+
+    Args:
+        k (`int`):
+            Completions of each row of the dataset.
+
+    Example:
+
+    ```python
+    >>> scores = EvaluationScores(k=2)
+    >>> scores.begin(num_rows=2)
+    >>> scores.add([("aime", "1")] * 2 + [("aime", "2")] * 2, ["7", "7", "3", None], [True, True, False, False])
+    >>> scores.means()
+    {'avg@2': 0.5, 'pass@2': 0.5, 'maj@2': 0.5, 'avg@2/aime': 0.5, 'pass@2/aime': 0.5, 'maj@2/aime': 0.5}
+    ```
+    """
+
+    def __init__(self, k: int):
+        self.k = k
+        self.begin(0)
+
+    def begin(self, num_rows: int | None) -> None:
+        """
+        Forget what an evaluation before has left, be it published or not.
+
+        Args:
+            num_rows (`int` or `None`):
+                Rows of the dataset. `None` if a stream does not say: then every list counts, and one that fills the
+                last batch as a repeat of its problem.
+        """
+        self._num_rows_left = num_rows
+        self._problems: dict[Any, _Problem] = {}
+
+    def add(
+        self,
+        problems: Sequence[tuple[str | None, str | None]],
+        answers: Sequence[str | None],
+        right: Sequence[bool | None],
+    ) -> None:
+        """
+        Add the completions of one batch of all processes, in the order of their ranks.
+
+        Args:
+            problems (`Sequence[tuple]` of length B):
+                Source and id ([`problem_id`]) of each completion's problem; B is a multiple of k. A source may be
+                `None`; where the id is, the k completions are those of a problem of their own.
+            answers (`Sequence[str | None]` of length B):
+                Extracted answers, `None` where there is none.
+            right (`Sequence[bool | None]` of length B):
+                Verdicts, `None` where there is none.
+
+        Raises:
+            `ValueError`: If the lengths differ or are no multiple of k.
+        """
+        if not len(problems) == len(answers) == len(right) or len(problems) % self.k:
+            raise ValueError(
+                f"Completions come {self.k} to a problem, got {len(problems)} with {len(answers)} answers and "
+                f"{len(right)} verdicts."
+            )
+        for start in range(0, len(problems), self.k):
+            if self._num_rows_left == 0:
+                return
+            if self._num_rows_left is not None:
+                self._num_rows_left -= 1
+            group = slice(start, start + self.k)
+            source, id_ = problems[start]
+            if set(problems[group]) != {(source, id_)}:
+                continue
+            key = (source, id_) if id_ is not None else len(self._problems)
+            problem = self._problems.setdefault(key, _Problem(source, [], []))
+            problem.right.extend(right[group])
+            problem.answers.extend(answers[group])
+
+    def means(self) -> dict[str, float]:
+        """
+        The scores of what was added since [`~EvaluationScores.begin`].
+
+        Returns:
+            `dict[str, float]`: `"avg@4"`, `"pass@4"` and, where a completion states an answer, `"maj@4"`, with k for
+            4; the same of each source, as `"avg@4/<source>"`. Empty if there is no problem that could be scored.
+        """
+        scored = [problem for problem in self._problems.values() if None not in problem.right]
+        means = self._means_of(scored, "")
+        for source in dict.fromkeys(problem.source for problem in scored):
+            if source is not None:
+                means |= self._means_of([problem for problem in scored if problem.source == source], f"/{source}")
+        return means
+
+    def _means_of(self, problems: list[_Problem], suffix: str) -> dict[str, float]:
+        if not problems:
+            return {}
+        figures = problem_figures(
+            [sum(problem.right) for problem in problems],
+            [len(problem.right) for problem in problems],
+            [maj_at_k([problem.answers], [problem.right]).item() for problem in problems],
+            self.k,
+        )
+        names = [f"avg@{self.k}", f"pass@{self.k}"]
+        if any(answer is not None for problem in problems for answer in problem.answers):
+            names.append(f"maj@{self.k}")
+        return {f"{name}{suffix}": float(figures[name].mean()) for name in names}

@@ -1,0 +1,255 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a reward function asks for and returns, checked where it can still be mended: before the first rollout.
+
+TRL calls `reward_func(prompts=..., completions=..., completion_ids=..., **columns, trainer_state=..., log_extra=...,
+log_metric=...)` and makes a tensor of what comes back. A mistake in either would show after the first batch has been
+generated, as an error without the name of the function.
+"""
+
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import torch
+
+
+# What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
+PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dataset") -> None:
+    """
+    Refuse a dataset without prompts.
+
+    Args:
+        columns (`Sequence[str]` or `None`):
+            The dataset's columns; `None` where they are not known, as of some streamed datasets: nothing is refused.
+        dataset (`str`, *optional*, defaults to `"train_dataset"`):
+            What to call the dataset.
+
+    Raises:
+        `ValueError`: If there is no column `prompt`.
+
+    Example:
+
+    ```python
+    >>> check_prompt_column(["question", "answer"])
+    Traceback (most recent call last):
+    ValueError: `train_dataset` has no column `prompt`; its columns are `question`, `answer`. ...
+    ```
+    """
+    if columns is None or "prompt" in columns:
+        return
+    raise ValueError(
+        f"`{dataset}` has no column `prompt`; its columns are {_listed(columns)}. Rename the one that holds the "
+        'prompts, as in `dataset.rename_column("question", "prompt")`, or load a math dataset with '
+        "`trl_dapo.data.load_math_dataset`."
+    )
+
+
+def check_reward_columns(
+    reward_funcs: Iterable[Any],
+    names: Iterable[str],
+    columns: Sequence[str] | None,
+    *,
+    dataset: str = "train_dataset",
+    has_environments: bool = False,
+) -> None:
+    """
+    Refuse a reward function that TRL cannot call on the rows of a dataset.
+
+    Args:
+        reward_funcs (`Iterable`):
+            Reward functions, also asynchronous ones, `functools.partial` and objects with a `__call__`. Reward models
+            and their names pass, as does what has no signature, or takes whatever it is given.
+        names (`Iterable[str]`):
+            Their names, in the same order.
+        columns (`Sequence[str]` or `None`):
+            The dataset's columns, those that `remove_unused_columns` leaves. `None` where they are not known, or where
+            a `rollout_func` may add some: nothing is refused.
+        dataset (`str`, *optional*, defaults to `"train_dataset"`):
+            What to call the dataset.
+        has_environments (`bool`, *optional*, defaults to `False`):
+            Whether there is an `environment_factory`; TRL passes `environments` then.
+
+    Raises:
+        `ValueError`: If a function asks for what neither TRL nor the dataset gives, or does not accept what they give.
+    """
+    if columns is None:
+        return
+    passed_on = [column for column in columns if column not in NOT_PASSED_ON]
+    given = {*PASSED_BY_TRL, *passed_on, *(["environments"] if has_environments else [])}
+    for reward_func, name in zip(reward_funcs, names, strict=True):
+        parameters = _parameters(reward_func)
+        if by_position := [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]:
+            raise ValueError(
+                f"The reward function {name!r} takes {_listed(by_position)} by position only; TRL passes every "
+                "argument by its name."
+            )
+        if missing := [p.name for p in parameters if _is_required(p) and p.name not in given]:
+            if missing[0] in ("prompt", "completion"):
+                hint = f"TRL passes `{missing[0]}s`, a list."
+            else:
+                hint = (
+                    f'Rename a column, as in `dataset.rename_column("answer", "{missing[0]}")`, or give the parameter '
+                    "a default."
+                )
+            raise ValueError(
+                f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
+                f"columns are {_listed(columns)}. {hint}"
+            )
+        if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            continue
+        accepted = {p.name for p in parameters if p.kind in _BY_KEYWORD}
+        if refused := sorted(given - accepted):
+            raise ValueError(
+                f"The reward function {name!r} does not accept {_listed(refused)}, which TRL passes to every reward "
+                "function. Add `**kwargs` to its parameters."
+            )
+
+
+def check_reward_weights(
+    reward_weights: Sequence[float] | None, num_reward_funcs: int, overlong_buffer_length: int | None
+) -> None:
+    """
+    Refuse a weight for the column of the overlong punishment.
+
+    Args:
+        reward_weights (`Sequence[float]` or `None`):
+            The config's `reward_weights`.
+        num_reward_funcs (`int`):
+            Number of reward functions that the user passes.
+        overlong_buffer_length (`int` or `None`):
+            The config's `overlong_buffer_length`, which adds a reward function of its own.
+
+    Raises:
+        `ValueError`: If there is one weight too many, and a punishment that it may be meant for. Any other number is
+            TRL's to refuse.
+    """
+    if reward_weights is None or overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
+        return
+    raise ValueError(
+        f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The column "
+        f"`soft_overlong_punishment`, which `overlong_buffer_length={overlong_buffer_length}` adds, takes none: its "
+        f"weight is `overlong_penalty_factor`. Leave the last weight out, and set "
+        f"`overlong_penalty_factor={reward_weights[-1]}` if it was meant for that column."
+    )
+
+
+def check_reward_values(name: str, values: Any, num_rows: int) -> list:
+    """
+    Refuse what a reward function may not return.
+
+    Args:
+        name (`str`):
+            The reward function's name.
+        values (`Iterable`):
+            What it returned: a number (also of numpy or torch), a `bool`, `None` or NaN for each completion.
+        num_rows (`int`):
+            Number of completions.
+
+    Returns:
+        `list`: The values, also of an iterator, which can be read only once.
+
+    Raises:
+        `TypeError`: If it returned no list, or a value that is no number.
+        `ValueError`: If it returned more or fewer values than there are completions.
+    """
+    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        if inspect.iscoroutine(values):
+            values.close()
+            raise TypeError(f"The reward function {name!r} returned a coroutine. Define it with `async def`.")
+        raise TypeError(
+            f"The reward function {name!r} returned {values!r:.80} ({type(values).__name__}); expected a list of "
+            f"{num_rows} numbers, one a completion."
+        )
+    if getattr(values, "ndim", 1) == 0:
+        raise TypeError(
+            f"The reward function {name!r} returned {values!r:.80}, a single number; expected a list of {num_rows}, "
+            "one a completion."
+        )
+    values = list(values)
+    if len(values) != num_rows:
+        raise ValueError(
+            f"The reward function {name!r} returned {len(values)} values for {num_rows} completions; expected one "
+            "each."
+        )
+    for i, value in enumerate(values):
+        if not _is_reward(value):
+            raise TypeError(
+                f"The reward function {name!r} returned {value!r:.80} ({type(value).__name__}) for completion {i} of "
+                f"{num_rows}; expected a number, or `None` for no reward."
+            )
+    return values
+
+
+def with_checked_values(reward_func: Callable, name: str) -> Callable:
+    """
+    A reward function whose values are checked by [`check_reward_values`] whenever it is called.
+
+    Args:
+        reward_func (`Callable`):
+            The reward function. A reward model is returned as it is.
+        name (`str`):
+            Its name.
+
+    Returns:
+        `Callable`: The function, asynchronous if the given one is.
+    """
+    if isinstance(reward_func, torch.nn.Module):
+        return reward_func
+    inner = reward_func
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__):
+
+        async def checked(*, completions, **kwargs):
+            return check_reward_values(name, await reward_func(completions=completions, **kwargs), len(completions))
+
+    else:
+
+        def checked(*, completions, **kwargs):
+            return check_reward_values(name, reward_func(completions=completions, **kwargs), len(completions))
+
+    checked.__name__ = name
+    checked.__wrapped__ = reward_func
+    return checked
+
+
+def _parameters(reward_func: Any) -> list[inspect.Parameter]:
+    """The parameters of a reward function; none where it has no signature."""
+    if isinstance(reward_func, (str, torch.nn.Module)):
+        return []
+    try:
+        # Of the outermost function: what a decorator takes is what it is given.
+        signature = inspect.signature(reward_func, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return []
+    return list(signature.parameters.values())
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in (
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    )
+
+
+def _is_reward(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    if value is None or isinstance(value, (numbers.Real, Decimal)):
+        return True
+    return isinstance(value, np.bool_)  # the one number of numpy's that is none of Python's
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"

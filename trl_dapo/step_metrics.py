@@ -1,0 +1,126 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What an optimizer step's micro-batches add up to: sums and extremes, and the metrics made of them."""
+
+from collections import defaultdict
+
+import torch
+
+
+class StepMetrics:
+    """
+    Sums and extremes over the micro-batches of one optimizer step, kept on the device and reduced over ranks in one
+    collective.
+
+    Training keeps one for the step under way. Each batch of an evaluation has its own: evaluation may run between two
+    micro-batches of a step.
+
+    Example:
+
+    ```python
+    >>> step = StepMetrics()
+    >>> step.add(tokens=3)
+    >>> step.add(tokens=4)
+    >>> step.reduce(accelerator)["tokens"]
+    7.0
+    ```
+    """
+
+    def __init__(self):
+        self.sums = defaultdict(float)
+        self.lowest = {}
+        self.highest = {}
+
+    def add(self, **sums: torch.Tensor | float) -> None:
+        """
+        Add to the sums.
+
+        Args:
+            **sums (`torch.Tensor` or `float`):
+                Scalars by name.
+        """
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value
+
+    @torch.no_grad()
+    def add_tokens(
+        self, mask: torch.Tensor, entropies: torch.Tensor, clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    ) -> None:
+        """
+        Add the tokens of a micro-batch, their entropies and where they are clipped.
+
+        Args:
+            mask (`torch.Tensor` of shape `(B, T)`):
+                1 for tokens that count in the loss.
+            entropies (`torch.Tensor` of shape `(B, T)`):
+                Entropy of each token, in nats.
+            clipped (`tuple` of three boolean `torch.Tensor` of shape `(B, T)` or `(B, 1)`):
+                As from [`clipped_tokens`]. One value a completion, of a ratio of whole completions, counts completions
+                in place of tokens.
+        """
+        has_tokens = mask.sum(1, keepdim=True) > 0
+        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
+        low, high, dual = (where * weight for where in clipped)
+        length = weight.sum(1).clamp(min=1.0)
+        self.add(
+            microbatches=1,
+            tokens=mask.sum(),
+            entropy=(entropies * mask).sum(),
+            clip_units=weight.sum(),
+            low=low.sum(),
+            high=high.sum(),
+            dual=dual.sum(),
+        )
+        # A completion without a token must not be the least clipped one.
+        low_min = (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0).amin()
+        high_max = (high.sum(1) / length).amax()
+        self.lowest["low_min"] = torch.minimum(self.lowest.get("low_min", low_min), low_min)
+        self.highest["high_max"] = torch.maximum(self.highest.get("high_max", high_max), high_max)
+
+    def reduce(self, accelerator) -> dict[str, float]:
+        """
+        Totals over all ranks: sums of the sums, least of the lowest, greatest of the highest.
+
+        Args:
+            accelerator (`Accelerator`):
+                Gathers. Every rank must have added the same names.
+
+        Returns:
+            `dict[str, float]`.
+        """
+        local = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
+        local = torch.stack(
+            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
+        )
+        ranks = accelerator.gather(local.unsqueeze(0))
+        sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
+        totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])
+        return dict(zip([*self.sums, *self.lowest, *self.highest], totals.tolist(), strict=True))
+
+
+def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
+    """
+    Metrics of the loss tokens of an optimizer step. Means over nothing are left out.
+
+    Args:
+        totals (`dict[str, float]`):
+            As from [`StepMetrics.reduce`].
+
+    Returns:
+        `dict[str, float]`, by the names that TRL logs, and `num_loss_tokens` and `clip_ratio/dual_mean`.
+    """
+    metrics = {"num_loss_tokens": totals["tokens"]}
+    if totals["tokens"] > 0:
+        low, high, dual = (totals[name] / totals["clip_units"] for name in ("low", "high", "dual"))
+        metrics |= {
+            "entropy": totals["entropy"] / totals["tokens"],
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "clip_ratio/dual_mean": dual,
+            "clip_ratio/low_min": totals["low_min"],
+            "clip_ratio/high_max": totals["high_max"],
+        }
+        if "kl" in totals:
+            metrics["kl"] = totals["kl"] / totals["tokens"]
+    return metrics
