@@ -4,9 +4,9 @@
 What the sampler itself costs at the paper's size: 512 prompts x 16 completions of up to 20,480 tokens.
 
 Generation is scripted: completions are slices of one list of tokens, made before the clock starts. Timed is what the
-sampler does with them: rows are recorded as arrays, groups judged, the next round sized, the batch dealt, and its rows
-read back once as TRL reads them. All rows are handled by one process; in training each process handles its share.
-Seconds are CPU seconds, so that other work on the machine does not count.
+`Sampler` and the trainer around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped, the batch
+made, handed out, and its rows read back once as TRL reads them. All rows are handled by one process; in training each
+process handles its share. Seconds are CPU seconds, so that other work on the machine does not count.
 
     python benchmarks/sampling_bookkeeping.py
 """
@@ -18,11 +18,13 @@ import tracemalloc
 
 import numpy as np
 import torch
+from datasets import Dataset
 from rich.console import Console
 
-from trl_dapo.sampling.groups import Criterion, judge
-from trl_dapo.sampling.refill import AcceptanceRate, Refill
-from trl_dapo.sampling.rollouts import Round, deal_groups, pack_rows, record_rows, replay_rows, select_groups
+from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
+from trl_dapo.sampling.sampler import Sampler
 
 
 ROLLOUT_SECONDS = 300.0
@@ -56,32 +58,50 @@ class Script:
 
 def rollout(script, args, after_generation=lambda: None):
     """One rollout batch; returns the sampler's seconds, the bytes of all rows' arrays, and the tokens generated."""
-    G, seconds, num_bytes, num_tokens, rounds = args.num_generations, 0.0, 0, 0, []
-    refill = Refill(target=args.num_prompts, acceptance=AcceptanceRate())
-    refill.acceptance.update(round(100 * args.acceptance), 100)  # a run under way knows its rate
-    while not refill.done:
-        size = refill.next_round_size()
-        generated, rewards = script.round(size)
+    G, num_bytes, num_tokens, clock = args.num_generations, 0, 0, Clock()
+    dataset = Dataset.from_dict({"id": range(10 * args.num_prompts)})
+    sampler = Sampler(PromptStream(dataset, seed=args.seed), target=args.num_prompts, num_generations=G)
+    sampler.acceptance.update(round(100 * args.acceptance), 100)  # a run under way knows its rate
+    with clock:
+        sampler.begin()
+        prompts = sampler.next_prompts(step=0)
+    while prompts:
+        generated, rewards = script.round(len(prompts))
+        num_tokens += sum(map(len, generated[1]))
         after_generation()
-        started = time.process_time()
-        rows = record_rows(generated, generated[3], None)
-        verdicts = judge(rewards.view(-1, G), torch.zeros(size, G, dtype=torch.bool), Criterion())
-        refill.offer(verdicts)
-        num_tokens += sum(map(len, rows["completion_ids"]))
-        pack_rows(rows, [verdict is None for verdict in verdicts for _ in range(G)])
-        blank = torch.zeros(size * G)
-        rounds.append(Round([("", {})] * size, rows, rewards, blank, blank.bool(), {}, {}))
-        seconds += time.process_time() - started
-        num_bytes += sum(a.nbytes for name in ("prompt_ids", "completion_ids", "logprobs") for a in rows[name])
-        del generated
-    started = time.process_time()
-    rows = deal_groups(rounds, refill.taken, [], G, torch.device("cpu"))
-    select_groups([round_.rewards_BF for round_ in rounds], refill.taken, G)
-    for part in replay_rows(rows)[:5]:
-        for _ in part or ():
-            pass
-    seconds += time.process_time() - started
-    return seconds, num_bytes, num_tokens
+        with clock:
+            rows = Rows.from_generated(generated, generated[3])
+            del generated
+            rewards_NG, masked_NG = rewards.view(-1, G), torch.zeros(len(prompts), G, dtype=torch.bool)
+            reasons = drop_reasons(rewards_NG, masked_NG, Criterion())
+            counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
+            blank = torch.zeros(len(rewards))
+            names = [name for name, _ in prompts]
+            sampler.add_round(Round(names, rows, rewards, blank, blank.bool(), {}, {}), reasons, counts)
+        columns = rows.prompt_ids, rows.completion_ids, rows.logprobs
+        num_bytes += sum(array.nbytes for column in columns for array in column if array is not None)
+        with clock:
+            prompts = sampler.next_prompts(step=0)
+    with clock:
+        batch, rounds = sampler.batch(), sampler.rollout.rounds
+        rows = assign_to_ranks(rounds, batch.train, batch.fill, torch.device("cpu"))
+        select_groups([round_.rewards_BF for round_ in rounds], [*batch.train, *batch.fill], G)
+        for column in rows.as_generated()[:5]:
+            for _ in column or ():
+                pass
+    return clock.seconds, num_bytes, num_tokens
+
+
+class Clock:
+    """CPU seconds spent inside it."""
+
+    seconds = 0.0
+
+    def __enter__(self):
+        self._started = time.process_time()
+
+    def __exit__(self, *error):
+        self.seconds += time.process_time() - self._started
 
 
 def measure(console, args):

@@ -5,18 +5,20 @@ What a dynamic-sampling policy costs: generated groups per trained group, rounds
 
 Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
 scale that groups are accepted at a given rate, and which in the drifting traces rise as the policy learns (by one unit
-of log-odds on average over a run). Ours drives the package's own `PromptStream`, `judge`, `Refill`,
-`AcceptanceRate` and `PromptMemory`; the others are modelled after what their code does, without their machinery. No
-model runs: it is arithmetic on one core.
+of log-odds on average over a run). Ours is the `Sampler` that the trainer drives, on rounds without rows; the others
+are modelled after what their code does, without their machinery. No model runs: it is arithmetic on one core.
 
     python benchmarks/sampling_policies.py           # five minutes
     python benchmarks/sampling_policies.py --full    # longer runs, less noise
 """
 
 import argparse
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import sampling_bookkeeping
@@ -24,11 +26,14 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
+from trl.trainer.utils import RepeatSampler
 
-from trl_dapo.sampling.groups import Criterion, judge
+from trl_dapo.sampling.acceptance import AcceptanceRate
+from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.refill import AcceptanceRate, Refill
+from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.sampler import Sampler
 
 
 class Trace:
@@ -131,21 +136,44 @@ class FixedRounds:
 
 
 class Swift:
-    """ms-swift: four rounds of the batch, the last never looked at, then the first batch unfiltered."""
+    """
+    ms-swift 4.6.0, `_dynamic_sampling` of its GRPO trainer with its default of `max_resample_times=3`: a batch, then
+    batches from a second data loader until enough of their groups have spread. The last one is generated but never
+    looked at; where there are still too few, the first batch trains unfiltered and what was found is thrown away.
 
-    def __init__(self, world, target, num_resamples=3):
+    Both loaders are over TRL's `RepeatSampler`, which gives every batch as often as its completions are trained on,
+    `steps_per_generation * num_iterations` times. The training loop takes one batch a step, so each rollout has new
+    prompts; but the resampling takes one a round, so it is given the same prompts again, in this rollout and in the
+    next ones, and a full batch may hold several groups of one prompt. 16 is the paper's number of optimizer steps a
+    rollout, and the fewest times that a batch can come there: each step is one micro-batch.
+    """
+
+    def __init__(self, world, target, num_resamples=3, steps_per_generation=16):
         self._world = world
         self._target = target
         self._num_resamples = num_resamples
-        self._prompts = Shuffled(world.trace.num_prompts, world.trace.seed)
+        self._batches = self._loader(seed=world.trace.seed)
+        self._more_batches = self._loader(seed=world.trace.seed + 1, repeat_count=steps_per_generation)
+        self.num_distinct = []  # prompts, in each full batch
+
+    def _loader(self, **options):
+        """The batches of a data loader, pass after pass; what is left over at the end of a pass is dropped."""
+        sampler = RepeatSampler(range(self._world.trace.num_prompts), 1, batch_size=self._target, **options)
+        prompts = itertools.chain.from_iterable(itertools.repeat(sampler))
+        while True:
+            yield np.array(list(itertools.islice(prompts, self._target)))
 
     def __call__(self):
-        first = num_accepted = self._world.accepted(self._prompts.take(self._target)).sum()
+        prompts = next(self._batches)
+        accepted = self._world.accepted(prompts)
+        first, found = accepted.sum(), []
         for resample in range(self._num_resamples):
-            if num_accepted >= self._target:
+            found.extend(prompts[accepted])
+            if len(found) >= self._target:
+                self.num_distinct.append(len(set(found[: self._target])))
                 return Step((resample + 1) * self._target, self._target, resample + 1)
-            accepted = self._world.accepted(self._prompts.take(self._target)).sum()
-            num_accepted += accepted if resample + 1 < self._num_resamples else 0
+            prompts = next(self._more_batches)
+            accepted = self._world.accepted(prompts)
         return Step((self._num_resamples + 1) * self._target, first, self._num_resamples + 1)
 
 
@@ -177,13 +205,13 @@ class Waves:
 
     def __call__(self):
         num_started = num_finished = num_accepted = num_dropped = 0
-        verdicts = []
+        accepted = []
         while num_accepted < self._target:
             if num_started - num_dropped < self._target:
-                verdicts.extend(self._world.accepted(self._prompts.take(self._target)))
+                accepted.extend(self._world.accepted(self._prompts.take(self._target)))
                 num_started += self._target
-            num_accepted += verdicts[num_finished]
-            num_dropped += not verdicts[num_finished]
+            num_accepted += accepted[num_finished]
+            num_dropped += not accepted[num_finished]
             num_finished += 1
         return Step(num_started, self._target, num_started // self._target)
 
@@ -238,50 +266,63 @@ class Greso:
 
 
 class Ours:
-    """The package's own modules, put together as the trainer does."""
+    """The package's `Sampler`, fed with rounds that have rewards but no rows."""
 
-    def __init__(self, world, target, carry=False, memory=False):
+    def __init__(self, world, target, carries=False, memory=None, acceptance=AcceptanceRate):
         trace = world.trace
+        dataset = Dataset.from_dict({"id": range(trace.num_prompts)})
         self._world = world
-        self._target = target
-        self._carry = carry
-        self._num_carried = 0
-        self._acceptance = AcceptanceRate()
-        self._stream = PromptStream(Dataset.from_dict({"prompt": range(trace.num_prompts)}), seed=trace.seed)
-        self.memory = PromptMemory(seed=trace.seed) if memory else None
-        self._num_skips = np.zeros(trace.num_prompts, dtype=int)
-        self.most_skips = 0
+        self.sampler = Sampler(
+            PromptStream(dataset, seed=trace.seed),
+            target=target,
+            num_generations=trace.num_generations,
+            carries=carries,
+            memory=memory and memory(seed=trace.seed),
+        )
+        self.sampler.acceptance = acceptance()
 
-    @property
-    def passes(self):
-        return self._stream.passes
-
-    def _skip(self, prompt_id):
-        """The memory's answer, noting how often in a row each prompt is skipped."""
-        skips = self.memory.should_skip(prompt_id, self._world.step, self._world.trace.num_generations)
-        self._num_skips[int(prompt_id)] = self._num_skips[int(prompt_id)] + 1 if skips else 0
-        self.most_skips = max(self.most_skips, self._num_skips[int(prompt_id)])
-        return skips
+    def _round(self, prompts):
+        num_correct_N = torch.from_numpy(self._world.correct(np.array([example["id"] for _, example in prompts])))
+        rewards_NG = (torch.arange(self._world.trace.num_generations) < num_correct_N[:, None]).double()
+        return blank_round([name for name, _ in prompts], rewards_NG)
 
     def __call__(self):
-        num_generations = self._world.trace.num_generations
-        skip = None if self.memory is None else self._skip
-        refill = Refill(target=self._target, acceptance=self._acceptance, num_carried=self._num_carried)
-        while not refill.done:
-            taken = self._stream.take(refill.next_round_size(), skip)
-            prompts = np.array([example["prompt"] for _, example in taken])
-            correct_N = torch.from_numpy(self._world.correct(prompts))
-            rewards_NG = (torch.arange(num_generations) < correct_N[:, None]).double()
-            refill.offer(judge(rewards_NG, None, Criterion()))
-            if self.memory is not None:
-                for (prompt_id, _), num_correct in zip(taken, correct_N.tolist(), strict=True):
-                    self.memory.update(prompt_id, num_correct, num_generations, self._world.step)
-        num_trained = self._target - refill.shortfall
-        if self._carry:
-            self._num_carried = min(len(refill.surplus), self._target)
-        return Step(refill.num_generated, num_trained, refill.num_rounds)
+        sampler = self.sampler
+        sampler.begin()
+        while prompts := sampler.next_prompts(self._world.step):
+            round_ = self._round(prompts)
+            rewards_NG = round_.rewards_BF.view(len(prompts), -1)
+            reasons = drop_reasons(rewards_NG, None, Criterion())
+            counts = count_correct(rewards_NG, None, reasons, Criterion())
+            sampler.add_round(round_, reasons, counts, self._world.step)
+        rollout, batch = sampler.rollout, sampler.batch()
+        kept = [rollout.rounds[number].prompts[index] for number, index in batch.carry]
+        sampler.carry(blank_round(kept, torch.zeros(len(kept), sampler.num_generations)) if kept else None)
+        return Step(rollout.num_groups, len(batch.train), rollout.num_rounds)
 
 
+def blank_round(names, rewards_NG):
+    """A round of which no row is held."""
+    lengths_B = torch.zeros(rewards_NG.numel())
+    return Round(names, Rows.empty(), rewards_NG.view(-1, 1), lengths_B, lengths_B.bool(), extra_logs={}, metrics={})
+
+
+class WatchedMemory(PromptMemory):
+    """Notes how often in a row a prompt is skipped."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._skips = Counter()
+        self.most_skips = 0
+
+    def draw_skip(self, prompt_id, *where):
+        skip = super().draw_skip(prompt_id, *where)
+        self._skips[prompt_id] = self._skips[prompt_id] + 1 if skip else 0
+        self.most_skips = max(self.most_skips, self._skips[prompt_id])
+        return skip
+
+
+OURS = "ours"
 MEMORY = "ours, carry, memory"
 CARRY = "ours, carry"
 ROUNDS = "rounds_per_step"
@@ -294,9 +335,25 @@ POLICIES: dict[str, Callable] = {
     "SkyRL replace": Replace,
     "slime waves": Waves,
     "GRESO": Greso,
-    "ours": Ours,
-    CARRY: lambda world, target: Ours(world, target, carry=True),
-    MEMORY: lambda world, target: Ours(world, target, carry=True, memory=True),
+    OURS: Ours,
+    CARRY: lambda world, target: Ours(world, target, carries=True),
+    MEMORY: lambda world, target: Ours(world, target, carries=True, memory=PromptMemory),
+}
+
+
+# The constants of ours that rest on nothing but what they cost here, with what simpler or other ones would cost.
+ROUND_VARIANTS = {
+    "no margin: ceil(deficit / rate)": {"ROUND_COST": 1e-9, "MIN_ROUND_COST": 1e-9},
+    "ROUND_COST alone": {"MIN_ROUND_COST": 0},
+    "half of both": {"ROUND_COST": AcceptanceRate.ROUND_COST / 2, "MIN_ROUND_COST": AcceptanceRate.MIN_ROUND_COST / 2},
+    "twice both": {"ROUND_COST": AcceptanceRate.ROUND_COST * 2, "MIN_ROUND_COST": AcceptanceRate.MIN_ROUND_COST * 2},
+}
+MEMORY_VARIANTS = {
+    "HALF_LIFE a quarter": {"HALF_LIFE": PromptMemory.HALF_LIFE / 4},
+    "HALF_LIFE four times": {"HALF_LIFE": PromptMemory.HALF_LIFE * 4},
+    "LOOKS_POWER 1": {"LOOKS_POWER": 1},
+    "LOOKS_POWER 2": {"LOOKS_POWER": 2},
+    "LOOKS_POWER 4": {"LOOKS_POWER": 4},
 }
 
 
@@ -331,8 +388,8 @@ def run(policy, trace, target, num_steps):
 
 
 def compare(console, args, target, num_steps):
-    """One table per trace, every policy a row; returns ours, by trace."""
-    ours = {}
+    """One table per trace, every policy a row; returns the results by policy, acceptance and drift."""
+    results = {}
     for drifting in (False, True):
         for acceptance in (0.55, 0.33, 0.1):
             trace = make_trace(args, acceptance, drifting, num_steps)
@@ -349,9 +406,9 @@ def compare(console, args, target, num_steps):
                     f"{result.rounds_per_step:.2f}",
                     f"{result.shortfall:.1%}",
                 )
-                ours[title, name] = result
+                results[name, acceptance, drifting] = result
             console.print(table)
-    return {key: result for key, result in ours.items() if key[1].startswith("ours")}
+    return results
 
 
 def make_trace(args, acceptance, drifting, num_steps, num_prompts=None):
@@ -365,13 +422,53 @@ def make_trace(args, acceptance, drifting, num_steps, num_prompts=None):
     )
 
 
+def variant(base, constants):
+    """A class that differs in some of its constants."""
+    return type(base.__name__, (base,), constants)
+
+
+def compare_constants(console, args, sizes, num_steps, acceptance=0.33):
+    """What other constants would cost, over those that ship; `sizes` are the results of `compare` by batch size."""
+    for name, base, variants, make in (
+        (OURS, AcceptanceRate, ROUND_VARIANTS, lambda changed: partial(Ours, acceptance=changed)),
+        (MEMORY, PromptMemory, MEMORY_VARIANTS, lambda changed: partial(Ours, carries=True, memory=changed)),
+    ):
+        table = Table("constants", title=f"{name}: other constants, acceptance {acceptance}")
+        for target, trace in itertools.product(sizes, ("stationary", "drifting")):
+            table.add_column(f"{target}, {trace}", justify="right")
+        for label, constants in {"as they are": None, **variants}.items():
+            cells = []
+            for (target, results), drifting in itertools.product(sizes.items(), (False, True)):
+                result = kept = results[name, acceptance, drifting]
+                if constants is not None:
+                    trace = make_trace(args, acceptance, drifting, num_steps)
+                    result = run(make(variant(base, constants)), trace, target, num_steps)
+                more = f" ({result.per_trained / kept.per_trained - 1:+.1%})" if constants is not None else ""
+                cells.append(f"{result.per_trained:.2f}{more}, {result.rounds_per_step:.2f}")
+            table.add_row(label, *cells)
+        console.print(table)
+    console.print("Each cell: generated / trained (over the first row's), rounds / step.")
+
+
+def tell_repetitions(console, sizes):
+    """How many prompts ms-swift's full batches hold, which the tables do not show."""
+    for target, results in sizes.items():
+        for acceptance in (0.55, 0.33):
+            num_distinct = results["ms-swift", acceptance, False].policy.num_distinct
+            console.print(
+                f"ms-swift, acceptance {acceptance}, stationary: {len(num_distinct)} batches were filled up, with "
+                f"{np.mean(num_distinct):.1f} different prompts of {target} on average, {min(num_distinct)} at least"
+            )
+
+
 def compare_memory(console, args, target=512, acceptance=0.33, num_passes=10):
     """Memory against plain dynamic sampling for as many steps as the latter gets out of `num_passes` passes."""
     num_steps = round(num_passes * args.num_prompts * acceptance / target)
     savings = []
     for drifting in (False, True):
         trace = make_trace(args, acceptance, drifting, num_steps)
-        policies = {"plain": Ours, "GRESO": Greso, "memory": lambda world, target: Ours(world, target, memory=True)}
+        with_memory = lambda world, target: Ours(world, target, memory=PromptMemory)  # noqa: E731
+        policies = {"plain": Ours, "GRESO": Greso, "memory": with_memory}
         results = {name: run(policy, trace, target, num_steps) for name, policy in policies.items()}
         savings.append(results["plain"].per_trained / results["memory"].per_trained)
         console.print(
@@ -386,12 +483,13 @@ def most_skips(console, args, target=512, acceptance=0.33, num_passes=40, num_pr
     """How many passes in a row the memory leaves a prompt without a look, over more passes than it may."""
     num_steps = round(num_passes * num_prompts * acceptance / target)
     trace = make_trace(args, acceptance, False, num_steps, num_prompts)
-    play = run(POLICIES[MEMORY], trace, target, num_steps).policy
+    policy = lambda world, target: Ours(world, target, carries=True, memory=WatchedMemory)  # noqa: E731
+    sampler = run(policy, trace, target, num_steps).policy.sampler
     console.print(
-        f"memory, {play.passes:.1f} passes over {num_prompts} prompts: no prompt was skipped more than "
-        f"{play.most_skips} times in a row"
+        f"memory, {sampler.stream.passes:.1f} passes over {num_prompts} prompts: no prompt was skipped more than "
+        f"{sampler.memory.most_skips} times in a row"
     )
-    return play.most_skips
+    return sampler.memory.most_skips
 
 
 def main():
@@ -407,16 +505,18 @@ def main():
     num_steps = 1600 if args.full else 400
     large = compare(console, args, target=512, num_steps=num_steps)
     small = compare(console, args, target=16, num_steps=num_steps)
+    tell_repetitions(console, {512: large, 16: small})
+    compare_constants(console, args, {512: large, 16: small}, num_steps)
     savings = compare_memory(console, args)
     skips = most_skips(console, args)
 
     def each(results, name, attribute):
-        return [getattr(result, attribute) for (_, policy), result in results.items() if policy == name]
+        return [getattr(result, attribute) for (policy, *_), result in results.items() if policy == name]
 
     table = Table("promise", "measured", "kept", title="Promises")
     for promise, measured, bound in (
-        ("512 prompts: over the least, worst trace, at most 1.05", max(each(large, "ours", "over_least")), 1.05),
-        ("512 prompts: rounds per step, worst trace, at most 1.2", max(each(large, "ours", ROUNDS)), 1.2),
+        ("512 prompts: over the least, worst trace, at most 1.05", max(each(large, OURS, "over_least")), 1.05),
+        ("512 prompts: rounds per step, worst trace, at most 1.2", max(each(large, OURS, ROUNDS)), 1.2),
         ("512 prompts, carry: over the least, worst trace, 1.00", max(each(large, CARRY, "over_least")), 1.005),
         ("16 prompts, carry: over the least, worst trace, at most 1.10", max(each(small, CARRY, "over_least")), 1.1),
         ("memory: share generated of what is without, worst trace, at most 0.50", 1 / min(savings), 0.5),

@@ -106,17 +106,12 @@ def test_what_was_long_ago_does_not_outweigh_a_new_look():
     assert memory.expected_acceptance("2", 1_000_000, G) == memory.expected_acceptance("new", 1_000_000, G)
 
 
-def test_the_half_life_is_learnt():
-    """Prompts that stay as they are prove the longest half-life, prompts drawn anew every 25 steps a short one."""
-    rng = random.Random(0)
-    steady, changing = PromptMemory(), PromptMemory()
-    for step in range(0, 1000, 25):
-        for i in range(60):
-            steady.update(str(i), G * (i % 2), G, step)
-            changing.update(str(i), G * rng.randint(0, 1), G, step)
-    assert PromptMemory().half_life == 400
-    assert steady.half_life == 6400
-    assert changing.half_life == 25
+def test_evidence_loses_half_its_weight_in_a_half_life():
+    """Sixteen wrong completions count 400 steps later as much as eight new ones."""
+    memory = taught()
+    memory.update("old", 0, 16, step=0)
+    memory.update("new", 0, 8, step=400)
+    assert memory.expected_acceptance("old", 400, G) == memory.expected_acceptance("new", 400, G)
 
 
 def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from trl_dapo.trainer import _ADVICE
+from trl_dapo.sampling.report import ADVICE
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
@@ -27,4 +27,4 @@ def test_the_advice_on_a_low_acceptance_rate_is_the_trainers():
     notebook = nbformat.read(NOTEBOOKS[0].parent / "03_read_a_run.ipynb", as_version=4)
     rows = re.findall(r"^\| `(\w+)` \|(.*)$", "\n".join(cell.source for cell in notebook.cells), re.MULTILINE)
     table = {reason: {*re.findall(r"`(\w+)`", rest)} for reason, rest in rows}
-    assert table == {reason: {*re.findall(r"`(\w+)`", advice)} for reason, advice in _ADVICE.items()}
+    assert table == {reason: {*re.findall(r"`(\w+)`", advice)} for reason, advice in ADVICE.items()}

@@ -8,11 +8,6 @@ import math
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
 MIN_RATE = 1 / 32
 
-# What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small batch,
-# since a round of a few prompts waits for its longest completion too.
-ROUND_COST = 0.16
-MIN_ROUND_COST = 12
-
 
 class AcceptanceRate:
     """
@@ -39,6 +34,11 @@ class AcceptanceRate:
     0.31
     ```
     """
+
+    # What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small
+    # batch, since a round of a few prompts waits for its longest completion too.
+    ROUND_COST = 0.16
+    MIN_ROUND_COST = 12
 
     _STATE = ("num_groups", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
 
@@ -136,7 +136,7 @@ class AcceptanceRate:
         most = deficit * min(1 / MIN_RATE, 1 + self.num_accepted)
         expected = deficit / rate
         deviation = math.sqrt(deficit * (1 - rate) + expected**2 * variance)
-        round_cost = max(ROUND_COST * target, MIN_ROUND_COST)
+        round_cost = max(self.ROUND_COST * target, self.MIN_ROUND_COST)
         z_squared = max(-2 * math.log(math.sqrt(2 * math.pi) * deviation / round_cost), 0.0)
         # The larger root of a n^2 - 2 b n + d^2 = 0.
         a = rate**2 - z_squared * variance

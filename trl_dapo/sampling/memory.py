@@ -12,10 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-# Half-lives are compared by their predictions of about the last ten thousand groups.
-SCORE_DECAY = 0.9999
-
-
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """
     Probability that `num_generations` completions are neither all correct nor all wrong when the pass rate follows
@@ -52,10 +48,10 @@ class PromptMemory:
     Pass-rate history of every prompt, and what it predicts.
 
     A prompt's pass rate has a Beta posterior. The prior is the population of prompts, fitted to every prompt's first
-    group. The evidence is what was generated for this prompt; it fades with a half-life because the policy changes:
-    the one of `HALF_LIVES` that has predicted the latest groups best. The posterior gives the probability that a new
-    group of the prompt would be accepted. A prompt less promising than one never seen is skipped for some passes, the
-    less promising the more, but each comes back for a look within `longest_wait` passes.
+    group. The evidence is what was generated for this prompt; it fades because the policy changes, and loses half its
+    weight in `HALF_LIFE` optimizer steps. The posterior gives the probability that a new group of the prompt would be
+    accepted. A prompt less promising than one never seen is skipped for some passes, the less promising the more, but
+    each comes back for a look within `longest_wait` passes.
 
     Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
     groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
@@ -82,7 +78,8 @@ class PromptMemory:
     ```
     """
 
-    HALF_LIVES = (400.0, 100.0, 1600.0, 25.0, 6400.0)
+    HALF_LIFE = 400.0
+    LOOKS_POWER = 3
 
     def __init__(self, seed: int = 0, longest_wait: int = 32):
         if longest_wait < 1:
@@ -95,15 +92,6 @@ class PromptMemory:
         self._num_first = 2.0
         self._sum_rate = 2 / 2
         self._sum_square = 2 / 3
-        self._scores = [0.0] * len(self.HALF_LIVES)
-
-    @property
-    def half_life(self) -> float:
-        """
-        Optimizer steps in which evidence loses half its weight: what has predicted the latest groups best, and the
-        first of `HALF_LIVES` before there was anything to predict.
-        """
-        return self.HALF_LIVES[self._scores.index(max(self._scores))]
 
     def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:
         """
@@ -117,9 +105,7 @@ class PromptMemory:
         Returns:
             `float` between 0 and 1.
         """
-        return expected_acceptance(
-            *self._posterior(self._records.get(prompt_id), step, self.half_life), num_generations
-        )
+        return expected_acceptance(*self._posterior(self._records.get(prompt_id), step), num_generations)
 
     def draw_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
         """
@@ -140,7 +126,7 @@ class PromptMemory:
         unseen = expected_acceptance(*self._prior(), num_generations)
         promise = self.expected_acceptance(prompt_id, step, num_generations)
         # A prompt half as promising as an unseen one is looked at an eighth as often.
-        looks_per_pass = (promise / unseen) ** 3 if promise < unseen else 1.0
+        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
@@ -161,15 +147,12 @@ class PromptMemory:
         if not 0 <= num_correct <= num_scored:
             raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
         num_wrong = num_scored - num_correct
-        record = self._records.get(prompt_id)
-        if record is not None:
-            self._score_half_lives(record, 0 < num_correct < num_scored, num_scored, step)
-        elif num_scored >= 2:
+        if prompt_id not in self._records and num_scored >= 2:
             self._num_first += 1
             self._sum_rate += num_correct / num_scored
             self._sum_square += num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
         record = self._records.setdefault(prompt_id, _Record(last_step=step))
-        fade = _fade(step - record.last_step, self.half_life)
+        fade = self._fade(record, step)
         record.evidence_correct = fade * record.evidence_correct + num_correct
         record.evidence_wrong = fade * record.evidence_wrong + num_wrong
         record.num_seen += 1
@@ -177,19 +160,16 @@ class PromptMemory:
         record.num_scored += num_scored
         record.last_step = step
 
-    def _score_half_lives(self, record, accepted, num_scored, step):
-        """Adds how well each half-life has predicted whether a group is accepted."""
-        for index, half_life in enumerate(self.HALF_LIVES):
-            chance = expected_acceptance(*self._posterior(record, step, half_life), num_scored)
-            chance = min(max(chance if accepted else 1 - chance, 1e-6), 1.0)
-            self._scores[index] = SCORE_DECAY * self._scores[index] + math.log(chance)
+    def _fade(self, record, step):
+        """What the evidence of a prompt still weighs."""
+        return 0.5 ** (max(step - record.last_step, 0) / self.HALF_LIFE)
 
-    def _posterior(self, record, step, half_life):
+    def _posterior(self, record, step):
         """The Beta distribution of a prompt's pass rate."""
         correct, wrong = self._prior()
         if record is None:
             return correct, wrong
-        fade = _fade(step - record.last_step, half_life)
+        fade = self._fade(record, step)
         return correct + fade * record.evidence_correct, wrong + fade * record.evidence_wrong
 
     def _prior(self):
@@ -235,7 +215,6 @@ class PromptMemory:
             "num_first": self._num_first,
             "sum_rate": self._sum_rate,
             "sum_square": self._sum_square,
-            "scores": list(self._scores),
         }
 
     def load_state_dict(self, state: dict[str, Any]):
@@ -245,12 +224,6 @@ class PromptMemory:
         self._num_first = state["num_first"]
         self._sum_rate = state["sum_rate"]
         self._sum_square = state["sum_square"]
-        self._scores = list(state["scores"])
-
-
-def _fade(num_steps, half_life):
-    """What evidence still weighs after so many steps."""
-    return 0.5 ** (max(num_steps, 0) / half_life)
 
 
 def _log_likelihood(num_correct, num_wrong, correct, wrong):
