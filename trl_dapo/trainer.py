@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
@@ -46,7 +46,7 @@ from .history import LogHistoryCallback
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights
 from .rewards.dapo_math import completion_text, stated_answer
-from .sampling.group_filter import GroupFilter, apply_group_filter
+from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
 from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
@@ -263,30 +263,11 @@ class DAPOTrainer(UpdatePhase):
     def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
         """For each group `None`, or why it is dropped; and its correct and scored completions, if that is known."""
         if self._group_filter is not None:
-            return self._ask_group_filter(round_, prompts), None
+            return ask_group_filter(self._group_filter, round_, prompts, self.reward_func_names), None
         rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
         masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
         reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
         return reasons, count_correct(rewards_NG, masked_NG, reasons, self._task.criterion)
-
-    def _ask_group_filter(self, round_: Round, prompts: list[tuple[str, dict]]) -> list[str | None]:
-        """The user's reasons, asked for once: every rank must take the same decision."""
-        completions, G = gather_object(round_.rows.completions), self.num_generations
-        answer = [None, None]
-        if self.accelerator.is_main_process:
-            facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
-            rows = [
-                {**prompts[i // G][1], "completion": completion, "length": length, "truncated": truncated}
-                for i, (completion, length, truncated) in enumerate(facts)
-            ]
-            try:
-                answer[0] = apply_group_filter(self._group_filter, round_.rewards_BF, self.reward_func_names, rows, G)
-            except Exception as error:  # told to the other ranks first, which wait for it
-                answer[1] = error
-        reasons, error = broadcast_object_list([answer[0], answer[1] and repr(answer[1])])
-        if error is not None:
-            raise answer[1] or RuntimeError(f"`group_filter` failed on the main process: {error}")
-        return reasons
 
     def _train_on(self, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
@@ -424,22 +405,15 @@ class DAPOTrainer(UpdatePhase):
 
     def _speak_of_shortfall(self, batch: Batch):
         """Stops or warns when the rounds were used up before the batch was full."""
-        num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
-        if not num_short:
-            return
-        what, advice = describe_shortfall(rollout), advise(rollout)
-        limit = f"`dynamic_sampling_max_rounds` ({self.args.dynamic_sampling_max_rounds})"
-        if self.args.dynamic_sampling_on_exhausted == "error":
-            raise RuntimeError(
-                f"Dynamic sampling could not fill the rollout batch: {what} {advice}Or raise {limit}, or set "
-                "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
-            )
+        num_short = self._sampler.num_short_rollouts
+        if num_short and self.args.dynamic_sampling_on_exhausted == "error":
+            raise RuntimeError(describe_shortfall(self._sampler.rollout, self.args.dynamic_sampling_max_rounds))
         # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
         if num_short in (1, 5):
-            outcome = f"trains on {len(batch.train)} groups" if batch.train else "does not move the weights"
             logger.warning(
-                f"Dynamic sampling fell short ({num_short} rollouts in a row): {what} This rollout {outcome}. "
-                f"{advice}Or raise {limit}."
+                describe_shortfall(
+                    self._sampler.rollout, self.args.dynamic_sampling_max_rounds, num_short, len(batch.train)
+                )
             )
 
     def _log_sampling(self, batch: Batch, **sampling: float):

@@ -5,6 +5,10 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+from .rollouts import Round
 
 
 GroupFilter = Callable[[dict[str, list[float]], list[dict]], str | None]
@@ -60,4 +64,44 @@ def apply_group_filter(
                 "drop it as text."
             )
         reasons.append(reason)
+    return reasons
+
+
+def ask_group_filter(
+    group_filter: GroupFilter, round_: Round, prompts: Sequence[tuple[str, dict]], reward_names: Sequence[str]
+) -> list[str | None]:
+    """
+    Asks a user's rule about each group of a round, once, on the main process: every rank must take the same decision.
+    Collective: every rank must call it.
+
+    Args:
+        group_filter, reward_names:
+            As in [`apply_group_filter`].
+        round_ ([`Round`]):
+            The round.
+        prompts (`Sequence[tuple[str, dict]]`):
+            Name and example of each of its prompts.
+
+    Returns:
+        `list[str | None]`: one for each group, on every rank.
+
+    Raises:
+        Exception: What the rule raised, on the main process.
+        RuntimeError: With what it raised, on the others.
+    """
+    completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
+    reasons, raised = None, None
+    if PartialState().is_main_process:
+        facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+        rows = [
+            {**prompts[i // num_generations][1], "completion": completion, "length": length, "truncated": truncated}
+            for i, (completion, length, truncated) in enumerate(facts)
+        ]
+        try:
+            reasons = apply_group_filter(group_filter, round_.rewards_BF, reward_names, rows, num_generations)
+        except Exception as error:  # told to the other ranks first, which wait for it
+            raised = error
+    reasons, problem = broadcast_object_list([reasons, raised and repr(raised)])
+    if problem is not None:
+        raise raised or RuntimeError(f"`group_filter` failed on the main process: {problem}")
     return reasons

@@ -120,14 +120,34 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
     return {name: float(value) for name, value in metrics.items()}
 
 
-def describe_shortfall(rollout: Rollout) -> str:
-    """What was found and why the rest was dropped: one sentence."""
+def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:
+    """
+    What a rollout found that used up its rounds, why the rest was dropped, and what to do.
+
+    Args:
+        rollout ([`Rollout`]):
+            The rollout.
+        max_rounds (`int`):
+            `dynamic_sampling_max_rounds`.
+        num_short (`int`, *optional*, defaults to `0`):
+            Rollouts in a row that fell short, this one included.
+        num_trained (`int`, *optional*):
+            Groups that train all the same; `None` where the run stops.
+    """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
     carried = f" beside {len(rollout.carried)} carried" if rollout.carried else ""
-    return (
+    what = (
         f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {rollout.num_rounds} rounds{carried}, "
         f"{rollout.target} needed (dropped: {reasons})."
     )
+    advice = f"{advise(rollout)}Or raise `dynamic_sampling_max_rounds` ({max_rounds})"
+    if num_trained is None:
+        return (
+            f"Dynamic sampling could not fill the rollout batch: {what} {advice}, or set "
+            "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
+        )
+    outcome = f"trains on {num_trained} groups" if num_trained else "does not move the weights"
+    return f"Dynamic sampling fell short ({num_short} rollouts in a row): {what} This rollout {outcome}. {advice}."
 
 
 def advise(rollout: Rollout) -> str:
