@@ -82,10 +82,13 @@ def test_sharded_weights_are_those_of_one_process_after_every_step(sharded, one_
         torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
 
 
-def test_a_rollout_without_an_accepted_group_moves_no_sharded_weight(sharded):
+@pytest.mark.parametrize("name", ["empty", "empty, grpo"])
+def test_a_rollout_without_an_accepted_group_moves_no_sharded_weight(sharded, name):
     # Between two steps that do: there is momentum to coast on, and weights to decay.
-    report = reports(sharded, "empty")[0]
-    assert [log["frac_empty_steps"] for log in report["logs"]] == [0, 1, 0]
+    report = reports(sharded, name)[0]
+    assert [log["dynamic_sampling/groups_trained"] == 0 for log in report["logs"]] == [False, True, False]
+    if name == "empty":
+        assert [log["frac_empty_steps"] for log in report["logs"]] == [0, 1, 0]
     before, after_first, after_second, after_third = report["weights"]
     assert torch.equal(after_first, after_second)
     assert not torch.equal(before, after_first)
