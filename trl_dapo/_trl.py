@@ -79,26 +79,18 @@ GENERATED = (
 
 # Attributes of a constructed trainer that are read or swapped.
 READS = (
-    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
-    "accelerator",
-    "args",
-    "eval_dataset",  # one, or a dictionary of several, or None
-    "is_deepspeed_enabled",
-    "model",
-    "model_wrapped",
-    "rollout_func",
-    "state",
-    "tools",
-    "train_dataset",
     "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
     "_entropy_bonus_enabled",
     "_is_vlm",
     "_last_world_entropy",
-    "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
+    "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
+    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
     "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
     "_tokenizer",  # the processing class, or the tokenizer inside a processor
+    "accelerator",
+    "args",
     "aux_loss_enabled",
     "beta",
     "entropy_coef",
@@ -107,12 +99,16 @@ READS = (
     "eos_token_ids",
     "epsilon_high",
     "epsilon_low",
+    "eval_dataset",  # one, or a dictionary of several, or None
     "generation_config",
     "generation_kwargs",
     "importance_sampling_level",
+    "is_deepspeed_enabled",
     "loss_type",
     "mask_truncated_completions",
     "max_completion_length",
+    "model",
+    "model_wrapped",
     "num_generations",
     "num_generations_eval",
     "num_iterations",
@@ -125,8 +121,10 @@ READS = (
     "rollout_func",
     "router_aux_loss_coef",
     "shuffle_dataset",
+    "state",
     "tools",
     "top_entropy_quantile",
+    "train_dataset",
     "use_adaptive_entropy",
     "use_transformers_continuous_batching",
     "use_vllm",
@@ -140,17 +138,6 @@ VLLM_READS = ("temperature", "top_p", "top_k")
 LATER_READS = (
     "current_gradient_accumulation_steps",  # micro-batches of the optimizer step; fewer at the end of an epoch
     "vllm_generation",
-    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
-    "accelerator",
-    "args",
-    "eval_dataset",  # one, or a dictionary of several, or None
-    "is_deepspeed_enabled",
-    "model",
-    "model_wrapped",
-    "rollout_func",
-    "state",
-    "tools",
-    "train_dataset",
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout
 )
