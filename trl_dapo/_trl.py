@@ -104,6 +104,7 @@ READS = (
     "generation_kwargs",
     "importance_sampling_level",
     "is_deepspeed_enabled",
+    "is_fsdp_enabled",
     "loss_type",
     "mask_truncated_completions",
     "max_completion_length",
