@@ -79,7 +79,41 @@ def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp
     assert "rows it holds of an unfinished rollout" in what_was_said(caplog)
 
 
+def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
+    trainer = make(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "other settings" not in what_was_said(caplog)
+    assert number(trainer.sampled[0]) == 8  # the prompts go on: two rounds of four were drawn before
+
+
+def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_off(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make(
+        tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, use_dynamic_sampling=False
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "`use_dynamic_sampling` (True there, False here)" in what_was_said(caplog)
+
+
 # ---- Torn checkpoints ----
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "of another version"])
+def test_what_cannot_be_read_of_a_checkpoint_is_left_behind(tiny_model, tmp_path, damage, caplog):
+    settings = {"num_prompts": 48, "dynamic_sampling_memory": True}
+    make(tiny_model, tmp_path, max_steps=1, **SAVED, **settings).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    if damage == "missing":
+        (checkpoint / "dapo_memory.parquet").unlink()
+    elif damage == "torn":
+        (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
+    else:
+        (checkpoint / "dapo_state.json").write_text('{"prompts": {"position": 3}}')
+    trainer = make(tiny_model, tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert "cannot be resumed as a whole" in what_was_said(caplog)
+    assert number(trainer.sampled[0]) == 0
 
 
 @pytest.mark.parametrize("torn", ["without its state", "with half its state"])

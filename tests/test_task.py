@@ -48,6 +48,12 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
 
 
+def test_a_length_penalty_alone_decides_nothing_unless_no_group_is_dropped():
+    with pytest.raises(ValueError, match="only reward function, 'soft_overlong_punishment', is a length penalty"):
+        choose(["soft_overlong_punishment"])
+    assert not choose(["soft_overlong_punishment"], drops_groups=False).knows_right
+
+
 def test_the_memory_needs_a_right_and_a_wrong():
     with pytest.raises(ValueError, match=r"memory needs to know .* `dynamic_sampling_rewards`"):
         choose(["accuracy", "format"]).require_right("the memory")

@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -55,16 +56,19 @@ def load_state(trainer, folder: Path):
         differs = sampler.load_state_dict(shared, local["carried"])
         if sampler.memory is not None and shared["memory"] is not None:
             sampler.memory.load(folder / MEMORY_NAME)
+    if (sampler is None) != (not shared):
+        differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if local["num_processes"] != trainer.accelerator.num_processes:
         differs["num_processes"] = local["num_processes"], trainer.accelerator.num_processes
     if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
         differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
-    if differs:
-        has_rows = update["rollout"] is not None or local["carried"] is not None
-        logger.warning(describe_misfit(str(folder), differs, has_rows))
-        return
-    trainer.load_update_state_dict(update)
     trainer._metrics["train"].update(local["metrics"])
+    if not differs:
+        trainer.load_update_state_dict(update)
+        return
+    has_rows = update["rollout"] is not None or local["carried"] is not None
+    if warning := describe_misfit(str(folder), differs, has_rows):
+        logger.warning(warning)
 
 
 def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str | None]:
@@ -76,6 +80,10 @@ def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str 
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
         shared = json.loads((folder / STATE_NAME).read_text())
+        if shared and "header" not in shared:
+            return None, f"its {STATE_NAME} was written by another version of this package"
+        if shared and shared["memory"] is not None:
+            pq.read_metadata(folder / MEMORY_NAME)
         return (shared, torch.load(path, map_location="cpu", weights_only=True)), None
     except (ValueError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"

@@ -14,6 +14,11 @@ from .groups import Criterion, is_correct, task_reward
 # Reward functions that measure length, TRL's and ours: they never decide.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
+SCORES_LEFT_OUT = (
+    "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+    "`dynamic_sampling_rewards`."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
@@ -54,6 +59,7 @@ class TaskReward:
         max_accuracy: float = 1.0,
         accuracy_threshold: float = 0.0,
         best: float = 1.0,
+        drops_groups: bool = True,
     ) -> "TaskReward":
         """
         Args:
@@ -67,6 +73,8 @@ class TaskReward:
                 As in [`Criterion`].
             best (`float`, *optional*, defaults to `1.0`):
                 Reward of a completion that cannot do better.
+            drops_groups (`bool`, *optional*, defaults to `True`):
+                Whether groups are dropped by it. If not, a length penalty may stand alone: nothing is right by it.
 
         Raises:
             ValueError: If a name is unknown or a length penalty's, if nothing is left to decide, or if a setting needs
@@ -85,6 +93,8 @@ class TaskReward:
                 f"different lengths would be accepted. Choose from {listed}."
             )
         deciding = candidates if chosen is None else chosen
+        if not deciding and not drops_groups:
+            deciding = names
         if not deciding:
             raise ValueError(
                 f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
@@ -151,10 +161,7 @@ class TaskReward:
         if self.knows_right:
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}.")
         else:
-            parts.append(
-                "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward "
-                "that does in `dynamic_sampling_rewards`."
-            )
+            parts.append(SCORES_LEFT_OUT)
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
             parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")
