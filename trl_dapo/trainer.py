@@ -454,10 +454,7 @@ class DAPOTrainer(UpdatePhase):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
-        if not self.args.save_only_model:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            save_state(self, folder)
+        save_state(self, Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 
