@@ -177,6 +177,51 @@ def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(monke
     assert calls == ["gather", "gather"]
 
 
+# ---- Log-probabilities without gradient ----
+
+
+def passes(trainer, rollout, **options):
+    """Log-probabilities and entropies without gradient, and the tokens of each pass."""
+    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    seen = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    with torch.no_grad():
+        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attention, rollout["completion_ids"].size(1), batch_size=4, compute_entropy=True
+        )
+    hook.remove()
+    return logps, entropies, seen
+
+
+@pytest.mark.parametrize("budget", [50, 400, 5000])
+def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
+    rollout = collate(make_rows(30, longest=200))
+    expected = passes(ScriptedUpdate(), rollout)
+    found = passes(ScriptedUpdate(max_tokens_per_microbatch=budget), rollout)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    assert all(rows == 1 or rows * width <= budget for rows, width in found[2])
+    assert sum(rows for rows, _ in found[2]) == 30
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, monkeypatch):
+    # Two rows of 10 tokens make one pass here. Another rank needs four.
+    trainer = ScriptedUpdate(max_tokens_per_microbatch=20)
+    monkeypatch.setattr(ScriptedUpdate, "_ranks_are_in_step", in_step)
+    monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
+    rollout = collate([lone(10), lone(10)])
+    logps, entropies, seen = passes(trainer, rollout)
+    # One row each, then one prompt and one completion token for each pass that has none.
+    assert seen == ([(1, 10), (1, 10), (1, 2), (1, 2)] if in_step else [(2, 10)])
+    expected = passes(ScriptedUpdate(), rollout)
+    torch.testing.assert_close(logps, expected[0])
+    torch.testing.assert_close(entropies, expected[1])
+
+
 # ---- Two processes that meet once an optimizer step (DDP) ----
 
 

@@ -50,7 +50,7 @@ from .loss import (
 )
 from .model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
 from .step_metrics import StepMetrics, metrics_of_tokens
-from .token_budget import attention_cost_of, plan_window
+from .token_budget import attention_cost_of, cut, num_microbatches, plan_window
 
 
 logger = logging.get_logger(__name__)
@@ -536,7 +536,7 @@ class UpdatePhase(GRPOTrainer):
 
         num_tokens = inputs["num_items_in_batch"]
         num_ranks = self.accelerator.num_processes
-        num_microbatches = inputs.get("num_microbatches", 1)  # of this step and rank, in the mean over ranks
+        mean_num_microbatches = inputs.get("num_microbatches", 1)  # of a rank in this optimizer step, in the mean
         loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
         step_metrics.add(policy_loss=loss.detach())
 
@@ -545,7 +545,7 @@ class UpdatePhase(GRPOTrainer):
                 bonus = token_mean(entropies, mask, num_tokens, num_ranks)
             else:
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
-                bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
+                bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / mean_num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
             step_metrics.add(
                 active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
@@ -553,8 +553,8 @@ class UpdatePhase(GRPOTrainer):
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
-            loss = loss + weight * aux_loss / num_microbatches
-            step_metrics.add(aux_loss=aux_loss.detach() / num_microbatches)
+            loss = loss + weight * aux_loss / mean_num_microbatches
+            step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
 
         step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
         if not in_training:
@@ -669,22 +669,34 @@ class UpdatePhase(GRPOTrainer):
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
         logps = entropies = None
-        for indices in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+        for indices in self._cut_without_gradient(lengths, batch_size):
+            # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
             prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
             start = prompt_mask.size(1) - prompt_width
             stop = prompt_mask.size(1) + completion_width
-            rows = torch.tensor(indices, device=input_ids.device)
+            rows = torch.tensor(indices or [0], device=input_ids.device)
             chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
                 model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
             )
             if logps is None:
                 logps = chunk_logps.new_zeros(len(lengths), logits_to_keep)
-            logps[rows, :completion_width] = chunk_logps
+            logps[rows[: len(indices)], :completion_width] = chunk_logps[: len(indices)]
             if chunk_entropies is not None:
                 if entropies is None:
                     entropies = chunk_entropies.new_zeros(len(lengths), logits_to_keep)
-                entropies[rows, :completion_width] = chunk_entropies
+                entropies[rows[: len(indices)], :completion_width] = chunk_entropies[: len(indices)]
         return logps, entropies, None
+
+    def _cut_without_gradient(self, lengths, batch_size):
+        """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
+        if self._budget is None:
+            return cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of)
+        cost = self._budget, self.pad_to_multiple_of, self._attention_cost
+        num_passes = num_microbatches(lengths, *cost)
+        if self._ranks_are_in_step:
+            num_passes = torch.tensor([num_passes], device=self.accelerator.device)
+            num_passes = int(self.accelerator.gather(num_passes).max())
+        return cut(lengths, num_passes, *cost)
 
     # Checkpoints
 
