@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from helpers import make_config, make_tokenizer, prompts, tiny_config
-from transformers import Qwen3ForCausalLM, TrainerCallback
+from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
@@ -240,15 +240,15 @@ CASES = {
 }
 
 
-def two_processes(folder):
-    """Runs `CASES` in two gloo processes. Returns what each of them found."""
+def two_processes(folder, job="main"):
+    """Runs `CASES`, or another job, in two gloo processes. Returns what each of them found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
+            [sys.executable, __file__, job, str(folder)],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"},
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -306,5 +306,46 @@ def main(folder):
     torch.save(found, Path(folder) / f"rank-{os.environ['RANK']}.pt")
 
 
+# Rows, split and settings of optimizer steps under a budget of tokens.
+BUDGETED = {
+    "a row a step of the loop": (ROWS, (8, 8), {"max_tokens_per_microbatch": 60}),
+    "one step of the loop": (ROWS, (1, 1), {"max_tokens_per_microbatch": 60}),
+    "fewer than the loop's": (ROWS, (8, 4), {"max_tokens_per_microbatch": 1000}),
+    "all rows on one rank": (mask(ROWS, range(8, 16)), (4, 4), {"max_tokens_per_microbatch": 60}),
+    "a single token": ([Row([5, 6], [7], 1.5), *mask(ROWS[1:], range(15))], (4, 4), {"max_tokens_per_microbatch": 60}),
+    "no token": (mask(ROWS, range(16)), (4, 4), {"max_tokens_per_microbatch": 60}),
+    "a row beyond the budget": (CASES["one long row"][0], (4, 4), {"max_tokens_per_microbatch": 30}),
+    "old logps on one rank": (old(ROWS, range(8)), (8, 8), {"max_tokens_per_microbatch": 60}),
+}
+EXPERTS = [Row([5, 6], [7], 1.5), *mask(ROWS[1:4], range(3))]
+
+
+def tiny_experts():
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        **{**tiny_policy().config.to_dict(), "model_type": "qwen3_moe", "architectures": None},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        router_aux_loss_coef=0.1,
+        output_router_logits=True,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+def budgeted(folder):
+    found = {}
+    for name, (rows, split, settings) in BUDGETED.items():
+        trainer = run(ScriptedUpdate, rows, *split, num_ranks=2, **settings)
+        found[name] = {
+            "gradient": trainer.gradients[0],
+            "costs": [(len(part["advantages"]), padded_tokens(part)) for part in trainer.microbatches],
+            "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
+        }
+    trainer = run(ScriptedUpdate, EXPERTS, 2, num_ranks=2, model=tiny_experts(), max_tokens_per_microbatch=60)
+    found["experts"] = {"gradient": trainer.gradients[0], "logs": trainer.state.log_history[0]}
+    torch.save(found, Path(folder) / f"rank-{os.environ['RANK']}.pt")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -152,6 +152,15 @@ def test_the_kl_estimate_is_zero_at_equality_and_positive_on_both_sides():
     ]
 
 
+def test_the_kl_estimate_of_a_token_far_from_the_reference_is_finite():
+    # A masked token may be anything, and 0 times infinity is no zero.
+    logps = torch.tensor([[-200.0]], requires_grad=True)
+    kl = kl_to_reference(logps, torch.tensor([[0.0]]))
+    assert kl.item() == pytest.approx(math.exp(20) - 201)
+    (slope,) = torch.autograd.grad((kl * 0).sum(), logps)
+    assert slope.item() == 0
+
+
 def test_unknown_old_logps_are_the_current_ones_without_gradient():
     logps = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     old = fill_old_logps(torch.tensor([[float("nan"), -3.0]]), logps)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 RECIPES = Path(__file__).parent.parent / "recipes" / "accelerate"
 # What accelerate and TRL say of the engine that runs: the kind, the stage of ZeRO, the version of FSDP.
 ENGINES = {"fsdp2": ("FSDP", 0, 2), "zero2": ("DEEPSPEED", 2, None), "zero3": ("DEEPSPEED", 3, None)}
+OF_THE_CUT = ("padding_share", "microbatches", "peak_microbatch_tokens")  # for one process or for two
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None,
     reason="deepspeed is not installed; for the CPU: pip install -r requirements/deepspeed-cpu.txt",
@@ -66,8 +67,8 @@ def test_sharded_ranks_log_what_one_process_logs(sharded, one_process, name):
     first, second = reports(sharded, name)
     assert first["logs"] == second["logs"]
     for one, two in zip(one_process[name]["logs"], first["logs"], strict=True):
-        # Rows are cut for one process or for two; a mean over nothing is `None`.
-        expected = {key: value for key, value in one.items() if key != "padding_share" and value is not None}
+        # A mean over nothing is `None`.
+        expected = {key: value for key, value in one.items() if key not in OF_THE_CUT and value is not None}
         assert {key: two[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     for key in ("loss", "grad_norm"):
         assert first["logs"][0][key] == pytest.approx(one_process[name]["logs"][0][key], rel=1e-6), key
@@ -82,12 +83,21 @@ def test_sharded_weights_are_those_of_one_process_after_every_step(sharded, one_
         torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["empty", "empty, grpo"])
+def test_a_budget_changes_the_number_of_passes_of_sharded_ranks_and_no_weight(sharded, one_process):
+    for name, without in (("more micro-batches", "plain"), ("fewer micro-batches", "reference")):
+        found, expected = reports(sharded, name)[0], one_process[without]
+        passes = [log["microbatches"] for log in found["logs"]]
+        assert max(passes) < 4 if name.startswith("fewer") else min(passes) > 4
+        for one, two in zip(expected["weights"], found["weights"], strict=True):
+            torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["empty", "empty, budget", "empty, grpo"])
 def test_a_rollout_without_an_accepted_group_moves_no_sharded_weight(sharded, name):
     # Between two steps that do: there is momentum to coast on, and weights to decay.
     report = reports(sharded, name)[0]
     assert [log["dynamic_sampling/groups_trained"] == 0 for log in report["logs"]] == [False, True, False]
-    if name == "empty":
+    if name != "empty, grpo":
         assert [log["frac_empty_steps"] for log in report["logs"]] == [0, 1, 0]
     before, after_first, after_second, after_third = report["weights"]
     assert torch.equal(after_first, after_second)

@@ -29,6 +29,7 @@ from _update_helpers import (
     reference_gradient,
     rows_of,
     run,
+    tiny_experts,
     tiny_policy,
     two_processes,
 )
@@ -47,8 +48,6 @@ from transformers import (
     OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
     TrainerCallback,
 )
 from trl import GRPOTrainer
@@ -243,7 +242,7 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhase._compute_loss(trainer, model, inputs)
-        trainer._step_metrics.add(real_tokens=1, padded_tokens=1)
+        trainer._step_metrics.add_microbatch(real_tokens=1, padded_tokens=1)
         trainer._publish(trainer._step_metrics, "train")
         return loss
 
@@ -259,7 +258,7 @@ def assert_agrees_with_trl(trainer, inputs):
 def training(**settings):
     """A trainer in the middle of an optimizer step of one micro-batch."""
     trainer = ScriptedUpdate(gradient_accumulation_steps=1, **settings)
-    trainer.current_gradient_accumulation_steps = 1
+    trainer.current_gradient_accumulation_steps = 1  # TRL's own loss reads it
     trainer.model.train()
     return trainer
 
@@ -307,19 +306,6 @@ def test_evaluation_agrees_with_trl():
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, values in metrics.items():
         assert trainer._metrics["eval"][name] == pytest.approx(values, rel=1e-5), name
-
-
-def tiny_experts():
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        **{**tiny_policy().config.to_dict(), "model_type": "qwen3_moe", "architectures": None},
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        router_aux_loss_coef=0.1,
-        output_router_logits=True,
-    )
-    return Qwen3MoeForCausalLM(config)
 
 
 def test_the_load_balancing_loss_of_experts_agrees_with_trl():
@@ -443,7 +429,6 @@ HONOURED = {
     "self._metrics",
     "self.aux_loss_enabled",
     "self.beta",
-    "self.current_gradient_accumulation_steps",
     "self.entropy_coef",
     "self.epsilon_high",
     "self.epsilon_low",
@@ -469,8 +454,12 @@ OF_OTHER_LOSSES = {
     "self.get_gamma_weights",
     "self.max_completion_length",
 }
-# Ours counts the optimizer step's own tokens, and keeps the entropy sums with its other metrics.
-REPLACED = {"self.args.steps_per_generation", "self._entropy_window_stats"}
+# Ours counts the optimizer step's own tokens and micro-batches, and keeps the entropy sums with its other metrics.
+REPLACED = {
+    "self.args.steps_per_generation",
+    "self._entropy_window_stats",
+    "self.current_gradient_accumulation_steps",
+}
 INPUTS = {
     "advantages",
     "completion_ids",

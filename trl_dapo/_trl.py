@@ -45,6 +45,7 @@ LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
 
 # Methods that are called as they are.
 CALLS = (
+    "_defer_fsdp_gradient_reduction",
     "get_high_entropy_mask",
     "get_off_policy_mask",
     "_get_output_dir",
@@ -79,6 +80,7 @@ GENERATED = (
 
 # Attributes of a constructed trainer that are read or swapped.
 READS = (
+    "_current_train_step_time",  # seconds of the optimizer step so far
     "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
     "_entropy_bonus_enabled",
     "_is_vlm",
@@ -104,6 +106,7 @@ READS = (
     "generation_kwargs",
     "importance_sampling_level",
     "is_deepspeed_enabled",
+    "is_distributed_loading_by_transformers",
     "is_fsdp_enabled",
     "loss_type",
     "mask_truncated_completions",
@@ -114,6 +117,7 @@ READS = (
     "num_generations_eval",
     "num_iterations",
     "off_policy_mask_threshold",
+    "optimizer",
     "pad_to_multiple_of",
     "reward_func_names",
     "reward_funcs",
@@ -137,7 +141,6 @@ VLLM_READS = ("temperature", "top_p", "top_k")
 
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
-    "current_gradient_accumulation_steps",  # micro-batches of the optimizer step; fewer at the end of an epoch
     "vllm_generation",
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout

@@ -344,6 +344,27 @@ def index_rows(batch: dict, rows: torch.Tensor) -> dict:
     return {key: value[rows] for key, value in batch.items()}
 
 
+def no_rows(batch: dict, pad_token_id: int) -> dict:
+    """
+    A micro-batch that stands in for one without rows: one prompt and one completion token, neither in the loss.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            At least one row, as from [`join_rows`]: gives the keys, and the two tokens.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` of `torch.Tensor`, finite wherever a loss of zero could turn NaN.
+    """
+    row = resize({key: value[:1] for key, value in batch.items()}, 1, 1, pad_token_id)
+    for key, value in row.items():
+        layout, fill = ROLLOUT_KEYS[key]
+        if layout == "completion" and fill is not None:
+            row[key] = torch.full_like(value, torch.nan if key == "old_per_token_logps" else fill)
+    return {**row, "prompt_mask": torch.ones_like(row["prompt_mask"])}
+
+
 def schema(batch: dict) -> int:
     """
     A number that two ranks share only if the rows of their batches can be exchanged: same keys, types and layouts.
@@ -370,7 +391,7 @@ def rows_to_bytes(batch: dict) -> torch.Tensor:
     Returns:
         `torch.Tensor` of `torch.uint8`, one line per row.
     """
-    columns = [batch[key].contiguous().view(len(batch[key]), -1).view(torch.uint8) for key in sorted(batch)]
+    columns = [batch[key].contiguous().unsqueeze(-1).flatten(1).view(torch.uint8) for key in sorted(batch)]
     return torch.cat(columns, dim=1)
 
 

@@ -59,6 +59,17 @@ class DAPOConfig(GRPOConfig):
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
             Upper bound of a token's ratio; 3.0 in [`~trl.GRPOConfig`].
 
+        > Micro-batches
+
+        max_tokens_per_microbatch (`int`, *optional*):
+            Tokens that a micro-batch may have, padding included, with gradient and without; a longer row goes alone.
+            Each optimizer step is cut into as many micro-batches as that takes, the same number on every rank, and
+            rows without a loss token are left out. `per_device_train_batch_size` then no longer bounds memory and
+            may stay 1: `prompts_per_step` sizes the step. At least the longest prompt and completion, or memory
+            is bounded by these. verl calls it `ppo_max_token_len_per_gpu`, slime and SkyRL `max_tokens_per_gpu`,
+            NeMo RL `train_mb_tokens`. Defaults to micro-batches of equal padded cost, `gradient_accumulation_steps`
+            of them.
+
         > Dynamic sampling
 
         use_dynamic_sampling (`bool`, *optional*, defaults to `True`):
@@ -182,6 +193,13 @@ class DAPOConfig(GRPOConfig):
     vllm_importance_sampling_clip_max: float | None = field(
         default=2.0, metadata={"help": "Upper bound of the ratio between the model's and vLLM's probabilities."}
     )
+    max_tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that a micro-batch may have, padding included; a longer row goes alone. Default: no "
+            "bound, `gradient_accumulation_steps` micro-batches of equal padded cost."
+        },
+    )
     use_dynamic_sampling: bool = field(
         default=True,
         metadata={
@@ -281,6 +299,7 @@ class DAPOConfig(GRPOConfig):
             )
         self._check_dynamic_sampling()
         self._check_overlong()
+        self._check_budget()
         self._check_reward_scaling()
         self._check_evaluation()
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
@@ -485,6 +504,25 @@ class DAPOConfig(GRPOConfig):
             raise ValueError(f"`eval_top_p` must be above 0 and at most 1, got {self.eval_top_p}.")
         if self.eval_top_k is not None and self.eval_top_k < 0:
             raise ValueError(f"`eval_top_k` must be 0 (all tokens) or more, got {self.eval_top_k}.")
+
+    def _check_budget(self):
+        budget = self.max_tokens_per_microbatch
+        if budget is None:
+            return
+        if budget < 1:
+            raise ValueError(f"`max_tokens_per_microbatch` must be at least 1, got {budget}.")
+        if self.loss_type != "dapo":
+            raise ValueError(
+                f"`max_tokens_per_microbatch={budget}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
+                "losses change with the micro-batches. Leave it out, and bound memory by "
+                "`per_device_train_batch_size`."
+            )
+        if self.top_entropy_quantile < 1.0:
+            raise ValueError(
+                f"`max_tokens_per_microbatch={budget}` contradicts `top_entropy_quantile={self.top_entropy_quantile}`:"
+                " a quantile over each micro-batch would change with them. Set `top_entropy_quantile=1.0`, or bound "
+                "memory by `per_device_train_batch_size`."
+            )
 
     def _check_overlong(self):
         buffer = self.overlong_buffer_length

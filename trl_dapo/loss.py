@@ -144,6 +144,8 @@ def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tenso
     """
     Estimate of the KL divergence to the reference model, per token: exp(d) - d - 1 with d = `ref_logps - logps`.
 
+    Beyond d = 20 the exponential grows no further, as in [`probability_ratio`]: it would overflow.
+
     Args:
         logps (`torch.Tensor` of shape `(B, T)`):
             Log-probabilities under the current policy.
@@ -154,7 +156,7 @@ def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tenso
         `torch.Tensor` of shape `(B, T)`, never negative.
     """
     difference = ref_logps - logps
-    return torch.exp(difference) - difference - 1
+    return torch.exp(difference.clamp(max=MAX_LOG_RATIO)) - difference - 1
 
 
 def token_mean(

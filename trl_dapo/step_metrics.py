@@ -42,6 +42,19 @@ class StepMetrics:
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value
 
+    def add_microbatch(self, real_tokens: int, padded_tokens: int) -> None:
+        """
+        Add a micro-batch as it goes through the model.
+
+        Args:
+            real_tokens (`int`):
+                Its tokens without padding.
+            padded_tokens (`int`):
+                Its tokens with padding.
+        """
+        self.add(microbatches=1, real_tokens=real_tokens, padded_tokens=padded_tokens)
+        self.highest["peak_tokens"] = max(self.highest.get("peak_tokens", 0), padded_tokens)
+
     @torch.no_grad()
     def add_tokens(
         self, mask: torch.Tensor, entropies: torch.Tensor, clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -63,7 +76,6 @@ class StepMetrics:
         low, high, dual = (where * weight for where in clipped)
         length = weight.sum(1).clamp(min=1.0)
         self.add(
-            microbatches=1,
             tokens=mask.sum(),
             entropy=(entropies * mask).sum(),
             clip_units=weight.sum(),

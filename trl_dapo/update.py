@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase: what happens between a rollout and the optimizer steps it pays for."""
 
+import math
+import time
 from collections import deque
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
@@ -26,6 +30,8 @@ from .batching import (
     index_rows,
     is_cut_by_row,
     join_rows,
+    no_rows,
+    padded_cost,
     resize,
     row_lengths,
     rows_from_bytes,
@@ -44,6 +50,7 @@ from .loss import (
 )
 from .model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
 from .step_metrics import StepMetrics, metrics_of_tokens
+from .token_budget import attention_cost_of, cut, num_microbatches, plan_window
 
 
 logger = logging.get_logger(__name__)
@@ -76,16 +83,21 @@ class RowFacts(NamedTuple):
             Prompt and completion length of each row, rank by rank.
         is_live (`list[list[bool]]`):
             Whether each row is no filler, rank by rank.
-        num_tokens (`int`):
-            Loss tokens of all rows.
+        num_tokens (`list[list[int]]`):
+            Loss tokens of each row, rank by rank.
         have_same_keys (`bool`):
             Whether the ranks' rows can be exchanged.
     """
 
     lengths: list[list[tuple[int, int]]]
     is_live: list[list[bool]]
-    num_tokens: int
+    num_tokens: list[list[int]]
     have_same_keys: bool
+
+    @property
+    def total_tokens(self) -> int:
+        """Loss tokens of all rows."""
+        return sum(map(sum, self.num_tokens))
 
 
 class _SkipEmptyStep(TrainerCallback):
@@ -126,6 +138,10 @@ class UpdatePhase(GRPOTrainer):
     draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual number of micro-batches,
     on the same number of ranks. The training loop, DDP, FSDP and DeepSpeed see nothing unusual.
 
+    With `max_tokens_per_microbatch` it is cut into as many micro-batches as keep that budget instead, the same number
+    on every rank, and rows without a loss token are left out. The training loop goes on counting
+    `gradient_accumulation_steps`; all micro-batches of an optimizer step run at the last of them.
+
     - Rows move between ranks inside an optimizer step where the ranks are data-parallel and their rollouts hold the
       same keys; elsewhere each rank cuts its own.
     - Rows with images, and `top_entropy_quantile < 1` (a quantile over the micro-batch is no sum over tokens), keep
@@ -140,8 +156,9 @@ class UpdatePhase(GRPOTrainer):
 
     Metrics have one value per optimizer step. `entropy`, `kl`, `clip_ratio/*`, `policy_loss`, `aux_loss` and
     `entropy_coef` mean what they mean in TRL. New are `clip_ratio/dual_mean` (share of tokens at the dual clip),
-    `num_loss_tokens` (of the optimizer step, all ranks), `padding_share` (of the tokens that go through the model) and
-    `frac_empty_steps` (share of optimizer steps without a loss token).
+    `num_loss_tokens` (of the optimizer step, all ranks), `padding_share` (of the tokens that go through the model),
+    `microbatches` (forward and backward passes, on each rank), `peak_microbatch_tokens` (of the largest of them on any
+    rank, padding included) and `frac_empty_steps` (share of optimizer steps without a loss token).
 
     Args:
         *args, **kwargs:
@@ -154,6 +171,9 @@ class UpdatePhase(GRPOTrainer):
         self._window_microbatches = deque()  # what is left of the optimizer step under way
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
         self._step_metrics = StepMetrics()  # of the optimizer step under way
+        self._budget = self.args.max_tokens_per_microbatch
+        self._has_warned_of_length = False
+        self._check_budget()
         self.add_callback(_SkipEmptyStep(self))
         if self.accelerator.is_main_process:
             for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
@@ -170,6 +190,30 @@ class UpdatePhase(GRPOTrainer):
         )
         return 2 * trained > sum(weight.numel() for weight in parameters)
 
+    def _check_budget(self):
+        """Refuse a budget where rows cannot be cut anew."""
+        if self._budget is None:
+            return
+        setting = f"`max_tokens_per_microbatch={self._budget}`"
+        if self._is_vlm:
+            raise ValueError(
+                f"{setting} does not support models with images, whose rows cannot be cut anew. Leave it out, and "
+                "bound memory by `per_device_train_batch_size`."
+            )
+        if (num_sharing := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
+            raise ValueError(
+                f"{setting} needs ranks of which each has rows of its own, but {num_sharing} ranks share a row "
+                "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or leave it out."
+            )
+        self._refuse_to_feel_padding(why_positions_are_absolute(self.model.config))
+
+    def _refuse_to_feel_padding(self, reason):
+        if reason is not None:
+            raise ValueError(
+                f"`max_tokens_per_microbatch={self._budget}` does not work for this model, which feels its padding: "
+                f"{reason}. Leave it out, and bound memory by `per_device_train_batch_size`."
+            )
+
     # The window: the rows of one optimizer step
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
@@ -181,15 +225,12 @@ class UpdatePhase(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
-        if not self._window_microbatches:
-            self._open_window(self._window_batches or [generation_batch])
-            self._window_batches = []
         return self._window_microbatches.popleft()
 
     def _open_window(self, batches):
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
         self._step_metrics = StepMetrics()
-        self._check_carry()
+        self._check_padding()
         parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
@@ -198,7 +239,7 @@ class UpdatePhase(GRPOTrainer):
             parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
         rows = self._join(parts)
         facts = self._gather_row_facts(parts, rows)
-        self._window_num_tokens = facts.num_tokens
+        self._window_num_tokens = facts.total_tokens
         microbatches = self._cut(parts, rows, facts) if self.loss_type == "dapo" else self._weigh(parts, facts)
         self._window_microbatches = deque(microbatches)
 
@@ -235,7 +276,7 @@ class UpdatePhase(GRPOTrainer):
         return RowFacts(
             lengths=[[(prompt, completion) for prompt, completion, _, _ in found] for _, *found in ranks],
             is_live=[[bool(is_live) for *_, is_live in found] for _, *found in ranks],
-            num_tokens=sum(num_tokens for _, *found in ranks for *_, num_tokens, _ in found),
+            num_tokens=[[num_tokens for *_, num_tokens, _ in found] for _, *found in ranks],
             have_same_keys=all(header[-1] == keys for header, *_ in ranks),
         )
 
@@ -253,46 +294,108 @@ class UpdatePhase(GRPOTrainer):
         return microbatches
 
     def _cut(self, parts, rows, facts):
-        """Micro-batches of equal padded cost with the rows of `parts`, assigned to the ranks."""
-        lengths = facts.lengths[self.accelerator.process_index]
+        """Micro-batches of equal padded cost, or within the budget, with the rows of `parts`."""
+        rank, device, own_rows = self.accelerator.process_index, self.accelerator.device, rows
+        lengths, mean_num = facts.lengths[rank], len(parts)
+        num_rows = len(lengths)
         if rows is None:
-            size = len(lengths) // len(parts)
-            plan = [list(range(start, start + size)) for start in range(0, len(lengths), size)]
-        elif self._exchanges_rows(facts):
-            rows, lengths, plan = self._exchange(rows, facts.lengths, len(parts))
+            size = num_rows // len(parts)
+            plan = [list(range(start, start + size)) for start in range(0, num_rows, size)]
         else:
-            plan = cut_equal_cost(lengths, len(parts), self.pad_to_multiple_of)
+            plans = self._plan(len(parts), facts)
+            mean_num = sum(bool(indices) for plan in plans for indices in plan) / len(plans)
+            if self._exchanges_rows(facts):
+                rows, lengths, plan = self._exchange(rows, facts.lengths, plans)
+            else:
+                plan = [[row - rank * num_rows for row in indices] for indices in plans[rank]]
 
         microbatches = []
-        for part, indices in zip(parts, plan, strict=True):
-            if rows is not None:
-                part = index_rows(rows, torch.tensor(indices, device=self.accelerator.device))
-            if self._trims_padding:
-                columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
-                part = resize(part, *columns, self._tokenizer.pad_token_id)
-            num_tokens = torch.tensor(facts.num_tokens, device=self.accelerator.device)
-            microbatches.append({**part, "num_items_in_batch": num_tokens})
-            self._step_metrics.add(
-                real_tokens=sum(sum(lengths[row]) for row in indices),
-                padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
-            )
+        for step, indices in enumerate(plan):
+            if not indices:
+                # Every rank makes as many passes: one token stands in for the rows that there are not.
+                part = no_rows(own_rows, self._tokenizer.pad_token_id)
+                self._step_metrics.add_microbatch(real_tokens=0, padded_tokens=0)
+            else:
+                part = parts[step] if rows is None else index_rows(rows, torch.tensor(indices, device=device))
+                if self._trims_padding:
+                    columns = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
+                    part = resize(part, *columns, self._tokenizer.pad_token_id)
+                self._step_metrics.add_microbatch(
+                    real_tokens=sum(sum(lengths[row]) for row in indices),
+                    padded_tokens=part["prompt_ids"].numel() + part["completion_ids"].numel(),
+                )
+            part["num_items_in_batch"] = torch.tensor(facts.total_tokens, device=device)
+            # What is a mean over micro-batches is one over those that have rows.
+            microbatches.append({**part, "num_microbatches": mean_num if indices else math.inf})
         return microbatches
+
+    def _plan(self, num_steps, facts):
+        """For each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks."""
+        num_ranks, num_rows = len(facts.lengths), len(facts.lengths[0])
+        can_exchange = self._exchanges_rows(facts)
+        if self._budget is not None:
+            trains = [
+                rank * num_rows + row
+                for rank, num_tokens in enumerate(facts.num_tokens)
+                for row in range(num_rows)
+                if num_tokens[row]
+            ]
+            lengths = [
+                [row for row, num in zip(*rank, strict=True) if num]
+                for rank in zip(facts.lengths, facts.num_tokens, strict=True)
+            ]
+            self._warn_of_length([row for rank in lengths for row in rank])
+            cost = self.pad_to_multiple_of, self._attention_cost
+            plans = plan_window(lengths, self._budget, self._ranks_are_in_step, can_exchange, *cost)
+            return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
+        if can_exchange:
+            lengths = [row for rank in facts.lengths for row in rank]
+            microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
+            return assign_to_ranks(microbatches, num_ranks)
+        cuts = [cut_equal_cost(lengths, num_steps, self.pad_to_multiple_of) for lengths in facts.lengths]
+        return [[[rank * num_rows + row for row in rows] for rows in cut_] for rank, cut_ in enumerate(cuts)]
+
+    def _warn_of_length(self, lengths):
+        longest = max((padded_cost([row], self.pad_to_multiple_of) for row in lengths), default=0)
+        if longest > self._budget and not self._has_warned_of_length:
+            self._has_warned_of_length = True
+            if self.accelerator.is_main_process:
+                logger.warning(
+                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self._budget}`. It makes a "
+                    "micro-batch alone, and so will others: memory must hold the longest prompt and completion."
+                )
+
+    @cached_property
+    def _attention_cost(self) -> float:
+        return attention_cost_of(self.model.config.get_text_config())
+
+    @property
+    def _ranks_are_in_step(self) -> bool:
+        """Whether ranks wait for one another at every micro-batch, as where they share weights or gradients."""
+        return (
+            self.is_fsdp_enabled
+            or self.is_distributed_loading_by_transformers
+            or (self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage >= 2)
+            or self._syncs_each_batch
+        )
+
+    @property
+    def _syncs_each_batch(self) -> bool:
+        return self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
 
     def _exchanges_rows(self, facts):
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
         return is_data_parallel and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
 
-    def _exchange(self, rows, lengths, num_steps):
+    def _exchange(self, rows, lengths, plans):
         """
-        Cut the rows of all ranks and send each to the rank whose micro-batch it joins.
+        Send each row to the rank whose micro-batch it joins.
 
-        Returns the rows held now, their lengths and, for each micro-step, the indices of its rows.
+        Returns the rows held now, their lengths and, for each micro-batch, the indices of its rows.
         """
         rank, num_ranks, num_rows = self.accelerator.process_index, len(lengths), len(lengths[0])
         lengths = [row for rank_lengths in lengths for row in rank_lengths]
-        microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
-        plans = assign_to_ranks(microbatches, num_ranks)
         rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
 
         def routed(source, destination):
@@ -302,9 +405,8 @@ class UpdatePhase(GRPOTrainer):
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
-        order = torch.tensor(
-            [row - rank * num_rows for share in outgoing for row in share], device=self.accelerator.device
-        )
+        order = [row - rank * num_rows for share in outgoing for row in share]
+        order = torch.tensor(order, dtype=torch.long, device=self.accelerator.device)
         sent = rows_to_bytes(index_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
@@ -365,7 +467,9 @@ class UpdatePhase(GRPOTrainer):
         moved = torch.stack([(left - alone).abs().mean(), (right - alone).abs().mean()])
         return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
 
-    def _check_carry(self):
+    def _check_padding(self):
+        if self._budget is not None and self._feels_padding:
+            self._refuse_to_feel_padding("its log-probabilities move when a row is padded")
         if self._trims_padding or self.loss_type != "dapo" or not self.args.use_dynamic_sampling:
             return
         if self.args.dynamic_sampling_surplus == "carry":
@@ -432,7 +536,7 @@ class UpdatePhase(GRPOTrainer):
 
         num_tokens = inputs["num_items_in_batch"]
         num_ranks = self.accelerator.num_processes
-        num_microbatches = self.current_gradient_accumulation_steps if in_training else 1
+        mean_num_microbatches = inputs.get("num_microbatches", 1)  # of a rank in this optimizer step, in the mean
         loss = token_mean(per_token_loss, mask, num_tokens, num_ranks)
         step_metrics.add(policy_loss=loss.detach())
 
@@ -441,7 +545,7 @@ class UpdatePhase(GRPOTrainer):
                 bonus = token_mean(entropies, mask, num_tokens, num_ranks)
             else:
                 # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
-                bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / num_microbatches
+                bonus = token_mean(entropies, entropy_mask, entropy_mask.sum()) / mean_num_microbatches
             loss = loss - self._entropy_bonus_coef() * bonus
             step_metrics.add(
                 active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
@@ -449,8 +553,8 @@ class UpdatePhase(GRPOTrainer):
         if self.aux_loss_enabled:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
-            loss = loss + weight * aux_loss / num_microbatches
-            step_metrics.add(aux_loss=aux_loss.detach())
+            loss = loss + weight * aux_loss / mean_num_microbatches
+            step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
 
         step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
         if not in_training:
@@ -475,23 +579,61 @@ class UpdatePhase(GRPOTrainer):
             return 0.0
         return self.entropy_coef
 
-    # The end of the window
+    # The steps of the training loop
 
     def training_step(self, model, inputs, num_items_in_batch):
-        output = super().training_step(model, inputs, num_items_in_batch)
+        started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
+        if not self._window_microbatches:
+            # Sampling needs the mode that Trainer.training_step would set.
+            model.train()
+            if callable(getattr(self.optimizer, "train", None)):
+                self.optimizer.train()
+            self._open_window(self._window_batches or [inputs])
+            self._window_batches = []
+        if self._budget is not None:
+            # As many as there are need not be as many as the loop counts: all of them run at its last step.
+            if not self.accelerator.sync_gradients:
+                self._step += 1
+                self._current_train_step_time += time.perf_counter() - started
+                return loss
+            while len(self._window_microbatches) > 1:
+                with self._accumulating(model):
+                    loss = loss + super(GRPOTrainer, self).training_step(model, inputs, num_items_in_batch)
+        self._current_train_step_time += time.perf_counter() - started
+        loss = loss + super().training_step(model, inputs, num_items_in_batch)
         if self.loss_type == "dapo" and not self._window_microbatches:
             self._publish(self._step_metrics, "train")
-        return output
+        return loss
+
+    @contextmanager
+    def _accumulating(self, model):
+        """What the training loop does around every micro-batch but the last: gradients stay on their rank."""
+        gradient_state = self.accelerator.gradient_state
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED or self._syncs_each_batch:
+            context = nullcontext()
+        elif self.is_distributed_loading_by_transformers:
+            context = self._defer_fsdp_gradient_reduction()
+        else:
+            context = self.accelerator.no_sync(model)
+        gradient_state._set_sync_gradients(False)
+        try:
+            with context:
+                yield
+        finally:
+            gradient_state._set_sync_gradients(True)
 
     def _publish(self, step_metrics, mode):
         """Reduce an optimizer step over ranks and log it."""
         totals = step_metrics.reduce(self.accelerator)
         metrics = metrics_of_tokens(totals)
         if mode == "train":
-            metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
+            metrics["microbatches"] = totals["microbatches"] / self.accelerator.num_processes
+            metrics["peak_microbatch_tokens"] = totals["peak_tokens"]
+            if totals["padded_tokens"] > 0:
+                metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
             metrics["frac_empty_steps"] = float(totals["tokens"] == 0)
         if self.aux_loss_enabled:
-            metrics["aux_loss"] = totals["aux_loss"] / totals["microbatches"]
+            metrics["aux_loss"] = totals["aux_loss"] / self.accelerator.num_processes
         if self._entropy_bonus_enabled:
             metrics["policy_loss"] = totals["policy_loss"] / self.accelerator.num_processes
             if mode == "train":
@@ -527,22 +669,34 @@ class UpdatePhase(GRPOTrainer):
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
         logps = entropies = None
-        for indices in cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of):
+        for indices in self._cut_without_gradient(lengths, batch_size):
+            # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
             prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
             start = prompt_mask.size(1) - prompt_width
             stop = prompt_mask.size(1) + completion_width
-            rows = torch.tensor(indices, device=input_ids.device)
+            rows = torch.tensor(indices or [0], device=input_ids.device)
             chunk_logps, chunk_entropies, _ = super()._get_per_token_logps_and_entropies(
                 model, input_ids[rows, start:stop], attention_mask[rows, start:stop], completion_width, **options
             )
             if logps is None:
                 logps = chunk_logps.new_zeros(len(lengths), logits_to_keep)
-            logps[rows, :completion_width] = chunk_logps
+            logps[rows[: len(indices)], :completion_width] = chunk_logps[: len(indices)]
             if chunk_entropies is not None:
                 if entropies is None:
                     entropies = chunk_entropies.new_zeros(len(lengths), logits_to_keep)
-                entropies[rows, :completion_width] = chunk_entropies
+                entropies[rows[: len(indices)], :completion_width] = chunk_entropies[: len(indices)]
         return logps, entropies, None
+
+    def _cut_without_gradient(self, lengths, batch_size):
+        """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
+        if self._budget is None:
+            return cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of)
+        cost = self._budget, self.pad_to_multiple_of, self._attention_cost
+        num_passes = num_microbatches(lengths, *cost)
+        if self._ranks_are_in_step:
+            num_passes = torch.tensor([num_passes], device=self.accelerator.device)
+            num_passes = int(self.accelerator.gather(num_passes).max())
+        return cut(lengths, num_passes, *cost)
 
     # Checkpoints
 
