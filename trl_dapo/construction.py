@@ -155,6 +155,7 @@ def make_sampler(trainer) -> Sampler:
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         num_ranks=num_ranks,
+        reward_names=trainer.reward_func_names,
     )
 
 
