@@ -53,6 +53,16 @@ def tiny_config_class():
         ({"dynamic_sampling_on_exhausted": "retry"}, "'top_up', 'error', got 'retry'"),
         ({"dynamic_sampling_rewards": []}, "is empty"),
         (
+            {"dynamic_sampling_rewards": "accuracy"},
+            r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]`",
+        ),
+        ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
+        ({"dynamic_sampling_accuracy_threshold": float("inf")}, "must be a finite number, got inf"),
+        ({"dynamic_sampling_accuracy_threshold": "0.5"}, "must be a finite number, got '0.5'"),
+        ({"batch_multiplier": float("nan")}, "must be above 0 and finite, got nan"),
+        # A tenth of 4 prompts is none.
+        ({"batch_multiplier": 0.1}, "less than one prompt, with a rollout batch of 4. Raise it to at least 0.25"),
+        (
             {"loss_type": "dppo"},
             "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in it",
         ),

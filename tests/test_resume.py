@@ -65,6 +65,39 @@ def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(
     assert what_was_said(caplog).count("written with other settings") == 1
 
 
+@pytest.mark.parametrize("overrides", [{}, {"overlong_buffer_length": 4}], ids=["another function", "one more"])
+def test_groups_that_other_reward_functions_scored_are_left_behind(tiny_model, tmp_path, carrying, overrides, caplog):
+    def longest(completions, **kwargs):
+        return right(completions)
+
+    settings = {**CARRY, "max_steps": 3, "num_prompts": 120, **overrides}
+    trainer = make(tiny_model, tmp_path / "resumed", reward_funcs=right if overrides else longest, **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=carrying)
+    assert min(trained(seen)) >= 8  # the carried group is 7
+    assert "`reward_funcs` (['right'] there, " in what_was_said(caplog)
+
+
+def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplog):
+    """In random order the rest of the pass would hold prompts that were drawn, and lack others."""
+    make(tiny_model, tmp_path, max_steps=1, num_prompts=12, **SAVED).train()
+    args = tiny_config(tmp_path, max_steps=2, shuffle_dataset=True)
+    trainer = ScriptedTrainer(
+        tiny_model, right, args, train_dataset=prompts(12), script=lambda text, i: "right" if i % 4 == 0 else "wrong"
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.state.log_history[-2]["dynamic_sampling/passes"] == pytest.approx(1 + 4 / 12)
+    assert "`shuffle_dataset` (False there, True here)" in what_was_said(caplog)
+
+
+def test_inside_a_rollout_without_a_reference_beta_cannot_be_turned_on(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make(tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, beta=0.1)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.sampled  # the rollout is sampled anew, with its reference
+    assert "`beta` (0.0 there, 0.1 here)" in what_was_said(caplog)
+
+
 def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(tiny_model, tmp_path):
     settings = {"steps_per_generation": 8, "num_prompts": 48, **SAVED}
     make(tiny_model, tmp_path, max_steps=1, **settings).train()  # a rollout is two steps
@@ -100,23 +133,6 @@ def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_
 
 
 # ---- Torn checkpoints ----
-
-
-@pytest.mark.parametrize("damage", ["missing", "torn", "of another version"])
-def test_what_cannot_be_read_of_a_checkpoint_is_left_behind(tiny_model, tmp_path, damage, caplog):
-    settings = {"num_prompts": 48, "dynamic_sampling_memory": True}
-    make(tiny_model, tmp_path, max_steps=1, **SAVED, **settings).train()
-    checkpoint = tmp_path / "checkpoint-1"
-    if damage == "missing":
-        (checkpoint / "dapo_memory.parquet").unlink()
-    elif damage == "torn":
-        (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
-    else:
-        (checkpoint / "dapo_state.json").write_text('{"prompts": {"position": 3}}')
-    trainer = make(tiny_model, tmp_path, max_steps=2, **settings)
-    trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "cannot be resumed as a whole" in what_was_said(caplog)
-    assert number(trainer.sampled[0]) == 0
 
 
 @pytest.mark.parametrize("torn", ["without its state", "with half its state"])
@@ -198,6 +214,24 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
     assert "cannot be resumed as a whole" in run.stderr
     logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
     assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled anew
+
+
+@pytest.mark.parametrize("damage", ["missing memory", "torn memory", "another state", "no state"])
+def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
+    tiny_model, tmp_path, damage, caplog
+):
+    make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_memory=True, **SAVED).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    if damage == "missing memory":
+        (checkpoint / "dapo_memory.parquet").unlink()
+    elif damage == "torn memory":
+        (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
+    else:
+        (checkpoint / "dapo_state.json").write_text('{"seed": 1}' if damage == "another state" else "[]")
+    trainer = make(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert number(trainer.sampled[0]) == 0  # a fresh pass
+    assert "cannot be resumed as a whole: it" in what_was_said(caplog)
 
 
 # ---- Other data ----

@@ -173,6 +173,41 @@ def test_what_a_users_rule_would_overrule_is_refused_beside_it(tiny_model, tmp_p
         )
 
 
+def test_a_users_rule_that_nothing_would_ask_is_refused(tiny_model, tmp_path):
+    args = tiny_config(tmp_path, use_dynamic_sampling=False)
+    with pytest.raises(ValueError, match=r"has no effect with `use_dynamic_sampling=False`. Leave it out"):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24), group_filter=lambda rewards, rows: None)
+
+
+def test_a_users_rule_that_cannot_be_called_is_refused(tiny_model, tmp_path):
+    with pytest.raises(TypeError, match=r"must be a callable of a group's rewards and rows, got 'all_wrong'"):
+        DAPOTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(24), group_filter="all_wrong")
+
+
+def test_a_users_rule_that_could_not_tell_two_rewards_apart_is_refused(tiny_model, tmp_path):
+    rewards = [lambda completions, **kwargs: [0.0] * len(completions)] * 2
+    with pytest.raises(ValueError, match=r"2 reward functions are called '<lambda>'. Give each a name"):
+        DAPOTrainer(
+            tiny_model,
+            rewards,
+            tiny_config(tmp_path),
+            train_dataset=prompts(24),
+            group_filter=lambda rewards, rows: None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "threshold", "verdict"),
+    [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")],
+)
+def test_a_threshold_that_no_scaled_reward_can_be_on_either_side_of_is_refused(
+    tiny_model, tmp_path, scaling, threshold, verdict
+):
+    args = tiny_config(tmp_path, reward_scaling=scaling, dynamic_sampling_accuracy_threshold=threshold)
+    with pytest.raises(ValueError, match=f"makes every completion {verdict}.* Set the threshold between them"):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
+
+
 def well_formed(completions, **kwargs):
     return [1.0] * len(completions)
 

@@ -6,12 +6,12 @@ import json
 import pickle
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from .sampling.memory import PromptMemory
 from .sampling.report import describe_misfit
 
 
@@ -52,7 +52,7 @@ def load_state(trainer, folder: Path):
     behind on all. What was written with other settings is left behind as far as it does not fit, with one warning.
     """
     sampler = trainer._sampler
-    state, problem = _read_state(folder, trainer.accelerator.process_index)
+    state, problem = _read_state(folder, trainer.accelerator.process_index, sampler)
     if problems := [found for found in gather_object([problem]) if found]:
         logger.warning(
             f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
@@ -73,6 +73,8 @@ def load_state(trainer, folder: Path):
         differs["num_processes"] = local["num_processes"], trainer.accelerator.num_processes
     if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
         differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
+    if update["rollout"] is not None and trainer.beta and "ref_per_token_logps" not in update["rollout"][0]:
+        differs["beta"] = 0.0, trainer.beta
     trainer._metrics["train"].update(local["metrics"])
     if not differs:
         trainer.load_update_state_dict(update)
@@ -82,7 +84,7 @@ def load_state(trainer, folder: Path):
         logger.warning(warning)
 
 
-def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str | None]:
+def _read_state(folder: Path, rank: int, sampler) -> tuple[tuple[dict, dict] | None, str | None]:
     """What all ranks share and what is this rank's, or `None` and why there is none: one sentence."""
     if not (folder / STATE_NAME).exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
@@ -91,13 +93,24 @@ def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str 
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
         shared = json.loads((folder / STATE_NAME).read_text())
-        if shared and "header" not in shared:
-            return None, f"its {STATE_NAME} was written by another version of this package"
-        if shared and shared["memory"] is not None:
-            pq.read_metadata(folder / MEMORY_NAME)
-        return (shared, torch.load(path, map_location="cpu", weights_only=True)), None
-    except (ValueError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        local = torch.load(path, map_location="cpu", weights_only=True)
+        if not _is_state(shared, local):
+            return None, f"its {STATE_NAME} or {path.name} is not what this version of trl_dapo writes"
+        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
+            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
+        return (shared, local), None
+    except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
+
+
+def _is_state(shared, local) -> bool:
+    """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
+    return (
+        isinstance(shared, dict)
+        and (not shared or "header" in shared)
+        and isinstance(local, dict)
+        and {"update", "metrics", "carried", "num_processes"} <= local.keys()
+    )
 
 
 def _rank_name(rank: int) -> str:

@@ -408,6 +408,14 @@ class DAPOConfig(GRPOConfig):
                 f"and `dynamic_sampling_max_accuracy={high}`: every group would be dropped. Widen the band or raise "
                 "`num_generations`."
             )
+        threshold = self.dynamic_sampling_accuracy_threshold
+        if not (isinstance(threshold, (int, float)) and math.isfinite(threshold)):
+            raise ValueError(f"`dynamic_sampling_accuracy_threshold` must be a finite number, got {threshold!r}.")
+        if isinstance(self.dynamic_sampling_rewards, str):
+            raise ValueError(
+                "`dynamic_sampling_rewards` must be a list of names, got the text "
+                f"{self.dynamic_sampling_rewards!r}. Write `[{self.dynamic_sampling_rewards!r}]`."
+            )
         if self.dynamic_sampling_rewards is not None and not self.dynamic_sampling_rewards:
             raise ValueError(
                 "`dynamic_sampling_rewards` is empty: no reward function would decide. Name at least one, or leave it "
@@ -449,8 +457,8 @@ class DAPOConfig(GRPOConfig):
                 f"`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
                 "losses cannot mix rows of two policies. Set `dynamic_sampling_surplus='discard'`."
             )
-        if self.batch_multiplier is not None and self.batch_multiplier <= 0:
-            raise ValueError(f"`batch_multiplier` must be above 0, got {self.batch_multiplier}.")
+        if self.batch_multiplier is not None and not 0 < self.batch_multiplier < math.inf:
+            raise ValueError(f"`batch_multiplier` must be above 0 and finite, got {self.batch_multiplier}.")
         if self.dynamic_sampling_max_round_size is not None and self.dynamic_sampling_max_round_size < 1:
             raise ValueError(
                 f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
@@ -469,9 +477,16 @@ class DAPOConfig(GRPOConfig):
 
     def _check_round_size(self):
         """Where transformers runs a round as one batch, a larger round would not fit: `super()` knows the batch."""
-        if self.use_vllm or self.use_transformers_continuous_batching or not self.use_dynamic_sampling:
+        if not self.use_dynamic_sampling:
             return
         largest = self.generation_batch_size // self.num_generations
+        if self.batch_multiplier is not None and int(self.batch_multiplier * largest) < 1:
+            raise ValueError(
+                f"`batch_multiplier={self.batch_multiplier}` asks for rounds of less than one prompt, with a rollout "
+                f"batch of {largest}. Raise it to at least {1 / largest:.3g}."
+            )
+        if self.use_vllm or self.use_transformers_continuous_batching:
+            return
         asked = {
             "dynamic_sampling_max_round_size": self.dynamic_sampling_max_round_size or 0,
             "batch_multiplier": (self.batch_multiplier or 0) * largest,

@@ -70,7 +70,7 @@ def add_overlong_punishment(trainer):
 def choose_task_reward(trainer) -> TaskReward:
     """The reward that decides, as the settings name it."""
     args = trainer.args
-    return TaskReward.choose(
+    task = TaskReward.choose(
         trainer.reward_func_names,
         trainer.reward_weights,
         args.dynamic_sampling_rewards,
@@ -80,6 +80,47 @@ def choose_task_reward(trainer) -> TaskReward:
         best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
         drops_groups=args.use_dynamic_sampling,
     )
+    if args.reward_scaling is not None and task.knows_right and len(task.names) == 1:
+        weight = task.weights_F[task.is_task_F].item()
+        worst, best = sorted(weight * end for end in args.reward_scaling[2:])
+        threshold = args.dynamic_sampling_accuracy_threshold
+        if not worst <= threshold < best:
+            verdict = "right" if threshold < worst else "wrong"
+            raise ValueError(
+                f"`dynamic_sampling_accuracy_threshold={threshold}` makes every completion {verdict}: "
+                f"`reward_scaling` maps {task.names[0]!r} to a range from {worst:g} to {best:g}. Set the threshold "
+                "between them."
+            )
+    return task
+
+
+def check_group_filter(trainer):
+    """Refuses what a user's rule would overrule, and what would leave it unasked or half informed."""
+    group_filter, args, names = trainer._group_filter, trainer.args, trainer.reward_func_names
+    if group_filter is None:
+        return
+    if not callable(group_filter):
+        raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
+    if not args.use_dynamic_sampling:
+        raise ValueError(
+            "A `group_filter` has no effect with `use_dynamic_sampling=False`. Leave it out, or set "
+            "`use_dynamic_sampling=True`."
+        )
+    if shared := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"A `group_filter` is given a group's rewards by name, but {names.count(shared[0])} reward functions are "
+            f"called {shared[0]!r}. Give each a name of its own (`__name__`)."
+        )
+    for name, default in (
+        ("dynamic_sampling_min_accuracy", 0.0),
+        ("dynamic_sampling_max_accuracy", 1.0),
+        ("dynamic_sampling_memory", False),
+    ):
+        if getattr(args, name) != default:
+            raise ValueError(
+                f"`{name}={getattr(args, name)}` has no effect beside a `group_filter`, which alone decides which "
+                f"groups train. Leave it at {default}, or leave out `group_filter`."
+            )
 
 
 def make_sampler(trainer) -> Sampler:
@@ -98,8 +139,6 @@ def make_sampler(trainer) -> Sampler:
         )
     if args.dynamic_sampling_memory:
         trainer._task.require_right("`dynamic_sampling_memory=True`")
-    if trainer._group_filter is not None:
-        _refuse_beside_group_filter(args)
     target = args.generation_batch_size // num_generations
     # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
     schedules = trainer.use_vllm or trainer.use_transformers_continuous_batching
@@ -117,20 +156,8 @@ def make_sampler(trainer) -> Sampler:
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         num_ranks=num_ranks,
+        reward_names=trainer.reward_func_names,
     )
-
-
-def _refuse_beside_group_filter(args):
-    for name, default in (
-        ("dynamic_sampling_min_accuracy", 0.0),
-        ("dynamic_sampling_max_accuracy", 1.0),
-        ("dynamic_sampling_memory", False),
-    ):
-        if getattr(args, name) != default:
-            raise ValueError(
-                f"`{name}={getattr(args, name)}` has no effect beside a `group_filter`, which alone decides which "
-                f"groups train. Leave it at {default}, or leave out `group_filter`."
-            )
 
 
 def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:

@@ -34,6 +34,7 @@ from .checkpoint import find_checkpoint, load_state, save_state
 from .config import DAPOConfig
 from .construction import (
     add_overlong_punishment,
+    check_group_filter,
     check_rewards_and_data,
     choose_task_reward,
     make_sampler,
@@ -154,6 +155,7 @@ class DAPOTrainer(UpdatePhase):
         if args.overlong_buffer_length is not None:
             add_overlong_punishment(self)
         self._task = choose_task_reward(self)
+        check_group_filter(self)
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
         self._prefetch = Prefetch(self._generate_for_evaluation)

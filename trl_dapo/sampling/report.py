@@ -10,7 +10,7 @@ import torch
 from .groups import REASONS
 from .refill import Batch
 from .rollouts import Round
-from .sampler import Rollout
+from .sampler import ORDER, Rollout
 
 
 # What to change, by the reason that dropped most groups.
@@ -174,7 +174,7 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
     lost = []
     if has_rows:
         lost.append("the rows it holds of an unfinished rollout or carried groups are left behind")
-    if differs.keys() & {"seed", "dataset"}:
+    if differs.keys() & ORDER:
         lost.append("the prompts start a fresh pass")
     if not lost:
         return None

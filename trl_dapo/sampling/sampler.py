@@ -14,6 +14,10 @@ from .refill import Batch, Group, missing, refill
 from .rollouts import Round
 
 
+# What of the header says in which order prompts come.
+ORDER = {"seed", "shuffle_dataset", "dataset"}
+
+
 @dataclass
 class Rollout:
     """
@@ -108,6 +112,9 @@ class Sampler:
             Which prompts to skip for a while.
         num_ranks (`int`, *optional*, defaults to `1`):
             Processes that share the rows; part of what a checkpoint must agree with.
+        reward_names (`Sequence[str]`, *optional*):
+            Names of the reward functions, whose rewards the carried groups hold; part of what a checkpoint must agree
+            with.
 
     Example:
 
@@ -134,6 +141,7 @@ class Sampler:
         batch_multiplier: float | None = None,
         memory: PromptMemory | None = None,
         num_ranks: int = 1,
+        reward_names: Sequence[str] = (),
     ):
         if target < 1:
             raise ValueError(f"`target` must be at least 1 group, got {target}.")
@@ -160,6 +168,7 @@ class Sampler:
         self.multiple_of = multiple_of
         self.batch_multiplier = 1.0 if mode == "mask" else batch_multiplier
         self.num_ranks = num_ranks
+        self.reward_names = list(reward_names)
         self.rollout = Rollout(target)
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
@@ -298,7 +307,9 @@ class Sampler:
             "mode": self.mode,
             "surplus": "carry" if self.carries else "discard",
             "num_processes": self.num_ranks,
+            "reward_funcs": self.reward_names,
             "seed": self.stream.seed,
+            "shuffle_dataset": self.stream.shuffle,
             "dataset": self.stream.fingerprint(),
         }
 
@@ -324,9 +335,9 @@ class Sampler:
         """
         Continues from what [`Sampler.state_dict`] and [`Sampler.carried_state_dict`] returned, as far as it fits.
 
-        With another dataset or seed the prompts start a fresh pass. Where anything in the header differs, carried
-        groups are left behind: other settings would train them wrongly. What was learned of the acceptance rate and
-        of prompts stays.
+        With another dataset, seed or order the prompts start a fresh pass. Where anything in the header differs,
+        carried groups are left behind: other settings would train them wrongly. What was learned of the acceptance
+        rate and of prompts stays.
 
         Returns:
             `dict[str, tuple]`: What differs in the header, as the checkpoint's value and this run's; empty where all
@@ -338,7 +349,7 @@ class Sampler:
             for name, value in header.items()
             if state["header"].get(name) != value
         }
-        if differs.keys() & {"seed", "dataset"}:
+        if differs.keys() & ORDER:
             self.stream.begin_after(state["stream"])
             self._barren_since = self.stream.passes
         else:
