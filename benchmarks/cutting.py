@@ -23,7 +23,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from trl_dapo.batching import cut_equal_cost, deal, padded_cost
+from trl_dapo.batching import assign_to_ranks, cut_equal_cost, padded_cost
 from trl_dapo.token_budget import attention_cost, plan_window, waited_cost
 
 
@@ -73,7 +73,7 @@ def split(lengths, num_ranks):
 def fixed(lengths, num_ranks):
     """The plan without a budget: micro-batches of 8 rows on average."""
     num = max(1, len(lengths) // num_ranks // FIXED_ROWS)
-    return deal(cut_equal_cost(lengths, num * num_ranks), num_ranks)
+    return assign_to_ranks(cut_equal_cost(lengths, num * num_ranks), num_ranks)
 
 
 class Figures(NamedTuple):

@@ -196,7 +196,7 @@ class Replace:
 
 
 class Waves:
-    """slime: groups judged as they finish; a further wave whenever accepted and running ones cannot fill the batch."""
+    """slime: groups are looked at as they finish; a wave more whenever accepted and running ones are too few."""
 
     def __init__(self, world, target):
         self._world = world

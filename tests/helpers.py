@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -123,20 +124,23 @@ def launch(
     job: str, *args, num_processes: int, timeout: int = 240, accelerate_config: Path | None = None
 ) -> subprocess.CompletedProcess:
     """
-    Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU; with an `accelerate_config`, one of
-    `sharded_jobs.py` through `accelerate launch`.
+    Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU (a single one needs no process group);
+    with an `accelerate_config`, one of `sharded_jobs.py` through `accelerate launch`.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if accelerate_config is None:
         jobs = "jobs.py"
         environment["ACCELERATE_USE_CPU"] = "true"
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+        if num_processes == 1:
+            launcher = []
     else:
         jobs = "sharded_jobs.py"
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
         launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
-    command = [sys.executable, "-m", *launcher, str(Path(__file__).parent / jobs), job, *map(str, args)]
+    module = ["-m", *launcher] if launcher else []
+    command = [sys.executable, *module, str(Path(__file__).parent / jobs), job, *map(str, args)]
     return run_alone(command, timeout=timeout, env=environment)
 
 
@@ -147,6 +151,9 @@ def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.Com
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         finally:
+            with contextlib.suppress(psutil.NoSuchProcess):  # torchrun's have process groups of their own
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -5,6 +5,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -23,7 +24,13 @@ from trl_dapo.launch import launch
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-TIMED = ("step_time", "dynamic_sampling/refill_seconds")
+TIMED = (
+    "step_time",
+    "dynamic_sampling/refill_seconds",
+    "eval_runtime",
+    "eval_samples_per_second",
+    "eval_steps_per_second",
+)
 
 
 def right(completions, **kwargs):
@@ -42,9 +49,14 @@ def weights(trainer):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def untimed(log_history):
+    """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
+    return [{k: v for k, v in log.items() if k not in TIMED} for log in log_history if "train_runtime" not in log]
+
+
 def write_report(folder, report):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report))
+    (folder / f"report-{WORLD_SIZE}-{RANK}.json").write_text(json.dumps(report, sort_keys=True))
 
 
 def same_groups(model, folder, variants):
@@ -116,28 +128,43 @@ def reward_hangs_on_one_rank(model, folder):
 
 
 def sampled_runs(model, folder, variants):
-    """Runs with real sampling; a variant may name a checkpoint to resume from or an optimizer step to be killed in."""
+    """
+    Runs with real sampling. A variant is what its settings differ in, and may say where to resume from and when to be
+    killed: in an optimizer step, while it saves the checkpoint of one, or so many seconds after training began.
+    """
     for name, overrides in json.loads(variants).items():
         sampled_run(model, Path(folder) / name, overrides)
 
 
 def sampled_run(model, folder, overrides):
-    kill_in, resume_from = overrides.pop("kill_in", None), overrides.pop("resume_from", None)
+    kills = {name: overrides.pop(name, None) for name in ("kill_in", "kill_in_save", "kill_after")}
+    resume_from = overrides.pop("resume_from", None)
 
     def vowels(completions, **kwargs):
         return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
 
     class Kill(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            if kills["kill_after"] is not None:  # by a process of its own, so that nothing here delays it
+                command = f"sleep {kills['kill_after']}; kill -KILL 0"  # 0: the process group
+                subprocess.Popen(["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
         def on_substep_end(self, args, state, control, **kwargs):
-            if state.global_step == kill_in:
+            if state.global_step == kills["kill_in"]:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    class Run(DAPOTrainer):
+        def _save_rng_state(self, output_dir):  # when weights and optimizer are written
+            if self.state.global_step == kills["kill_in_save"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            super()._save_rng_state(output_dir)
 
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1}
     args = tiny_config(folder / "run", **{**settings, "max_steps": 6, **overrides})
-    trainer = DAPOTrainer(model, vowels, args, train_dataset=prompts(40), callbacks=[Kill()])
+    datasets = {"train_dataset": prompts(40), "eval_dataset": prompts(5)}
+    trainer = Run(model, vowels, args, **datasets, callbacks=[Kill()])
     trainer.train(resume_from_checkpoint=resume_from)
-    logs = [{k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log]
-    write_report(folder, {"weights": weights(trainer).tolist(), "logs": logs})
+    write_report(folder, {"weights": weights(trainer).tolist(), "logs": untimed(trainer.state.log_history)})
 
 
 class CountingTrainer(ScriptedTrainer):

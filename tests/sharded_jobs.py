@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from helpers import ScriptedTrainer, prompts, tiny_config
-from jobs import RANK, TIMED, WORLD_SIZE, number, record_rollouts, right, script
+from jobs import RANK, WORLD_SIZE, number, record_rollouts, right, script, untimed
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
@@ -83,9 +83,7 @@ def train(trainer, folder, resume_from_checkpoint=None):
         "local_moments": local_moments(trainer),
         "longest": longest,
         "rollouts": rollouts,
-        "logs": [
-            {k: v for k, v in log.items() if k not in TIMED} for log in trainer.state.log_history if "loss" in log
-        ],
+        "logs": untimed(trainer.state.log_history),
         "weights": recorder.weights,
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,9 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,10 +25,12 @@ import memory_and_scale  # noqa: E402
 import run as ladder  # noqa: E402
 import runs  # noqa: E402
 import sampling_bookkeeping  # noqa: E402
+import sampling_policies  # noqa: E402
 import task  # noqa: E402
 import time_to_accuracy  # noqa: E402
 
 from trl_dapo.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
+from trl_dapo.sampling.acceptance import AcceptanceRate  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -200,6 +204,53 @@ def test_code_that_changes_has_another_fingerprint(tmp_path):
     first = fingerprint("def run(): return 1")
     assert fingerprint("def run(): return 2") != first
     assert fingerprint("def run(): return 1") == first
+
+
+# ---- sampling_policies ----
+
+
+class AllWrong:
+    """A world that notes which prompts it was asked, and where no group is accepted."""
+
+    def __init__(self, num_prompts):
+        self.trace = SimpleNamespace(num_prompts=num_prompts, seed=0)
+        self.asked = []
+
+    def accepted(self, prompts):
+        self.asked.append(set(prompts.tolist()))
+        return np.zeros(len(prompts), dtype=bool)
+
+
+def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_steps():
+    world = AllWrong(num_prompts=400)
+    swift = sampling_policies.Swift(world, target=4, steps_per_generation=2)
+    assert [swift(), swift()] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
+    # A batch of its own for each rollout, 0 and 4; resamples come in pairs, also over the end of a rollout.
+    pairs = [[1, 2], [3, 5], [6, 7]]
+    assert all(world.asked[i] == world.asked[j] for i, j in pairs)
+    assert not world.asked[0] & world.asked[4]
+    assert not world.asked[1] & world.asked[3]
+
+
+def test_every_group_that_ours_accepts_trains_or_is_carried():
+    trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4, seed=0)
+    world, num_accepted = sampling_policies.World(trace), 0
+    ours = sampling_policies.Ours(world, target=8, carries=True)
+    for world.step in range(20):
+        step = ours()
+        num_accepted += len(ours.sampler.rollout.accepted)
+        assert step.num_trained == 8
+        assert step.num_generated == ours.sampler.rollout.num_groups
+    ours.sampler.begin()
+    assert num_accepted == 20 * 8 + len(ours.sampler.rollout.carried)
+    assert len(ours.sampler.rollout.carried) > 0
+
+
+def test_without_a_margin_a_round_is_the_deficit_over_the_rate():
+    plain = sampling_policies.ROUND_VARIANTS["no margin: ceil(deficit / rate)"]
+    acceptance = sampling_policies.variant(AcceptanceRate, plain)()
+    acceptance.update(500, 1000)
+    assert acceptance.round_size(16, 16) == 32  # with the margin that ships: 39
 
 
 # ---- drop_in, memory_and_scale, gpu ----

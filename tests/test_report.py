@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
 from trl_dapo.report.page import MAX_CHARACTERS
-from trl_dapo.report.panels import PAPER, RUN_COLOURS, VERDICTS, smooth, thin
+from trl_dapo.report.panels import OUTCOMES, PAPER, RUN_COLOURS, smooth, thin
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -196,8 +196,14 @@ def test_the_figures_in_the_table_are_the_logs(tmp_path):
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
-    shares = VERDICTS.find([entry(1), entry(2, **{"dynamic_sampling/groups_generated": 0.0})])
+    shares = OUTCOMES.find([entry(1), entry(2, **{"dynamic_sampling/groups_generated": 0.0})])
     assert shares == {"accepted": ([1], [6 / 16]), "all_correct": ([1], [7 / 16]), "all_wrong": ([1], [3 / 16])}
+
+
+def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
+    log_history = [entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)]
+    assert OUTCOMES.find(log_history)["too easy"] == ([1, 2], [2 / 16] * 2)
+    assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):

@@ -4,7 +4,9 @@
 
 import json
 import shutil
+import signal
 
+import jobs
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,6 +15,7 @@ from helpers import ScriptedTrainer, launch, number, prompts, tiny_config
 from test_trainer import make, mixed_unless_multiple_of_3, right, spy_on_training, weights
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.checkpoint import last_complete_checkpoint
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -79,7 +82,41 @@ def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp
     assert "rows it holds of an unfinished rollout" in what_was_said(caplog)
 
 
+def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
+    trainer = make(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "other settings" not in what_was_said(caplog)
+    assert number(trainer.sampled[0]) == 8  # the prompts go on: two rounds of four were drawn before
+
+
+def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_off(tiny_model, tmp_path, caplog):
+    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make(
+        tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, use_dynamic_sampling=False
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "`use_dynamic_sampling` (True there, False here)" in what_was_said(caplog)
+
+
 # ---- Torn checkpoints ----
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "of another version"])
+def test_what_cannot_be_read_of_a_checkpoint_is_left_behind(tiny_model, tmp_path, damage, caplog):
+    settings = {"num_prompts": 48, "dynamic_sampling_memory": True}
+    make(tiny_model, tmp_path, max_steps=1, **SAVED, **settings).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    if damage == "missing":
+        (checkpoint / "dapo_memory.parquet").unlink()
+    elif damage == "torn":
+        (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
+    else:
+        (checkpoint / "dapo_state.json").write_text('{"prompts": {"position": 3}}')
+    trainer = make(tiny_model, tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert "cannot be resumed as a whole" in what_was_said(caplog)
+    assert number(trainer.sampled[0]) == 0
 
 
 @pytest.mark.parametrize("torn", ["without its state", "with half its state"])
@@ -95,6 +132,44 @@ def test_resuming_passes_over_a_checkpoint_that_was_not_written_to_its_end(tiny_
     again.train(resume_from_checkpoint=True)
     assert [log["step"] for log in again.state.log_history if "loss" in log] == [1, 2, 3, 4]
     assert len(again.sampled) < len(whole.sampled) / 2  # step 4 alone was taken again
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_run_that_was_killed_while_it_saved_resumes_bit_by_bit(tiny_model, tmp_path):
+    victim = json.dumps({"victim": {"max_steps": 3, "kill_in_save": 2}})
+    assert launch("sampled_runs", tiny_model, tmp_path, victim, num_processes=1).returncode == -signal.SIGKILL
+    torn = tmp_path / "victim" / "run" / "checkpoint-2"
+    assert (torn / "optimizer.pt").exists()
+    assert not (torn / "trainer_state.json").exists()
+    jobs.sampled_run(tiny_model, tmp_path / "victim", {"max_steps": 3, "resume_from": True})
+    jobs.sampled_run(tiny_model, tmp_path / "whole", {"max_steps": 3})
+    resumed, whole = ((tmp_path / name / "report-1-0.json").read_text() for name in ("victim", "whole"))
+    assert resumed == whole
+
+
+def test_a_checkpoint_that_is_written_over_is_not_whole_until_its_end(tiny_model, tmp_path, monkeypatch):
+    make(tiny_model, tmp_path, max_steps=2, **SAVED).train()
+    again = make(tiny_model, tmp_path, max_steps=2, learning_rate=1e-2, **SAVED)
+    save = again._save_rng_state
+    monkeypatch.setattr(again, "_save_rng_state", lambda folder: stop() if folder.endswith("2") else save(folder))
+    with pytest.raises(KeyboardInterrupt):
+        again.train()
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_before_trl_wrote_it(tiny_model, tmp_path):
+    settings = {"max_steps": 4, "use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0, **SAVED}
+    whole = make(tiny_model, tmp_path, **settings)
+    whole.train()
+    assert whole.entropy_coef == pytest.approx(0.1 + 4 * 0.005)  # a notch a step: the entropy is below its target
+    (tmp_path / "checkpoint-2" / "entropy_ctrl_state.json").unlink()  # TRL writes it last
+    again = make(tiny_model, tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (again.entropy_coef, again._last_world_entropy) == (whole.entropy_coef, whole._last_world_entropy)
     assert torch.equal(weights(whole), weights(again))
 
 

@@ -25,7 +25,7 @@ def test_the_only_reward_function_besides_a_length_penalty_decides():
 def test_a_named_reward_decides_and_the_others_only_shape():
     task = choose(["accuracy", "format"], ["accuracy"], weights=[2.0, 0.5])
     assert (task.names, task.shaping) == (("accuracy",), ("format",))
-    assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [2.0, 0.0]
+    assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
     assert task.is_right(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
 
 
@@ -48,6 +48,12 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
 
 
+def test_a_length_penalty_alone_decides_nothing_unless_no_group_is_dropped():
+    with pytest.raises(ValueError, match="only reward function, 'soft_overlong_punishment', is a length penalty"):
+        choose(["soft_overlong_punishment"])
+    assert not choose(["soft_overlong_punishment"], drops_groups=False).knows_right
+
+
 def test_the_memory_needs_a_right_and_a_wrong():
     with pytest.raises(ValueError, match=r"memory needs to know .* `dynamic_sampling_rewards`"):
         choose(["accuracy", "format"]).require_right("the memory")
@@ -55,8 +61,44 @@ def test_the_memory_needs_a_right_and_a_wrong():
 
 
 def test_the_best_reward_tells_all_correct_from_constant():
-    task = choose(["accuracy"], weights=[2.0], best=10.0)
-    assert drop_reasons(torch.tensor([[20.0, 20.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
+    task = choose(["accuracy"], best=10.0)
+    assert drop_reasons(torch.tensor([[10.0, 10.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
+def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_its_spread(weight):
+    """With weight 0 accuracy says which groups train, and another reward how, as in verl's recipe."""
+    task = choose(["accuracy", "style"], ["accuracy"], weights=[weight, 1.0], accuracy_threshold=0.5)
+    rewards = torch.tensor([[1.0, 0.0], [0.4, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    assert task.is_right(rewards).tolist() == [True, False, True, True]
+    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "all_correct"]
+
+
+def test_less_of_a_reward_with_a_negative_weight_is_better():
+    task = choose(["errors"], weights=[-0.25], accuracy_threshold=-1.5)
+    assert task.is_right(torch.tensor([[1.0], [2.0]])).tolist() == [True, False]
+    assert "A completion is right if minus 'errors' is above -1.5." in task.describe()
+
+
+def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
+    task = choose(["accuracy", "length"], weights=[1.0, 0.0])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), (), True)
+    # A completion that accuracy cannot score is not made a wrong one by what weighs nothing.
+    assert math.isnan(task.of(torch.tensor([[math.nan, 7.0]])).item())
+
+
+def test_a_reward_of_weight_0_among_several_that_decide_is_refused():
+    with pytest.raises(ValueError, match=r"names 'style', whose weight in `reward_weights` is 0.*Name it alone"):
+        choose(["accuracy", "style"], ["accuracy", "style"], weights=[1.0, 0.0])
+
+
+def test_a_name_that_two_reward_functions_have_cannot_be_chosen():
+    with pytest.raises(ValueError, match=r"names '<lambda>', as 2 reward functions are called. Give each a name"):
+        choose(["<lambda>", "<lambda>"], ["<lambda>"])
+
+
+def test_a_name_that_is_given_twice_decides_once():
+    assert choose(["accuracy", "format"], ["accuracy", "accuracy"]).names == ("accuracy",)
 
 
 @pytest.mark.parametrize(

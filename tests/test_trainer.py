@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import ScriptedTrainer, number, prompts, tiny_config
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -690,3 +691,48 @@ def test_an_evaluation_without_answers_to_vote_on_reports_no_majority(tiny_model
 
 def always_first_right(text, i):
     return "right" if i % 4 == 0 else "wrong"
+
+
+# ---- Filler, under every loss ----
+
+
+class Gradients(TrainerCallback):
+    def __init__(self):
+        self.found = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+
+
+def gradient_of_the_first_group(tiny_model, folder, num_prompts, **settings):
+    """Of the prompts of a rollout, only the first has right and wrong completions."""
+    args = tiny_config(
+        folder,
+        gradient_accumulation_steps=num_prompts,
+        dynamic_sampling_max_rounds=1,
+        shuffle_dataset=False,
+        max_steps=1,
+        max_grad_norm=0.0,
+        **settings,
+    )
+    trainer = ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [float(completion.startswith("right")) for completion in completions],
+        args,
+        train_dataset=prompts(8),
+        script=lambda text, i: "right" if number(text) == 0 and i % 4 == 1 else "wrong"[: 1 + i % 5],
+    )
+    trainer.add_callback(gradients := Gradients())
+    trainer.train()
+    return gradients.found[0]
+
+
+@pytest.mark.parametrize("mode", ["filter", "mask"])
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dr_grpo", "luspo", "cispo", "vespo", "dapo"])
+def test_one_accepted_group_of_four_has_the_gradient_of_a_rollout_of_its_own(tiny_model, tmp_path, loss_type, mode):
+    settings = {"loss_type": loss_type, "dynamic_sampling_mode": mode}
+    found, expected = (
+        gradient_of_the_first_group(tiny_model, tmp_path, num_prompts, **settings) for num_prompts in (4, 1)
+    )
+    assert expected.norm() > 1e-3
+    assert (found - expected).norm() < 1e-5 * expected.norm()

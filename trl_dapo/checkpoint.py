@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -17,14 +18,23 @@ from .sampling.report import describe_misfit
 logger = logging.get_logger(__name__)
 
 STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
+WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 
 
 def save_state(trainer, folder: Path):
-    """Writes what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if trainer.args.should_save:  # a checkpoint of an earlier run that is written over is not whole any more
+        (folder / WHOLE_NAME).unlink(missing_ok=True)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.args.save_only_model:
+        return
     sampler, rank = trainer._sampler, trainer.accelerator.process_index
     local = {
         "update": trainer.update_state_dict(),
         "metrics": dict(trainer._metrics["train"]),
+        # TRL keeps these in a file that it writes only after the one that says that all is written.
+        "entropy": (trainer.entropy_coef, trainer._last_world_entropy) if trainer.use_adaptive_entropy else None,
         "carried": None if sampler is None else sampler.carried_state_dict(),
         "num_processes": trainer.accelerator.num_processes,
     }
@@ -51,20 +61,25 @@ def load_state(trainer, folder: Path):
         return
     shared, local = state
     update, differs = local["update"], {}
+    if trainer.use_adaptive_entropy and local["entropy"] is not None:
+        trainer.entropy_coef, trainer._last_world_entropy = local["entropy"]
     if sampler is not None and shared:
         differs = sampler.load_state_dict(shared, local["carried"])
         if sampler.memory is not None and shared["memory"] is not None:
             sampler.memory.load(folder / MEMORY_NAME)
+    if (sampler is None) != (not shared):
+        differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if local["num_processes"] != trainer.accelerator.num_processes:
         differs["num_processes"] = local["num_processes"], trainer.accelerator.num_processes
     if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
         differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
-    if differs:
-        has_rows = update["rollout"] is not None or local["carried"] is not None
-        logger.warning(describe_misfit(str(folder), differs, has_rows))
-        return
-    trainer.load_update_state_dict(update)
     trainer._metrics["train"].update(local["metrics"])
+    if not differs:
+        trainer.load_update_state_dict(update)
+        return
+    has_rows = update["rollout"] is not None or local["carried"] is not None
+    if warning := describe_misfit(str(folder), differs, has_rows):
+        logger.warning(warning)
 
 
 def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str | None]:
@@ -76,6 +91,10 @@ def _read_state(folder: Path, rank: int) -> tuple[tuple[dict, dict] | None, str 
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
         shared = json.loads((folder / STATE_NAME).read_text())
+        if shared and "header" not in shared:
+            return None, f"its {STATE_NAME} was written by another version of this package"
+        if shared and shared["memory"] is not None:
+            pq.read_metadata(folder / MEMORY_NAME)
         return (shared, torch.load(path, map_location="cpu", weights_only=True)), None
     except (ValueError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
@@ -87,7 +106,7 @@ def _rank_name(rank: int) -> str:
 
 def last_complete_checkpoint(output_dir: str) -> Path | None:
     """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
-    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
     whole = [path.parent for path in states if path.parent.name.rsplit("-")[-1].isdigit() and _is_json(path)]
     return max(whole, key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
 

@@ -80,8 +80,10 @@ class DAPOConfig(GRPOConfig):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups found and
             fills the batch with rows that weigh nothing. `"error"` stops, with the counts by reason.
         dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions that decide whether a group is accepted. Defaults to all but the length
-            penalty: a group of wrong completions of different lengths teaches nothing but length.
+            Names of the reward functions that make the task reward, which decides whether a group is accepted and
+            which completions are right. Defaults to all but length penalties: a group of wrong completions of
+            different lengths teaches nothing but length. Where several are left, groups are accepted by their weighted
+            sum, and nothing says which completions are right.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
             Accept a group only if more than this share of its completions is right. `0.0` asks for nothing beyond a
             spread of rewards.
@@ -89,7 +91,7 @@ class DAPOConfig(GRPOConfig):
             Accept a group only if less than this share of its completions is right. `1.0` asks for nothing beyond a
             spread of rewards.
         dynamic_sampling_accuracy_threshold (`float`, *optional*, defaults to `0.0`):
-            A completion is right if its deciding reward exceeds this.
+            A completion is right if its task reward exceeds this.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
             `"filter"` samples further prompts in place of dropped groups. `"replace"` does so only until
@@ -97,7 +99,8 @@ class DAPOConfig(GRPOConfig):
             ones (Polaris). `"mask"` samples no further: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
             Prompts one round may sample. Defaults to no limit where an engine schedules completions (vLLM,
-            continuous batching), and to the generation batch where transformers runs a round as one batch.
+            continuous batching), and to the generation batch where transformers runs a round as one batch. Where an
+            engine schedules, it also bounds the prompts that one call samples for an evaluation.
         batch_multiplier (`float`, *optional*):
             Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). Defaults to rounds
             sized by the missing groups over the running acceptance rate.
@@ -224,7 +227,7 @@ class DAPOConfig(GRPOConfig):
         default=1.0, metadata={"help": "Accept a group only if less than this share of it is right."}
     )
     dynamic_sampling_accuracy_threshold: float = field(
-        default=0.0, metadata={"help": "A completion is right if its deciding reward exceeds this."}
+        default=0.0, metadata={"help": "A completion is right if its task reward exceeds this."}
     )
     dynamic_sampling_mode: str = field(
         default="filter",

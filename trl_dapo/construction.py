@@ -78,6 +78,7 @@ def choose_task_reward(trainer) -> TaskReward:
         max_accuracy=args.dynamic_sampling_max_accuracy,
         accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
         best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
+        drops_groups=args.use_dynamic_sampling,
     )
 
 

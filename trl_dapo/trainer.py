@@ -51,6 +51,7 @@ from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
 from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
+from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
 from .update import UpdatePhase
 
@@ -374,6 +375,7 @@ class DAPOTrainer(UpdatePhase):
     def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.knows_right:
+            logger.warning_once(SCORES_LEFT_OUT)
             return
         answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
@@ -452,10 +454,7 @@ class DAPOTrainer(UpdatePhase):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
-        if not self.args.save_only_model:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            save_state(self, folder)
+        save_state(self, Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 

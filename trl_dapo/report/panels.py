@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -22,7 +23,7 @@ from .runs import series
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Tol's muted colours, for what does not stand for a run.
-VERDICT_COLOURS = {
+OUTCOME_COLOURS = {
     "accepted": "#44AA99",
     "all_correct": "#DDCC77",
     "all_wrong": "#882255",
@@ -31,6 +32,8 @@ VERDICT_COLOURS = {
     "unscored": "#AA4499",
     "masked": "#999933",
 }
+# For the reasons of a user's own group filter.
+OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
 LINE_STYLES = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
@@ -81,7 +84,7 @@ class Panel:
             `dict[str, tuple[list[int], list[float]]]`: Steps and values by name in the legend; empty if nothing was
             logged.
         """
-        if self is VERDICTS:
+        if self is OUTCOMES:
             return _shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
         found = {}
@@ -110,9 +113,9 @@ ACCEPTANCE = Panel(
     caption="A falling rate makes every step dearer: see in the next picture what takes the groups away.",
     top=1.0,
 )
-VERDICTS = Panel(
-    name="verdicts",
-    title="Verdicts on the groups sampled",
+OUTCOMES = Panel(
+    name="outcomes",
+    title="What became of the groups sampled",
     unit="share of groups sampled",
     metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
     caption="A growing all_correct means that the prompts become too easy, all_wrong that they are too hard, masked "
@@ -144,7 +147,7 @@ PANELS = (
         caption="Reward that rises while this stands still is learned by heart, or got by a fault of the reward.",
     ),
     ACCEPTANCE,
-    VERDICTS,
+    OUTCOMES,
     Panel(
         name="tokens",
         title="Tokens generated and trained",
@@ -227,8 +230,8 @@ def plot_panel(
         [`~matplotlib.figure.Figure`]: The picture.
     """
     with _style(theme):
-        if panel is VERDICTS:
-            figure = _plot_verdicts(log_histories, labels)
+        if panel is OUTCOMES:
+            figure = _plot_outcomes(log_histories, labels)
         else:
             # The names of the runs stand above and must not make the picture smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
@@ -239,7 +242,7 @@ def plot_panel(
         return figure
 
 
-def _plot_verdicts(log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
+def _plot_outcomes(log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
     """Areas cannot lie over one another: a picture for each run that has them, two in a row."""
     shown = [i for i, log_history in enumerate(log_histories) if _shares(log_history)]
     num_columns = min(len(shown), 2)
@@ -247,7 +250,7 @@ def _plot_verdicts(log_histories: Sequence[list[dict]], labels: Sequence[str]) -
     figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
     places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
     for place, i in zip(places, shown, strict=False):
-        _draw_verdicts(place, log_histories[i])
+        _draw_outcomes(place, log_histories[i])
         if len(log_histories) > 1:
             place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
     for place in places[len(shown) :]:
@@ -281,8 +284,8 @@ def plot_runs(
         figure.suptitle(title)
         places = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for place, panel in zip(places, panels, strict=False):
-            if panel is VERDICTS:
-                _draw_verdicts(place, log_histories[0])
+            if panel is OUTCOMES:
+                _draw_outcomes(place, log_histories[0])
             else:
                 _draw(place, panel, log_histories)
             place.set_title(panel.title)
@@ -401,19 +404,20 @@ def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int):
         figure.legend(handles, list(map(_shorten, labels)), loc="outside upper center", ncols=num_columns)
 
 
-def _draw_verdicts(axes: Axes, log_history: list[dict]):
+def _draw_outcomes(axes: Axes, log_history: list[dict]):
     shares = _shares(log_history)
     if shares:
         steps, _ = shares["accepted"]
         stack = [thin(smooth(values, smoothing_window(values))) for _, values in shares.values()]
-        colours = [VERDICT_COLOURS[verdict] for verdict in shares]
+        others = cycle(OTHER_COLOURS)
+        colours = [OUTCOME_COLOURS.get(outcome) or next(others) for outcome in shares]
         axes.stackplot(thin(steps), stack, labels=list(shares), colors=colours, linewidth=0)
         axes.margins(x=0)
-        handles, verdicts = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], verdicts[::-1], loc="lower left", frameon=True, framealpha=0.85, edgecolor="none")
+        handles, outcomes = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], outcomes[::-1], loc="lower left", frameon=True, framealpha=0.85, edgecolor="none")
     else:
         axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
-    _label(axes, VERDICTS)
+    _label(axes, OUTCOMES)
 
 
 def _shares(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]:
@@ -422,14 +426,16 @@ def _shares(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]
     # A rollout that was full of carried groups sampled none.
     total = {step: count for step, count in zip(steps, total, strict=True) if count > 0}
     dropped = {}
-    for reason in REASONS:
-        counts = dict(zip(*series(log_history, f"dynamic_sampling/dropped/{reason}"), strict=True))
+    prefix = "dynamic_sampling/dropped/"
+    logged = (name.removeprefix(prefix) for entry in log_history for name in entry if name.startswith(prefix))
+    for reason in dict.fromkeys([*REASONS, *logged]):
+        counts = dict(zip(*series(log_history, prefix + reason), strict=True))
         if any(counts.values()):
             dropped[reason] = [counts.get(step, 0) / total[step] for step in total]
     if not total:
         return {}
     accepted = [1 - sum(shares) for shares in zip(*dropped.values(), strict=True)] if dropped else [1.0] * len(total)
-    return {verdict: (list(total), shares) for verdict, shares in {"accepted": accepted, **dropped}.items()}
+    return {outcome: (list(total), shares) for outcome, shares in {"accepted": accepted, **dropped}.items()}
 
 
 def _label(axes: Axes, panel: Panel):

@@ -155,9 +155,9 @@ def advise(rollout: Rollout) -> str:
     return "".join(f"{ADVICE[reason]} " for reason, _ in rollout.reasons.most_common(1) if reason in ADVICE)
 
 
-def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str:
+def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str | None:
     """
-    What of a checkpoint does not fit a run, and what became of it.
+    What of a checkpoint does not fit a run and is left behind.
 
     Args:
         folder (`str`):
@@ -166,6 +166,9 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
             The settings that differ: the checkpoint's value and the run's.
         has_rows (`bool`):
             Whether the checkpoint holds rows that were to be trained on.
+
+    Returns:
+        `str`, or `None` where nothing is left behind.
     """
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
@@ -173,5 +176,7 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
         lost.append("the rows it holds of an unfinished rollout or carried groups are left behind")
     if differs.keys() & {"seed", "dataset"}:
         lost.append("the prompts start a fresh pass")
-    outcome = " and ".join(lost) or "nothing is lost by it"
-    return f"{folder} was written with other settings: {settings}. Weights and optimizer are resumed; {outcome}."
+    if not lost:
+        return None
+    lost = " and ".join(lost)
+    return f"{folder} was written with other settings: {settings}. Weights and optimizer are resumed; {lost}."

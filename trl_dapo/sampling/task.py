@@ -14,6 +14,11 @@ from .groups import Criterion, is_correct, task_reward
 # Reward functions that measure length, TRL's and ours: they never decide.
 LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
+SCORES_LEFT_OUT = (
+    "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+    "`dynamic_sampling_rewards`."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
@@ -24,9 +29,10 @@ class TaskReward:
         names (`tuple[str, ...]`):
             The reward functions that decide.
         shaping (`tuple[str, ...]`):
-            Those that do not: they only shape the advantages of the groups that train.
+            Those that do not, and have a weight: they only shape the advantages of the groups that train.
         weights_F (`torch.Tensor` of shape `(F,)`):
-            Weight of each reward function.
+            Weight of each reward function in the task reward. Of one that decides alone it is 1, or -1 where its
+            weight is negative: its size matters to the advantages only, and the reward is compared as it was given.
         is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
             Whether each decides.
         criterion ([`Criterion`]):
@@ -54,6 +60,7 @@ class TaskReward:
         max_accuracy: float = 1.0,
         accuracy_threshold: float = 0.0,
         best: float = 1.0,
+        drops_groups: bool = True,
     ) -> "TaskReward":
         """
         Args:
@@ -62,16 +69,19 @@ class TaskReward:
             weights_F (`torch.Tensor` of shape `(F,)`):
                 Their weights.
             chosen (`Sequence[str]`, *optional*):
-                Names of those that decide. Defaults to all but length penalties.
+                Names of those that decide. Defaults to all but length penalties and those of weight 0.
             min_accuracy, max_accuracy, accuracy_threshold (`float`, *optional*):
                 As in [`Criterion`].
             best (`float`, *optional*, defaults to `1.0`):
                 Reward of a completion that cannot do better.
+            drops_groups (`bool`, *optional*, defaults to `True`):
+                Whether groups are dropped by it. If not, a length penalty may stand alone: nothing is right by it.
 
         Raises:
-            ValueError: If a name is unknown or a length penalty's, if nothing is left to decide, or if a setting needs
-                a right and a wrong where there is none.
+            ValueError: If a name is unknown, a length penalty's or two functions', if one of several has no weight, if
+                nothing is left to decide, or if a setting needs a right and a wrong where there is none.
         """
+        weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
         candidates = [name for name in names if name not in LENGTH_PENALTIES]
         listed = ", ".join(map(repr, candidates)) or "none"
         if unknown := [name for name in chosen or () if name not in names]:
@@ -84,14 +94,31 @@ class TaskReward:
                 f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
                 f"different lengths would be accepted. Choose from {listed}."
             )
-        deciding = candidates if chosen is None else chosen
+        if shared := [name for name in chosen or () if names.count(name) > 1]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {shared[0]!r}, as {names.count(shared[0])} reward functions are "
+                "called. Give each a name of its own (`__name__`)."
+            )
+        # One of weight 0 is there to be logged.
+        deciding = [name for name in candidates if name in weighted] or candidates
+        if chosen is not None:
+            deciding = list(dict.fromkeys(chosen))
+            if len(deciding) > 1 and (idle := [name for name in deciding if name not in weighted]):
+                raise ValueError(
+                    f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0: it adds "
+                    "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
+                )
+        knows_right = chosen is not None or len(deciding) == 1
+        if not deciding and not drops_groups:
+            deciding = names
         if not deciding:
             raise ValueError(
                 f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
                 "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
             )
         is_task_F = torch.tensor([name in deciding for name in names])
-        knows_right = chosen is not None or len(candidates) == 1
+        if is_task_F.sum() == 1:
+            weights_F = torch.where(is_task_F, 1.0 - 2.0 * (weights_F < 0), weights_F)
         if knows_right:
             criterion = Criterion(
                 min_accuracy=min_accuracy,
@@ -111,7 +138,7 @@ class TaskReward:
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
         return cls(
             names=tuple(deciding),
-            shaping=tuple(name for name in names if name not in deciding),
+            shaping=tuple(name for name in names if name not in deciding and name in weighted),
             weights_F=weights_F,
             is_task_F=is_task_F,
             criterion=criterion,
@@ -140,7 +167,9 @@ class TaskReward:
                 Whether a user's `group_filter` decides which groups train.
         """
         names = ", ".join(map(repr, self.names))
-        subject = names if len(self.names) == 1 else f"the weighted sum of {names}"
+        subject = f"the weighted sum of {names}"
+        if len(self.names) == 1:
+            subject = names if (self.weights_F[self.is_task_F] > 0).all() else f"minus {names}"
         parts = []
         if filtered:
             parts.append("`group_filter` decides which groups train.")
@@ -151,10 +180,7 @@ class TaskReward:
         if self.knows_right:
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}.")
         else:
-            parts.append(
-                "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward "
-                "that does in `dynamic_sampling_rewards`."
-            )
+            parts.append(SCORES_LEFT_OUT)
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
             parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")

@@ -1,0 +1,205 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Does a run that was stopped anywhere go on bit by bit? Run by hand, on two CPU cores:
+
+    python tests/soak.py matrix                        # 56 resumes of one process
+    python tests/soak.py matrix --num-processes 2      # and of two
+    python tests/soak.py kills --num-kills 50 --seed 0
+
+`matrix` makes a whole run of every variant and resumes it from each of its checkpoints. `kills` stops runs by SIGKILL
+at moments drawn evenly from the time they take, saving included, and starts them again with
+`resume_from_checkpoint=True` until they end. Weights and logs, times apart, must be those of the undisturbed run.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+
+from helpers import launch, save_tiny_model
+from jobs import untimed
+
+from trl_dapo.checkpoint import last_complete_checkpoint
+from trl_dapo.history import LOG_HISTORY_NAME
+
+
+CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True}
+EVALUATION = {"eval_strategy": "steps", "eval_steps": 1}
+MATRIX_STEPS = 8
+MATRIX = {
+    "plain": {},
+    "carry and memory": CARRY,
+    "steps_per_generation 8": {"steps_per_generation": 8},  # a rollout is two optimizer steps
+    "KL": {"beta": 0.01},
+    "evaluation every step": EVALUATION,
+    "num_iterations 2": {"num_iterations": 2},
+    "uneven windows": {
+        "steps_per_generation": 6
+    },  # an optimizer step is four: every second one straddles two rollouts
+    "batch scaling": {"scale_rewards": "batch"},
+}
+KILLED_STEPS = 12
+KILLS_A_RUN = 5
+KILLED = {
+    "two checkpoints kept": {"save_total_limit": 2},
+    "carry and memory": CARRY,
+    "reuse and evaluation": {"steps_per_generation": 8, "num_iterations": 2, **EVALUATION},
+}
+TIMEOUT = 1800  # seconds; a run of a process takes about ten
+# What is said where less than a whole checkpoint is resumed.
+FRESH_START = "holds no complete checkpoint"
+MISFITS = ("cannot be resumed as a whole", "written with other settings")
+
+
+def reports(folder: Path, num_processes: int) -> list[str]:
+    """What the processes reported of a run, as text: equal if and only if every bit is."""
+    return [(folder / f"report-{num_processes}-{rank}.json").read_text() for rank in range(num_processes)]
+
+
+def matrix(model: str, folder: Path, num_processes: int) -> bool:
+    total = num_equal = 0
+    for variant, overrides in MATRIX.items():
+        overrides = {"max_steps": MATRIX_STEPS, **overrides}
+        runs = {"whole": overrides}
+        for step in range(1, MATRIX_STEPS):
+            checkpoint = folder / variant / "whole" / "run" / f"checkpoint-{step}"
+            runs[f"from {step}"] = {**overrides, "resume_from": str(checkpoint)}
+        result = launch(
+            "sampled_runs",
+            model,
+            folder / variant,
+            json.dumps(runs),
+            num_processes=num_processes,
+            timeout=TIMEOUT,
+        )
+        if result.returncode != 0 or any(words in result.stderr for words in MISFITS):
+            print(result.stderr[-5000:])
+            return False
+        whole, *resumed = (reports(folder / variant / name, num_processes) for name in runs)
+        equal = [report == whole for report in resumed]
+        total, num_equal = total + len(equal), num_equal + sum(equal)
+        print(f"{variant}: {sum(equal)} of {len(equal)} resumes are bitwise equal", flush=True)
+    print(f"{num_equal} of {total} resumes are bitwise equal, {num_processes} process(es)")
+    return num_equal == total
+
+
+def kills(model: str, folder: Path, num_kills: int, seed: int) -> bool:
+    draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "before a checkpoint", "resumed"), 0)
+    for number in count():
+        if counts["kills"] == num_kills:
+            break
+        num_processes, variant = 1 + number % 2, list(KILLED)[number // 2 % len(KILLED)]
+        whole = folder / f"{variant}, {num_processes}"
+        if not whole.exists():
+            run(model, whole, variant, num_processes)
+        *_, summary = read_log(whole)
+        seconds = summary["train_runtime"]
+        moments = sorted(draw.uniform(0, seconds) for _ in range(min(KILLS_A_RUN, num_kills - counts["kills"])))
+        num_killed = kill_at(model, folder / f"run {number}", variant, num_processes, moments, seconds, counts)
+        is_equal = reports(folder / f"run {number}", num_processes) == reports(whole, num_processes)
+        counts["resumed"] += num_killed if is_equal else 0
+        outcome = "bitwise equal" if is_equal else "DIFFERENT"
+        print(
+            f"run {number} ({variant}, {num_processes} process(es)): {num_killed} kills, {outcome}; {counts}",
+            flush=True,
+        )
+    return counts["resumed"] == num_kills
+
+
+def kill_at(
+    model: str,
+    folder: Path,
+    variant: str,
+    num_processes: int,
+    moments: list[float],
+    seconds: float,
+    counts: dict[str, int],
+) -> int:
+    """Kills a run at moments of its whole course, and starts it again after each; returns how many met it."""
+    num_killed = 0
+    for moment in [*moments, None]:
+        began, done = time.time(), steps_done(folder)
+        after = None if moment is None else max(moment - seconds * done / KILLED_STEPS, 0.0)
+        if run(model, folder, variant, num_processes, kill_after=after):
+            break
+        num_killed += 1
+        read_log(folder)  # every line can be read
+        counts["kills"] += 1
+        counts["in a save"] += is_torn(folder, began)
+        counts["before a checkpoint"] += steps_done(folder) == 0
+    report = json.loads(reports(folder, num_processes)[0])
+    if [{k: v for k, v in log.items() if k != "max_steps"} for log in untimed(read_log(folder))] != report["logs"]:
+        sys.exit(f"{folder}: {LOG_HISTORY_NAME} is not the log of the run.")
+    return num_killed
+
+
+def run(model: str, folder: Path, variant: str, num_processes: int, kill_after: float | None = None) -> bool:
+    """Starts a run, or goes on with it; returns whether it came to its end. What is no kill ends the soak."""
+    overrides = {"max_steps": KILLED_STEPS, **KILLED[variant], "resume_from": True, "kill_after": kill_after}
+    is_new = steps_done(folder) == 0
+    result = launch(
+        "sampled_runs",
+        model,
+        folder.parent,
+        json.dumps({folder.name: overrides}),
+        num_processes=num_processes,
+        timeout=TIMEOUT,
+    )
+    # torchrun tells what became of its processes.
+    is_killed = result.returncode == -9 or (num_processes > 1 and "SIGKILL" in result.stderr)
+    is_whole = (FRESH_START in result.stderr) == is_new and not any(words in result.stderr for words in MISFITS)
+    if not is_whole or (result.returncode != 0 and (kill_after is None or not is_killed)):
+        sys.exit(f"{folder}: exit code {result.returncode}\n{result.stderr[-5000:]}")
+    return result.returncode == 0
+
+
+def read_log(folder: Path) -> list[dict]:
+    path = folder / "run" / LOG_HISTORY_NAME
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def steps_done(folder: Path) -> int:
+    checkpoint = last_complete_checkpoint(folder / "run")
+    return 0 if checkpoint is None else step_of(checkpoint)
+
+
+def is_torn(folder: Path, began: float) -> bool:
+    """Whether the newest checkpoint was not written to its end, by a run that began then."""
+    newest = max((folder / "run").glob("checkpoint-*"), key=step_of, default=None)
+    if newest is None or step_of(newest) == steps_done(folder):
+        return False
+    return max(path.stat().st_mtime for path in [newest, *newest.iterdir()]) > began
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-")[-1])
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("matrix").add_argument("--num-processes", type=int, default=1)
+    killing = commands.add_parser("kills")
+    killing.add_argument("--num-kills", type=int, default=50)
+    killing.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    folder, started = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
+    print(f"in {folder}, which is kept unless all is well", flush=True)
+    model = save_tiny_model(folder / "model")
+    if args.command == "matrix":
+        is_well = matrix(model, folder, args.num_processes)
+    else:
+        is_well = kills(model, folder, args.num_kills, args.seed)
+    print(f"{'all is well' if is_well else 'NOT all is well'}, after {(time.monotonic() - started) / 60:.0f} minutes")
+    if is_well:
+        shutil.rmtree(folder)
+    return is_well
+
+
+if __name__ == "__main__":
+    sys.exit(not main())
