@@ -1,12 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scripted rollouts, in one process.
+"""The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scripted rollouts.
 
     python benchmarks/update_phase.py [--repeats 5] [--hidden-size 64] [--json results.json]
+    CUDA_VISIBLE_DEVICES="" accelerate launch --config_file recipes/accelerate/fsdp2.yaml --mixed_precision no \
+        --num_processes 2 benchmarks/update_phase.py [--repeats 5] [--hidden-size 64]
 
-The two trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
-between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (a few
-minutes on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
+In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. Launched in two, which
+FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget, and the bytes of weights that a process
+gathers. The trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is
+everything between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (a
+few minutes on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
 
 Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
 cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
@@ -17,6 +21,7 @@ import ctypes
 import gc
 import json
 import math
+import os
 import random
 import tempfile
 import time
@@ -24,8 +29,11 @@ from pathlib import Path
 from statistics import NormalDist, mean, median
 
 import torch
+import torch.distributed as dist
 import transformers
 import trl
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
@@ -37,7 +45,8 @@ from trl_dapo import DAPOConfig, DAPOTrainer
 NUM_ROWS = 64
 VOCAB_SIZE = 512
 PAD = 0
-RATIOS = ("padded_tokens", "seconds", "cpu_seconds", "peak_memory_mib")
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+RATIOS = ("passes", "padded_tokens", "seconds", "cpu_seconds", "peak_memory_mib")
 
 
 def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
@@ -93,7 +102,9 @@ class Scripted:
         return dict(self.rollout)
 
     def _compute_loss(self, model, inputs):
-        self.padded_tokens += inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        padded_tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+        self.passes, self.padded_tokens = self.passes + 1, self.padded_tokens + padded_tokens
+        self.peak_tokens = max(self.peak_tokens, padded_tokens)
         self.loss_tokens[-1] += int(inputs["completion_mask"].sum())
         return super()._compute_loss(model, inputs)
 
@@ -108,12 +119,19 @@ class Scripted:
 
     def turn(self):
         """One rollout."""
-        self.padded_tokens, self.gradients, self.loss_tokens = 0, [], [0]
+        self.passes, self.padded_tokens, self.peak_tokens = 0, 0, 0
+        self.gradients, self.loss_tokens = [], [0]
         self.seconds, self.cpu_seconds = 0.0, 0.0
         torch.manual_seed(0)  # the same draw assigns the rows to optimizer steps
         reset_peak_memory()
+        gathered.num_bytes = 0
         self.train()
-        return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "peak_memory_mib": peak_memory() / 2**20}
+        return {
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "peak_memory_mib": peak_memory() / 2**20,
+            "gathered_mib": gathered.num_bytes / 2**20,
+        }
 
 
 class KeepGradient(TrainerCallback):
@@ -121,8 +139,18 @@ class KeepGradient(TrainerCallback):
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        self.trainer.gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double().cpu())
+        grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+        self.trainer.gradients.append(torch.cat([grad.flatten() for grad in grads]).double().cpu())
         self.trainer.loss_tokens.append(0)
+
+
+def gathered(output, *args, **kwargs):
+    """`all_gather_single`, by which FSDP2 gathers weights, counted."""
+    gathered.num_bytes += output.numel() * output.element_size()
+    return gathered.collective(output, *args, **kwargs)
+
+
+gathered.num_bytes, gathered.collective = 0, dist.all_gather_single
 
 
 class Ours(Scripted, DAPOTrainer):
@@ -187,16 +215,21 @@ def make_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1", unk_token="w2")
 
 
-def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, repeats, hidden_size, output_dir):
-    """Both trainers on one rollout of `num_steps` optimizer steps; a row of the table each."""
+def measure(completion_lengths, prompt_lengths, ways, num_steps, repeats, hidden_size, output_dir):
+    """
+    Several trainers on one rollout of `num_steps` optimizer steps; a row of the table each. `ways` are a class, rows
+    of a micro-batch and a budget of tokens or `None`.
+    """
     on_cpu = not torch.cuda.is_available()
     trainers = []
-    for cls in (TRLs, Ours):
+    for cls, num_rows, budget in ways:
+        num_microbatches = NUM_ROWS // (num_rows * num_steps * WORLD_SIZE)
         args = DAPOConfig(
             output_dir=output_dir,
-            per_device_train_batch_size=NUM_ROWS // (num_microbatches * num_steps),
+            per_device_train_batch_size=num_rows,
             gradient_accumulation_steps=num_microbatches,
             steps_per_generation=num_microbatches * num_steps,
+            max_tokens_per_microbatch=budget,
             max_steps=num_steps,
             num_generations=8,
             use_dynamic_sampling=False,
@@ -210,7 +243,15 @@ def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, rep
             save_strategy="no",
             disable_tqdm=True,
         )
+        if WORLD_SIZE > 1:
+            # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         rollout = make_rollout(completion_lengths, prompt_lengths, "cpu" if on_cpu else "cuda")
+        if WORLD_SIZE > 1:
+            rank = PartialState().process_index
+            rollout = {
+                key: value[rank::WORLD_SIZE].contiguous() if value.dim() else value for key, value in rollout.items()
+            }
         trainers.append(
             cls(
                 rollout,
@@ -222,23 +263,26 @@ def measure(completion_lengths, prompt_lengths, num_microbatches, num_steps, rep
             )
         )
     turns = [[trainer.turn() for trainer in trainers] for _ in range(repeats + 1)][1:]  # the first warms up
-    trls, ours = trainers
-    differences = []
-    for theirs, mine, num_tokens in zip(trls.gradients, ours.gradients, trls.loss_tokens, strict=False):
-        # TRL divides by the rollout's tokens per optimizer step, on average; DAPO by the optimizer step's own.
-        theirs = theirs * sum(trls.loss_tokens) / num_steps / num_tokens
-        differences.append(((mine - theirs).norm() / theirs.norm()).item())
-    return [
-        {
-            "trainer": trainer_name,
-            "padded_tokens": trainer.padded_tokens,
-            **{name: median(turn[which][name] for turn in turns) for name in turns[0][which]},
-            "gradient_difference": difference,
-        }
-        for which, (trainer_name, trainer, difference) in enumerate(
-            [("GRPOTrainer", trls, None), ("DAPOTrainer", ours, max(differences))]
+    first, rows = trainers[0], []
+    for which, ((cls, num_rows, budget), trainer) in enumerate(zip(ways, trainers, strict=True)):
+        differences = []
+        for theirs, mine, num_tokens in zip(first.gradients, trainer.gradients, first.loss_tokens, strict=False):
+            # TRL divides by the rollout's tokens per optimizer step, on average; DAPO by the optimizer step's own.
+            if isinstance(first, TRLs) and isinstance(trainer, Ours):
+                theirs = theirs * sum(first.loss_tokens) / num_steps / num_tokens
+            differences.append(((mine - theirs).norm() / theirs.norm()).item())
+        how = f"{num_rows} row{'s' * (num_rows > 1)}" if budget is None else f"{budget:,} tokens"
+        rows.append(
+            {
+                "trainer": f"{cls.__mro__[2].__name__}, {how}",
+                "passes": trainer.passes,
+                "padded_tokens": trainer.padded_tokens,
+                "peak_tokens": trainer.peak_tokens,
+                **{name: median(turn[which][name] for turn in turns) for name in turns[0][which]},
+                "gradient_difference": max(differences),
+            }
         )
-    ]
+    return rows
 
 
 def main():
@@ -251,36 +295,44 @@ def main():
 
     draw = random.Random(0)
     prompts = [draw.randint(16, 32) for _ in range(NUM_ROWS)]
+    longest = max(long_tailed_lengths()) + max(prompts)
+    ways = [(TRLs, 8, None), (TRLs, 1, None), (Ours, 8, None), (Ours, 1, None), (Ours, 1, 2 * longest)]
     settings = [
-        ("long-tailed, 8 micro-batches of 8", long_tailed_lengths(), prompts, 8, 1),
-        ("long-tailed, 2 optimizer steps of 4 micro-batches of 8", long_tailed_lengths(), prompts, 4, 2),
-        ("equal lengths, 8 micro-batches of 8", [275] * NUM_ROWS, [24] * NUM_ROWS, 8, 1),
+        ("long-tailed", long_tailed_lengths(), prompts, ways, 1),
+        ("long-tailed, 2 optimizer steps", long_tailed_lengths(), prompts, [(TRLs, 8, None), (Ours, 8, None)], 2),
+        ("equal lengths", [275] * NUM_ROWS, [24] * NUM_ROWS, [*ways[:1], *ways[2:]], 1),
     ]
+    if WORLD_SIZE > 1:
+        dist.all_gather_single = gathered
+        settings = [("long-tailed", long_tailed_lengths(), prompts, [ways[3], ways[2], ways[4]], 1)]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    print(f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}")
-    print(f"median of {options.repeats}, {options.hidden_size} wide, float32\n")
-    print(
-        "| rollout | trainer | padded tokens | seconds | CPU seconds | peak memory | gradient, relative difference |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    results = {}
+    table, results = [], {}
+    table += [f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}"]
+    table += [f"{WORLD_SIZE} process{'es with FSDP2' * (WORLD_SIZE > 1)}, median of {options.repeats}, "]
+    table[-1] += f"{options.hidden_size} wide, float32\n"
+    table += [
+        "| rollout | trainer, micro-batches of | passes | padded tokens | peak tokens | seconds | CPU seconds "
+        "| peak memory | gathered | gradient, relative difference |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        for name, lengths, prompt_lengths, num_microbatches, num_steps in settings:
-            rows = measure(
-                lengths, prompt_lengths, num_microbatches, num_steps, options.repeats, options.hidden_size, folder
-            )
+        for name, lengths, prompt_lengths, ways, num_steps in settings:
+            rows = measure(lengths, prompt_lengths, ways, num_steps, options.repeats, options.hidden_size, folder)
             results[name] = rows
             for row in rows:
                 times = {key: rows[0][key] / row[key] for key in RATIOS}
-                difference = "" if row["gradient_difference"] is None else f"{row['gradient_difference']:.1e}"
-                print(
+                table.append(
                     f"| {name} | {row['trainer']} "
+                    f"| {row['passes']} ({times['passes']:.2f}x) "
                     f"| {row['padded_tokens']:,} ({times['padded_tokens']:.2f}x) "
+                    f"| {row['peak_tokens']:,} "
                     f"| {row['seconds']:.2f} ({times['seconds']:.2f}x) "
                     f"| {row['cpu_seconds']:.2f} ({times['cpu_seconds']:.2f}x) "
-                    f"| {row['peak_memory_mib']:.0f} MiB ({times['peak_memory_mib']:.2f}x) | {difference} |",
-                    flush=True,
+                    f"| {row['peak_memory_mib']:.0f} MiB ({times['peak_memory_mib']:.2f}x) "
+                    f"| {row['gathered_mib']:.0f} MiB | {row['gradient_difference']:.1e} |"
                 )
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("\n".join(table))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

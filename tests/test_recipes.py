@@ -211,10 +211,10 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
         warnings.warn(f"{recipe.name} runs unquantized: bitsandbytes is not installed", stacklevel=1)
         command += ["--load_in_4bit", "false"]
     output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
-    assert (
-        "Rollout: 4 prompts x 4 completions = 16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of "
-        "2 prompts"
-    ) in output
+    budget = yaml.safe_load(recipe.read_text()).get("max_tokens_per_microbatch")
+    cut = "4 rows x 4 micro-batches" if budget is None else f"16 rows in micro-batches of at most {budget} tokens"
+    rollout = f"Rollout: 4 prompts x 4 completions = 16 rows = 1 process x {cut}; 2 optimizer steps of 2 prompts"
+    assert rollout in output
     logs = logs_of(tmp_path / "out", 2)
     assert [log["step"] for log in logs] == [1, 2]
     assert [log["frac_empty_steps"] for log in logs] == [0, 0]

@@ -36,6 +36,8 @@ def entry(step: int, **metrics) -> dict:
         "filtered_reward": 0.1 * step + 0.05,
         "entropy": 1.0 / step,
         "grad_norm": 0.5,
+        "microbatches": 4.0,
+        "peak_microbatch_tokens": 9216.0,
         **{f"clip_ratio/{name}": 0.01 for name in ("low_mean", "high_mean", "dual_mean")},
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,

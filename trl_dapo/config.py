@@ -65,10 +65,9 @@ class DAPOConfig(GRPOConfig):
             Tokens that a micro-batch may have, padding included, with gradient and without; a longer row goes alone.
             Each optimizer step is cut into as many micro-batches as that takes, the same number on every rank, and
             rows without a loss token are left out. `per_device_train_batch_size` then no longer bounds memory and
-            may stay 1: `prompts_per_step` sizes the step. At least the longest prompt and completion, or memory
-            is bounded by these. verl calls it `ppo_max_token_len_per_gpu`, slime and SkyRL `max_tokens_per_gpu`,
-            NeMo RL `train_mb_tokens`. Defaults to micro-batches of equal padded cost, `gradient_accumulation_steps`
-            of them.
+            may stay 1: `prompts_per_step` sizes the step. SkyRL calls it by the same name, verl
+            `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, NeMo RL `train_mb_tokens`. Defaults to
+            `gradient_accumulation_steps` micro-batches of equal padded cost, without a bound.
 
         > Dynamic sampling
 
@@ -375,11 +374,15 @@ class DAPOConfig(GRPOConfig):
         size, num_processes = self.per_device_train_batch_size, self.world_size
         num_steps = self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
         step = size * num_processes * self.gradient_accumulation_steps / self.num_generations
+        if self.max_tokens_per_microbatch is None:
+            cut = f"{_count(size, 'row')} x {_count(self.steps_per_generation, 'micro-batch')}"
+        else:
+            rows = _count(size * self.steps_per_generation, "row")
+            cut = f"{rows} in micro-batches of at most {_count(self.max_tokens_per_microbatch, 'token')}"
         return (
             f"Rollout: {_count(self.generation_batch_size // self.num_generations, 'prompt')} x "
             f"{_count(self.num_generations, 'completion')} = {_count(self.generation_batch_size, 'row')} = "
-            f"{_count(num_processes, 'process')} x {_count(size, 'row')} x "
-            f"{_count(self.steps_per_generation, 'micro-batch')}; {_count(num_steps, 'optimizer step')} of "
+            f"{_count(num_processes, 'process')} x {cut}; {_count(num_steps, 'optimizer step')} of "
             f"{_count(step, 'prompt')}"
         )
 

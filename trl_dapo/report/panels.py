@@ -189,6 +189,20 @@ PANELS = (
         metrics={"grad_norm": "norm"},
         caption="Spikes that come before a drop in reward ask for a lower learning rate.",
     ),
+    Panel(
+        name="passes",
+        title="Micro-batches",
+        unit="of an optimizer step, on each process",
+        metrics={"microbatches": "micro-batches"},
+        caption="Under FSDP and ZeRO-3 each one gathers all weights: a larger max_tokens_per_microbatch makes fewer.",
+    ),
+    Panel(
+        name="peak_tokens",
+        title="Largest micro-batch",
+        unit="tokens, padding included",
+        metrics={"peak_microbatch_tokens": "on any process"},
+        caption="It decides the peak of memory; above max_tokens_per_microbatch it is one row that is longer.",
+    ),
 )
 
 
