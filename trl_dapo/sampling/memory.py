@@ -78,7 +78,11 @@ class PromptMemory:
     ```
     """
 
+    # Optimizer steps in which evidence loses half its weight. Four times as many generate as much, a quarter 2 % more
+    # groups, where one group in three is accepted (`benchmarks/sampling_policies.py`).
     HALF_LIFE = 400.0
+    # A prompt half as promising as an unseen one is looked at an eighth as often. The square generates 3 % more groups
+    # there, the promise itself 16 % more, its fourth power 1 % fewer.
     LOOKS_POWER = 3
 
     def __init__(self, seed: int = 0, longest_wait: int = 32):
@@ -125,7 +129,6 @@ class PromptMemory:
             return False
         unseen = expected_acceptance(*self._prior(), num_generations)
         promise = self.expected_acceptance(prompt_id, step, num_generations)
-        # A prompt half as promising as an unseen one is looked at an eighth as often.
         looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
