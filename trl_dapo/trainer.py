@@ -45,7 +45,7 @@ from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id
 from .history import LogHistoryCallback
 from .rewards import scale_reward
-from .rewards.checks import check_reward_weights
+from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, apply_group_filter
 from .sampling.groups import count_correct, drop_reasons
@@ -167,7 +167,8 @@ class DAPOTrainer(UpdatePhase):
             return self._seam.replayed[1]
         error = None
         try:
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            with checked_rewards(self):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
             error = exc
