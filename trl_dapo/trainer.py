@@ -42,7 +42,7 @@ from .construction import (
 )
 from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
-from .evaluation.scores import EvaluationScores, problem_id
+from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
@@ -400,7 +400,7 @@ class DAPOTrainer(UpdatePhase):
         answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
-        sources = [example.get("source") for example in inputs]
+        sources = [problem_source(example) for example in inputs]
         rows = gather_object(list(zip(sources, ids, answers, strict=True)))
         rewards = self._scaled(rewards).cpu()
         verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
