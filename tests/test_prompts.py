@@ -234,3 +234,11 @@ def test_an_empty_dataset_is_refused():
         PromptStream(numbers(0), seed=0)
     with pytest.raises(ValueError, match="holds no prompt"):
         PromptStream(IterableDataset.from_generator(lambda: iter(())), seed=0).take(1)
+
+
+@pytest.mark.parametrize("missing", [None, "", float("nan")])
+@both_kinds
+def test_an_id_that_is_missing_names_no_prompt(kind, missing):
+    """Rows with one name would share one record in the memory."""
+    with_ids, without = PromptStream(kind(4, id=[missing] * 4), seed=0), PromptStream(kind(4), seed=0)
+    assert len({*ids(with_ids.take(4))}) == len({*ids(without.take(4))}) == 4

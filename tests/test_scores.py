@@ -54,7 +54,19 @@ def test_a_problem_has_its_id_and_none_is_no_id():
     assert problem_id({"id": 0, "prompt": "1+1"}) == "0"
     by_prompt = problem_id({"prompt": "1+1"})
     assert by_prompt == problem_id({"id": None, "prompt": "1+1"}) == problem_id({"id": "", "prompt": "1+1"})
+    assert by_prompt == problem_id({"id": float("nan"), "prompt": "1+1"})
     assert by_prompt != problem_id({"prompt": "1+2"})
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [[["a", "b"]] * 3, [{"name": "a"}] * 3, [""] * 3, [f"The {i}. document: " + "x" * 64 for i in range(3)]],
+    ids=["lists", "structs", "empty", "documents"],
+)
+def test_a_source_that_is_no_name_tells_no_scores_apart(tiny_model, tmp_path, sources):
+    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
+    metrics = trainer.evaluate(prompts(3, source=sources))
+    assert scores_of(metrics) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
 
 
 def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():

@@ -208,6 +208,21 @@ def test_a_threshold_that_no_scaled_reward_can_be_on_either_side_of_is_refused(
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
 
 
+def test_the_reward_functions_of_a_trainer_are_the_objects_it_was_given(tiny_model, tmp_path):
+    class Counts:
+        num_calls = 0
+
+        def __call__(self, completions, **kwargs):
+            self.num_calls += 1
+            return right(completions)
+
+    counts = Counts()
+    trainer = make(tiny_model, tmp_path, reward_funcs=[counts], max_steps=1)
+    trainer.train()
+    assert trainer.reward_funcs == [counts]
+    assert trainer.reward_funcs[0].num_calls == trainer.state.log_history[0]["dynamic_sampling/rounds"]
+
+
 def well_formed(completions, **kwargs):
     return [1.0] * len(completions)
 

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from .rewards import SoftOverlongPunishment
-from .rewards.checks import check_prompt_column, check_reward_columns, with_checked_values
+from .rewards.checks import check_prompt_column, check_reward_columns
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
@@ -37,10 +37,6 @@ def check_rewards_and_data(trainer):
                 dataset=name,
                 has_environments=trainer.environment_factories is not None,
             )
-    trainer.reward_funcs = [
-        with_checked_values(reward_func, name)
-        for reward_func, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
-    ]
 
 
 def _known_columns(dataset) -> list[str] | None:

@@ -42,10 +42,10 @@ from .construction import (
 )
 from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
-from .evaluation.scores import EvaluationScores, problem_id
+from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .rewards import scale_reward
-from .rewards.checks import check_reward_weights
+from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
@@ -168,7 +168,8 @@ class DAPOTrainer(UpdatePhase):
             return self._seam.replayed[1]
         error = None
         try:
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            with checked_rewards(self):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
             error = exc
@@ -382,7 +383,7 @@ class DAPOTrainer(UpdatePhase):
         answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
-        sources = [example.get("source") for example in inputs]
+        sources = [problem_source(example) for example in inputs]
         rows = gather_object(list(zip(sources, ids, answers, strict=True)))
         rewards = self._scaled(rewards).cpu()
         verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)

@@ -7,7 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..sampling.prompts import has_id
 from .statistics import maj_at_k, problem_figures
+
+
+_LONGEST_SOURCE = 64  # characters; it becomes a part of a metric's name
 
 
 class _Problem(NamedTuple):
@@ -22,7 +26,7 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
     """
     What tells the problem of a row from others of its source: its `id`, or a hash of its prompt where it has none.
 
-    An `id` that is missing, `None` (which [`~datasets.concatenate_datasets`] fills in) or empty is none.
+    An `id` that is missing, `None` (which [`~datasets.concatenate_datasets`] fills in), NaN or empty is none.
 
     Args:
         example (`Mapping`):
@@ -41,9 +45,8 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
     True
     ```
     """
-    id_ = example.get("id")
-    if id_ is not None and id_ != "":
-        return str(id_)
+    if has_id(example):
+        return str(example["id"])
     if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
         return None
     try:
@@ -51,6 +54,24 @@ def problem_id(example: Mapping[str, Any]) -> str | None:
     except TypeError:
         return None
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+def problem_source(example: Mapping[str, Any]) -> str | None:
+    """
+    The benchmark that a row is of, by which scores are told apart: the name in its column `source`.
+
+    Args:
+        example (`Mapping`):
+            A row.
+
+    Returns:
+        `str` or `None`: `None` where the column is missing or empty, or holds anything but a name: the documents of a
+        summary or a translation stand in a column `source` too.
+    """
+    source = example.get("source")
+    if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:
+        return None
+    return str(source)
 
 
 class EvaluationScores:

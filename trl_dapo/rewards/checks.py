@@ -10,7 +10,8 @@ generated, as an error without the name of the function.
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -222,6 +223,20 @@ def with_checked_values(reward_func: Callable, name: str) -> Callable:
     checked.__name__ = name
     checked.__wrapped__ = reward_func
     return checked
+
+
+@contextmanager
+def checked_rewards(trainer) -> Iterator[None]:
+    """Checks what the reward functions return while TRL calls them; they stay the user's own objects otherwise."""
+    own = trainer.reward_funcs
+    trainer.reward_funcs = [
+        with_checked_values(reward_func, name)
+        for reward_func, name in zip(own, trainer.reward_func_names, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        trainer.reward_funcs = own
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:

@@ -5,7 +5,8 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -233,9 +234,15 @@ class _IterableSource:
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
+def has_id(example: Mapping[str, Any]) -> bool:
+    """Whether an example's `id` says which it is: `None` and NaN, which tables fill in, and empty text do not."""
+    id_ = example.get("id")
+    return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
+
+
 def _name(example):
     """An example's id, with its source where it has one, or else a hash of its content: the same in every process."""
-    if example.get("id") is not None:
+    if has_id(example):
         source = example.get("source")
         return str(example["id"]) if source is None else f"{source}/{example['id']}"
     return f"{_digest(json.dumps(example, sort_keys=True, default=_plain)):016x}"
