@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a run that was stopped anywhere go on bit by bit? Run by hand, on two CPU cores:
 
-    python tests/soak.py matrix                        # 56 resumes of one process
+    python tests/soak.py matrix                        # 64 resumes of one process
     python tests/soak.py matrix --num-processes 2      # and of two
     python tests/soak.py kills --num-kills 50 --seed 0
 
@@ -38,9 +38,7 @@ MATRIX = {
     "KL": {"beta": 0.01},
     "evaluation every step": EVALUATION,
     "num_iterations 2": {"num_iterations": 2},
-    "uneven windows": {
-        "steps_per_generation": 6
-    },  # an optimizer step is four: every second one straddles two rollouts
+    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
     "batch scaling": {"scale_rewards": "batch"},
 }
 KILLED_STEPS = 12
@@ -66,7 +64,7 @@ def matrix(model: str, folder: Path, num_processes: int) -> bool:
     for variant, overrides in MATRIX.items():
         overrides = {"max_steps": MATRIX_STEPS, **overrides}
         runs = {"whole": overrides}
-        for step in range(1, MATRIX_STEPS):
+        for step in range(1, MATRIX_STEPS + 1):
             checkpoint = folder / variant / "whole" / "run" / f"checkpoint-{step}"
             runs[f"from {step}"] = {**overrides, "resume_from": str(checkpoint)}
         result = launch(

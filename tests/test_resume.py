@@ -234,6 +234,18 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
     assert "cannot be resumed as a whole: it" in what_was_said(caplog)
 
 
+def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(tiny_model, tmp_path):
+    settings = {"max_steps": 2, "lr_scheduler_type": "constant", **SAVED}
+    whole = make(tiny_model, tmp_path, **settings)
+    whole.train()
+    again = make(tiny_model, tmp_path, **settings)
+    output = again.train(resume_from_checkpoint=True)
+    assert again.sampled == []
+    assert output.global_step == again.state.global_step == 2
+    assert torch.equal(weights(whole), weights(again))
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
 # ---- Other data ----
 
 

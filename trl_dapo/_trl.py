@@ -95,6 +95,7 @@ READS = (
     "args",
     "aux_loss_enabled",
     "beta",
+    "control",
     "entropy_coef",
     "environment_factories",  # None, or {name: factory}
     "environments",  # this batch's environments, or None

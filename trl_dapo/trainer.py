@@ -456,9 +456,14 @@ class DAPOTrainer(UpdatePhase):
             self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def get_batch_samples(self, *args):
+        if self.state.global_step < self.state.max_steps:
+            return super().get_batch_samples(*args)
+        self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
+        return [], None
+
     def _save_checkpoint(self, model, trial):
         save_state(self, Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        # Last, since it writes `trainer_state.json`, which marks a checkpoint as complete.
         super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir):
