@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two evaluations of the same problems, problem by problem."""
 
+import json
+
 import pytest
 from evaluations import Deal, ask, sums
 
@@ -86,3 +88,28 @@ def test_what_is_no_summary_is_named(tmp_path):
         (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             compare(tmp_path, tmp_path)
+
+
+PROBLEM = {"id": "a", "source": "x", "num_correct": 1, "num_completions": 2, "maj": 1.0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"settings": None},
+        {"settings": {"model": "m"}},
+        {"settings": {"k": 2}},
+        {"problems": None},
+        {"problems": []},
+        {"problems": [{name: value for name, value in PROBLEM.items() if name != "maj"}]},
+    ],
+    ids=str,
+)
+def test_a_summary_that_lacks_what_is_compared_is_named(tmp_path, changed):
+    summary = {"settings": {"k": 2, "model": "m"}, "scorer": "paper", "problems": [PROBLEM]}
+    whole, other = tmp_path / "whole.json", tmp_path / "other.json"
+    whole.write_text(json.dumps(summary))
+    other.write_text(json.dumps({**summary, **changed}))
+    assert compare(whole, whole)["num_problems"] == 1
+    with pytest.raises(ValueError, match=r"`.*other.json` is not the summary of an evaluation"):
+        compare(whole, other)

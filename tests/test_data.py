@@ -490,3 +490,10 @@ def test_gsm8k_is_read_to_the_last_row():
     dataset = load_math_dataset("gsm8k_test.jsonl")
     assert len(dataset) == 1_319
     assert all(solution.lstrip("-").isdigit() for solution in dataset["solution"])
+
+
+def test_a_file_whose_answers_all_conflict_is_said_to_be_so(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"problem": "1+1", "answer": "2"}\n{"problem": "1+1", "answer": "3"}\n')
+    with pytest.raises(ValueError, match=r"no problem left: all of its 2 rows have conflicting answers"):
+        load_math_dataset(path)

@@ -168,3 +168,21 @@ def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
             Journal(path, {})
     with Journal(path, {}) as journal:
         assert journal.completions == {("a", 0): Completion("text", 1, False)}
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ('{"settings": null}', 1),
+        ('{"settings": []}', 1),
+        ('{"problem": "a", "index": 0, "text": "t"}', 2),
+        ('{"index": 0, "text": "t", "length": 1, "truncated": false}', 2),
+        ('{"problem": ["a"], "index": 0, "text": "t", "length": 1, "truncated": false}', 2),
+        ('{"problem": "a", "index": 0, "text": 5, "length": 1, "truncated": false}', 2),
+    ],
+)
+def test_a_line_that_lacks_what_a_journal_holds_is_named(tmp_path, line, number):
+    path = tmp_path / "completions.jsonl"
+    path.write_text(line + "\n" if number == 1 else '{"settings": {}}\n' + line + "\n")
+    with pytest.raises(ValueError, match=f"Line {number} of .* which no evaluation has written"):
+        Journal(path, {})

@@ -195,6 +195,8 @@ def load_math_dataset(
         f"({num_conflicting_rows:,} rows)."
     )
     logger.log(logging.WARNING if len(kept) < num_rows else logging.INFO, report)
+    if not kept:
+        raise ValueError(f"{label} has no problem left: all of its {num_rows:,} rows have conflicting answers.")
     if offset >= len(kept):
         raise ValueError(f"`offset` {offset} is beyond the end of {label}, which has {len(kept)} problems.")
     chosen = kept[offset : None if limit is None else offset + limit]

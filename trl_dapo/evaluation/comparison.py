@@ -14,6 +14,7 @@ from .statistics import estimate_mean, problem_figures
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}
+_COMPARED = {"id", "source", "num_correct", "num_completions", "maj"}
 _NAMED_IDS = 3
 
 
@@ -108,9 +109,23 @@ def _load_summary(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"There is no `{file}`.{unfinished}") from error
     except ValueError as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error
-    if not (isinstance(summary, dict) and {"settings", "scorer", "problems"} <= summary.keys()):
+    if not _is_summary(summary):
         raise ValueError(f"`{file}` is not the summary of an evaluation.")
     return summary
+
+
+def _is_summary(summary: Any) -> bool:
+    """Whether it holds what is compared."""
+    if not (isinstance(summary, dict) and {"settings", "scorer", "problems"} <= summary.keys()):
+        return False
+    settings, problems = summary["settings"], summary["problems"]
+    return (
+        isinstance(settings, dict)
+        and {"k", "model"} <= settings.keys()
+        and isinstance(problems, list)
+        and len(problems) > 0
+        and all(isinstance(problem, dict) and _COMPARED <= problem.keys() for problem in problems)
+    )
 
 
 def _refuse_other_problems(base, trained, base_keys, trained_keys) -> None:

@@ -129,7 +129,7 @@ class Journal:
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
-            if isinstance(entry, dict) and ("settings" if number == 1 else "text") in entry:
+            if isinstance(entry, dict) and (_is_header(entry) if number == 1 else _is_completion(entry)):
                 return entry
         except ValueError:
             pass
@@ -150,3 +150,17 @@ class Journal:
                 f"`{self.path}` holds completions of other settings: {'; '.join(differences)}. Use another "
                 "`output_dir`, or delete that file to start over."
             )
+
+
+def _is_header(entry: dict[str, Any]) -> bool:
+    return isinstance(entry.get("settings"), dict)
+
+
+def _is_completion(entry: dict[str, Any]) -> bool:
+    return (
+        isinstance(entry.get("problem"), str)
+        and isinstance(entry.get("index"), int)
+        and isinstance(entry.get("text"), str)
+        and isinstance(entry.get("length", ""), (int, type(None)))
+        and isinstance(entry.get("truncated"), bool)
+    )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..sampling.prompts import has_id
+from ..ids import has_id
 from .statistics import maj_at_k, problem_figures
 
 

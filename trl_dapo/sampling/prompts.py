@@ -5,12 +5,13 @@
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from datasets import Audio, Dataset, Image, IterableDataset, Video
+
+from ..ids import has_id
 
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.
@@ -232,12 +233,6 @@ class _IterableSource:
         if self._columns is None:
             return examples
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
-
-
-def has_id(example: Mapping[str, Any]) -> bool:
-    """Whether an example's `id` says which it is: `None` and NaN, which tables fill in, and empty text do not."""
-    id_ = example.get("id")
-    return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
 
 
 def _name(example):
