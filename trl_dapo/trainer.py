@@ -402,31 +402,26 @@ class DAPOTrainer(UpdatePhase):
                 bar.n = rollout.target - rollout.shortfall
                 bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
                 if num_passes := self._sampler.new_barren_passes():
-                    logger.warning(
-                        f"No group was accepted in {num_passes} passes over the training dataset. {advise(rollout)}"
-                    )
+                    said = f"No group was accepted in {num_passes} passes over the training dataset."
+                    logger.warning(f"{said} {advise(rollout)}")
 
             yield show
 
     def _speak_of_shortfall(self, batch: Batch):
         """Stops or warns when the rounds were used up before the batch was full."""
-        num_short = self._sampler.num_short_rollouts
+        num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
+        max_rounds = self.args.dynamic_sampling_max_rounds
         if num_short and self.args.dynamic_sampling_on_exhausted == "error":
-            raise RuntimeError(describe_shortfall(self._sampler.rollout, self.args.dynamic_sampling_max_rounds))
+            raise RuntimeError(describe_shortfall(rollout, max_rounds))
         # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
         if num_short in (1, 5):
-            logger.warning(
-                describe_shortfall(
-                    self._sampler.rollout, self.args.dynamic_sampling_max_rounds, num_short, len(batch.train)
-                )
-            )
+            logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
 
     def _log_sampling(self, batch: Batch, **sampling: float):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
-        metrics, sampler = self._metrics["train"], self._sampler
-        rollout = sampler.rollout
+        metrics, rollout = self._metrics["train"], self._sampler.rollout
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
-        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": sampler.stream.passes}
+        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.stream.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
         for name, value in sampled.items():
             metrics[name].append(value)
