@@ -48,8 +48,8 @@ class DAPOConfig(GRPOConfig):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
             become likely and the entropy does not collapse.
         delta (`float`, *optional*):
-            Dual clip: where the advantage is negative, a token's loss grows no further once its ratio passes this. At
-            least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
+            TRL's bound on the unclipped ratio. From `1 + epsilon_high` on it is the dual clip: where the advantage is
+            negative, a token's loss grows no further once its ratio passes this. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
             their DAPO recipes; `None` turns it off, as in the paper.
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):

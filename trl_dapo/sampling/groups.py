@@ -107,8 +107,8 @@ def drop_reasons(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, crite
         rewards_NG (`torch.Tensor` of shape `(N, G)`):
             Task rewards, one row per group. A NaN counts for nothing.
         masked_NG (`torch.Tensor` of shape `(N, G)`, boolean, or `None`):
-            Completions that the loss will mask (overlong filtering). They do not decide: a group whose only spread lies
-            in them is dropped, since the others would all be pushed the same way by completions that are left out.
+            Completions that the loss will mask (overlong filtering). They do not decide: a group whose only spread
+            lies in them is dropped, since completions that are left out would push all others the same way.
         criterion ([`Criterion`]):
             What a group must show.
 
