@@ -49,8 +49,8 @@ class DAPOConfig(GRPOConfig):
             become likely and the entropy does not collapse.
         delta (`float`, *optional*):
             TRL's bound on the unclipped ratio. From `1 + epsilon_high` on it is the dual clip: where the advantage is
-            negative, a token's loss grows no further once its ratio passes this. verl, SkyRL and NeMo RL call it `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in
-            their DAPO recipes; `None` turns it off, as in the paper.
+            negative, a token's loss grows no further once its ratio passes this. verl, SkyRL and NeMo RL call it
+            `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
             As in [`~trl.GRPOConfig`], where it defaults to `"sequence_mask"`: the ratio of a whole completion strays
