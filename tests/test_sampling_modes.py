@@ -155,7 +155,7 @@ def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tm
         ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with .*'filter'"),
         ({"min_replace_ratio": 1.5, "dynamic_sampling_mode": "replace"}, "at most 1, got 1.5"),
         ({"dynamic_sampling_surplus": "carry", "loss_type": "grpo"}, "needs `loss_type='dapo'`, got 'grpo'"),
-        ({"batch_multiplier": 0.0}, "above 0, got 0.0"),
+        ({"batch_multiplier": 0.0}, "above 0 and finite, got 0.0"),
         ({"batch_multiplier": 3.0}, "rounds of 12 prompts, but .* the generation batch, 4 prompts"),
         ({"dynamic_sampling_max_round_size": 0}, "at least 1, got 0"),
         ({"dynamic_sampling_max_round_size": 5}, "rounds of 5 prompts"),
