@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a run that was stopped anywhere go on bit by bit? Run by hand, on two CPU cores:
 
-    python tests/soak.py matrix                        # 64 resumes of one process
-    python tests/soak.py matrix --num-processes 2      # and of two
-    python tests/soak.py kills --num-kills 50 --seed 0
+    python tests/soak.py matrix                         # 64 resumes of one process: 4 minutes
+    python tests/soak.py matrix --num-processes 2       # and of two: 3 to 11 minutes, as busy as the cores are
+    python tests/soak.py kills --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
 
 `matrix` makes a whole run of every variant and resumes it from each of its checkpoints. `kills` stops runs by SIGKILL
 at moments drawn evenly from the time they take, saving included, and starts them again with
@@ -48,7 +48,7 @@ KILLED = {
     "carry and memory": CARRY,
     "reuse and evaluation": {"steps_per_generation": 8, "num_iterations": 2, **EVALUATION},
 }
-TIMEOUT = 1800  # seconds; a run of a process takes about ten
+TIMEOUT = 1800  # seconds; the longest launch takes two minutes
 # What is said where less than a whole checkpoint is resumed.
 FRESH_START = "holds no complete checkpoint"
 MISFITS = ("cannot be resumed as a whole", "written with other settings")
