@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
+from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_rewards
 
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_groups_of_several_rounds_come_in_the_order_asked_for():
     rows = assign_to_ranks(rounds, groups, [], CPU)
     assert [len(ids) for ids in rows.completion_ids] == [2, 2, 1, 1]
     assert rows.completions == ["completion 0", "completion 1", "completion 0", "completion 1"]
-    assert [reward.item() for reward in select_groups([r.rewards_BF for r in rounds], groups, 2)] == [0, 1, 0, 1]
+    assert select_rewards(rounds, groups).flatten().tolist() == [0, 1, 0, 1]
 
 
 def test_rows_that_only_fill_the_batch_are_cut_to_one_token_and_the_round_keeps_its_own():
@@ -100,3 +101,9 @@ def test_carried_groups_survive_a_checkpoint_that_loads_only_weights(tmp_path):
     assert again.rows.logprobs[0].tolist() == [-0.5, -0.25]
     assert again.rewards_BF.tolist() == [[0.0], [1.0]]
     assert again.prompts == [""]
+
+
+def test_rows_that_the_ranks_cannot_share_equally_are_refused():
+    assert local_slice(6, 1, 3) == slice(2, 4)
+    with pytest.raises(ValueError, match="7 rows cannot be split into equal parts for 2 processes"):
+        local_slice(7, 0, 2)

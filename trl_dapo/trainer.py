@@ -51,7 +51,7 @@ from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
 from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
-from .sampling.rollouts import Round, Rows, assign_to_ranks, select_groups
+from .sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_groups, select_rewards
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
 from .update import UpdatePhase
@@ -237,15 +237,14 @@ class DAPOTrainer(UpdatePhase):
 
     def _sample_round(self, prompts: list[tuple[str, dict]]) -> Round:
         """Samples and scores one group a prompt; no log-probability is computed."""
-        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         examples = [example for _, example in prompts for _ in range(self.num_generations)]
-        mine = len(examples) // num_ranks
+        mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
         # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
-        inputs = [copy.deepcopy(example) for example in examples[rank * mine : (rank + 1) * mine]]
+        inputs = [copy.deepcopy(example) for example in examples[mine]]
         with self._seam.recording(self) as recorded:
             super()._generate_and_score_completions(inputs)
         names = [name for name, _ in prompts]
-        drawn = [zlib.crc32(repr(names).encode())] * mine
+        drawn = [zlib.crc32(repr(names).encode())] * len(inputs)
         columns = torch.tensor([self._completion_lengths, recorded.truncated, drawn], device=self.accelerator.device)
         lengths_B, truncated_B, drawn_B = self.accelerator.gather(columns.T.contiguous()).cpu().T
         if (drawn_B != drawn_B[0]).any():
@@ -265,29 +264,31 @@ class DAPOTrainer(UpdatePhase):
         )
 
     def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
-        """For each group `None`, or why it is dropped; and its correct and scored completions, if that is known."""
+        """For each group `None`, or why it is dropped; and, for the memory, its correct and scored completions."""
         if self._group_filter is not None:
             return ask_group_filter(self._group_filter, round_, prompts, self.reward_func_names), None
         rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
         masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
         reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
+        if self._sampler.memory is None:
+            return reasons, None
         return reasons, count_correct(rewards_NG, masked_NG, reasons, self._task.criterion)
 
     def _train_on(self, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
         rounds, groups, G = self._sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
         rows = assign_to_ranks(rounds, batch.train, batch.fill, self.accelerator.device)
-        rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
+        rewards = select_rewards(rounds, groups)
         rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
-        first = self.accelerator.process_index * len(rows)
-        self._pending_extra_logs.update(self._extra_logs(rounds, groups, slice(first, first + len(rows))))
+        mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
+        self._pending_extra_logs.update(self._extra_logs(rounds, groups, mine))
         inputs = [
             {"prompt": prompt, "environment": environment}
             for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
         ]
         with self._seam.replaying(self, rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
-        num_train = min(max(len(batch.train) * G - first, 0), len(rows))
+        num_train = min(max(len(batch.train) * G - mine.start, 0), len(rows))
         mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
@@ -299,15 +300,14 @@ class DAPOTrainer(UpdatePhase):
         """Groups for the next rollout, with the log-probabilities of the policy that sampled them."""
         if not groups:
             return None
-        rounds, G = self._sampler.rollout.rounds, self.num_generations
+        rounds = self._sampler.rollout.rounds
         rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
         new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
         # Only vLLM's log-probabilities can be trusted: without it a rollout function may return placeholders.
         logps = [rows.logprobs[i] for i in new] if self.use_vllm else policy_logps(self, rows.take(new))
         for i, row in zip(new, logps, strict=True):
             rows.old_logps[i] = row
-        rewards = torch.stack(select_groups([round_.rewards_BF for round_ in rounds], groups, G))
-        return Round.of_groups(rows, rewards, G)
+        return Round.of_groups(rows, select_rewards(rounds, groups), self.num_generations)
 
     def _extra_logs(self, rounds: list[Round], groups: list[Group], mine: slice) -> dict[str, list]:
         """What the reward functions logged of this rank's rows, for the completions table."""

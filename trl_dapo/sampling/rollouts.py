@@ -294,6 +294,12 @@ def select_groups(columns: Sequence[Sequence], groups: Sequence[Group], num_gene
     return [x for number, i in groups for x in columns[number][i * num_generations : (i + 1) * num_generations]]
 
 
+def select_rewards(rounds: Sequence[Round], groups: Sequence[Group]) -> torch.Tensor:
+    """Rewards of `groups`, in that order (`torch.Tensor` of shape `(num_rows, num_reward_functions)`)."""
+    columns = [round_.rewards_BF for round_ in rounds]
+    return torch.stack(select_groups(columns, groups, rounds[0].num_generations))
+
+
 def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
     """The part of `num_rows` global rows that a rank holds: the ranks' parts are equal and follow each other.
 
