@@ -23,8 +23,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from trl_dapo.batching import assign_to_ranks, cut_equal_cost, padded_cost
-from trl_dapo.token_budget import attention_cost, plan_window, waited_cost
+from trl_dapo.batching import padded_cost
+from trl_dapo.microbatches import attention_cost, plan_window, plan_window_within_budget, waited_cost
 
 
 LONGEST = 8192
@@ -73,7 +73,7 @@ def split(lengths, num_ranks):
 def fixed(lengths, num_ranks):
     """The plan without a budget: micro-batches of 8 rows on average."""
     num = max(1, len(lengths) // num_ranks // FIXED_ROWS)
-    return assign_to_ranks(cut_equal_cost(lengths, num * num_ranks), num_ranks)
+    return plan_window(split(lengths, num_ranks), num)
 
 
 class Figures(NamedTuple):
@@ -91,11 +91,11 @@ def measure(windows, plans, in_step):
             for lengths, plan in zip(windows, plans, strict=True)
         ),
         max(
-            padded_cost([lengths[row] for row in slot])
+            padded_cost([lengths[row] for row in rows])
             for lengths, plan in zip(windows, plans, strict=True)
             for rank in plan
-            for slot in rank
-            if slot
+            for rows in rank
+            if rows
         ),
     )
 
@@ -115,7 +115,7 @@ def compare(console, kind, budget, num_windows):
             after = {}
             for in_step in (True, False):
                 started = time.process_time()
-                plans = [plan_window(split(lengths, num_ranks), budget, in_step) for lengths in windows]
+                plans = [plan_window_within_budget(split(lengths, num_ranks), budget, in_step) for lengths in windows]
                 milliseconds[num_rows, num_ranks, in_step] = 1000 * (time.process_time() - started) / num_windows
                 after[in_step] = figures[num_rows, num_ranks, in_step] = measure(windows, plans, in_step)
             table.add_row(
@@ -145,7 +145,7 @@ def compare_budgets(console, num_windows):
         for num_ranks in NUM_RANKS:
             cells = []
             for budget in budgets:
-                plans = [plan_window(split(lengths, num_ranks), budget, True) for lengths in windows]
+                plans = [plan_window_within_budget(split(lengths, num_ranks), budget, True) for lengths in windows]
                 figures = measure(windows, plans, True)
                 cells.append(f"{figures.num_microbatches:.1f}, {figures.real:.2f}")
             table.add_row(str(num_rows), str(num_ranks), *cells)
@@ -164,7 +164,7 @@ def compare_attention(console, budget, num_windows):
             for known in (0.0, QWEN3_4B):
                 shares = []
                 for lengths in windows:
-                    plan = plan_window(split(lengths, num_ranks), budget, in_step, attention=known)
+                    plan = plan_window_within_budget(split(lengths, num_ranks), budget, in_step, attention=known)
                     work = waited_cost(lengths, [[[row] for row in range(num_rows)]], in_step, attention=QWEN3_4B)
                     shares.append(work / waited_cost(lengths, plan, in_step, attention=QWEN3_4B))
                 cells.append(f"{mean(shares):.2f}")

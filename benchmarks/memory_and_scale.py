@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from update_phase import peak_memory, reset_peak_memory
 
-from trl_dapo.batching import cut_equal_cost, index_rows, join_rows, resize, row_lengths, widths
+from trl_dapo.batching import index_rows, join_rows, resize, row_lengths, widths
 
 
 NUM_STEPS = 16
@@ -102,7 +102,7 @@ def cut(parts):
     lengths = [tuple(pair) for pair in row_lengths(rows["prompt_mask"], rows["completion_mask"]).tolist()]
     return [
         resize(index_rows(rows, torch.tensor(indices)), *widths([lengths[row] for row in indices]), pad_token_id=0)
-        for indices in cut_equal_cost(lengths, len(parts))
+        for indices in cut(lengths, len(parts))
     ]
 
 

@@ -1,22 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches of equal padded cost: the cut, the assignment to ranks, the trimming, the exchange."""
-
-import random
+"""Rows of a rollout: their padding, the trimming, the joining, the exchange."""
 
 import pytest
 import torch
 
 from trl_dapo.batching import (
     ROLLOUT_KEYS,
-    assign_to_ranks,
     check_keys,
-    cut_equal_cost,
     index_rows,
     is_cut_by_row,
     join_rows,
     mark_filler,
-    padded_cost,
     resize,
     row_lengths,
     rows_from_bytes,
@@ -49,96 +44,9 @@ def rows(*texts, **columns):
     }
 
 
-def costs(lengths, microbatches, multiple_of=None):
-    return [padded_cost([lengths[row] for row in microbatch], multiple_of) for microbatch in microbatches]
-
-
-# The cut
-
-
-def test_one_long_row_gets_its_own_micro_batch():
-    lengths = [(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)]
-    # 100 alone against 4 rows x 30 = 120; any other cut has 200 or more.
-    assert cut_equal_cost(lengths, 2) == [[4, 2, 3, 1], [0]]
-    assert costs(lengths, [[4, 2, 3, 1], [0]]) == [120, 100]
-
-
-def test_a_row_longer_than_all_others_together_does_not_drag_them_along():
-    lengths = [(1, 9), (1, 999), (1, 9), (1, 9)]
-    # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
-    assert sorted(costs(lengths, cut_equal_cost(lengths, 3))) == [10, 20, 1000]
-
-
-def test_equal_rows_are_cut_into_equal_micro_batches():
-    assert sorted(map(len, cut_equal_cost([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
-
-
-def test_every_row_lands_in_exactly_one_micro_batch_and_none_is_empty():
-    microbatches = cut_equal_cost([(1, 50), *[(1, 1)] * 9], 5)
-    assert sorted(row for microbatch in microbatches for row in microbatch) == list(range(10))
-    assert all(microbatches)
-    assert len(microbatches) == 5
-
-
-def test_the_costliest_micro_batch_comes_first():
-    lengths = [(3, n) for n in (1, 5, 9, 2, 7, 30, 4)]
-    found = costs(lengths, cut_equal_cost(lengths, 3))
-    assert found == sorted(found, reverse=True)
-
-
-def test_long_prompts_are_kept_apart_from_long_completions():
-    # By completion alone the prompts of 90 and 10 alternate; by total length they part.
-    lengths = [(90, 11), (10, 12), (90, 13), (10, 14)]
-    assert sorted(map(sorted, cut_equal_cost(lengths, 2))) == [[0, 2], [1, 3]]
-
-
-def test_a_cheaper_costliest_micro_batch_is_worth_a_dearer_total():
-    # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
-    # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
-    lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]
-    assert costs(lengths, cut_equal_cost(lengths, 3)) == [91, 91, 60]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_micro_batch_costs_more_than_an_equal_share_padded_to_the_longest(seed):
-    draw = random.Random(seed)
-    num_microbatches, share = draw.randint(1, 9), draw.randint(1, 9)
-    lengths = [(draw.randint(1, 40), int(draw.lognormvariate(3, 1.2))) for _ in range(num_microbatches * share)]
-    multiple_of = draw.choice([None, 8])
-    microbatches = cut_equal_cost(lengths, num_microbatches, multiple_of)
-    assert max(costs(lengths, microbatches, multiple_of)) <= share * sum(widths(lengths, multiple_of))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_cut_is_the_best_of_all_contiguous_ones(seed):
-    draw = random.Random(seed)
-    lengths = [(1, draw.randint(1, 30)) for _ in range(9)]
-    ordered = sorted(lengths, reverse=True)
-    best = min(
-        max(padded_cost(ordered[:i]), padded_cost(ordered[i:j]), padded_cost(ordered[j:]))
-        for i in range(1, 8)
-        for j in range(i + 1, 9)
-    )
-    assert max(costs(lengths, cut_equal_cost(lengths, 3))) == best
-
-
-def test_fewer_rows_than_micro_batches_is_an_error():
-    with pytest.raises(ValueError, match="3 rows cannot fill 4"):
-        cut_equal_cost([(1, 1)] * 3, 4)
-
-
 def test_columns_are_rounded_up_and_never_zero():
     assert widths([(3, 0), (1, 0)]) == (3, 1)
     assert widths([(3, 0), (1, 17)], multiple_of=8) == (8, 24)
-
-
-# The assignment to ranks
-
-
-def test_at_each_micro_step_every_rank_has_a_micro_batch_of_like_cost():
-    microbatches = [[row] for row in range(6)]  # by falling cost
-    # Micro-step 0 gets the first two; micro-step 1 the next two, turned; micro-step 2 the last two.
-    assert assign_to_ranks(microbatches, 2) == [[[0], [3], [4]], [[1], [2], [5]]]
 
 
 # Rows

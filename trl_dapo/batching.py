@@ -1,13 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of an optimizer step cut into micro-batches of equal padded cost, each trimmed to its own longest row.
+"""How the rows of a rollout are padded, trimmed, joined and sent to another rank.
 
-Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. The padded
-cost of a micro-batch is its number of rows times the sum of its longest prompt and longest completion. A rollout, or a
-part of one, is the `dict` of tensors that GRPOTrainer makes of it; a micro-batch here is a list of row indices.
+A rollout, or a part of one, is the `dict` of tensors that GRPOTrainer makes of it.
 """
 
-import heapq
 import zlib
 from collections.abc import Sequence
 from itertools import accumulate
@@ -152,104 +149,6 @@ def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = No
     ```
     """
     return len(lengths) * sum(widths(lengths, multiple_of))
-
-
-def _fewest_microbatches(lengths, order, cap):
-    """Fewest contiguous micro-batches of `order` that cost at most `cap` each; a row that costs more gets its own."""
-    microbatches, rows, longest_prompt, longest_completion = [], [], 0, 0
-    for row in order:
-        prompt, completion = lengths[row]
-        longest_prompt, longest_completion = max(longest_prompt, prompt), max(longest_completion, completion)
-        if rows and (len(rows) + 1) * (longest_prompt + longest_completion) > cap:
-            microbatches.append(rows)
-            rows, longest_prompt, longest_completion = [], prompt, completion
-        rows.append(row)
-    return [*microbatches, rows]
-
-
-def _cut_in_order(lengths, order, num_microbatches):
-    """Contiguous micro-batches of `order`, the costliest as cheap as can be: `(cost, rows)` by falling cost."""
-    low, high = 1, -(-len(order) // num_microbatches) * sum(widths(lengths))
-    while low < high:
-        cap = (low + high) // 2
-        if len(_fewest_microbatches(lengths, order, cap)) <= num_microbatches:
-            high = cap
-        else:
-            low = cap + 1
-    # A micro-batch of one row cannot be split, so it sorts behind all others in the heap.
-    heap = [_heap_entry(lengths, rows) for rows in _fewest_microbatches(lengths, order, low)]
-    heapq.heapify(heap)
-    while len(heap) < num_microbatches:
-        _, _, rows = heapq.heappop(heap)
-        for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-            heapq.heappush(heap, _heap_entry(lengths, half))
-    return sorted(((cost, rows) for _, cost, rows in heap), reverse=True)
-
-
-def _heap_entry(lengths, rows):
-    cost = padded_cost([lengths[row] for row in rows])
-    return (-cost if len(rows) > 1 else 0, cost, rows)
-
-
-def cut_equal_cost(
-    lengths: Sequence[tuple[int, int]], num_microbatches: int, multiple_of: int | None = None
-) -> list[list[int]]:
-    """
-    Group rows of like length into micro-batches so that the costliest costs as little as possible.
-
-    The rows are sorted by completion length, and by total length, and each order is cut into contiguous micro-batches
-    under the smallest cap that `num_microbatches` of them can keep. Of the two cuts that one is taken whose costliest
-    micro-batch is the cheaper, and of equals the one that costs less in all. No micro-batch costs more than the
-    costliest of `num_microbatches` equal shares padded to the longest prompt and completion of all rows.
-
-    Args:
-        lengths (`Sequence[tuple[int, int]]`):
-            Prompt and completion length of each row, in tokens.
-        num_microbatches (`int`):
-            Number of micro-batches, none of them empty.
-        multiple_of (`int`, *optional*):
-            Prompt and completion columns are multiples of this.
-
-    Returns:
-        `list[list[int]]`: row indices of each micro-batch, the costliest first.
-
-    Raises:
-        ValueError: If there are fewer rows than micro-batches.
-
-    Example:
-
-    ```python
-    >>> cut_equal_cost([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_microbatches=2)
-    [[4, 2, 3, 1], [0]]
-    ```
-    """
-    if len(lengths) < num_microbatches:
-        raise ValueError(f"{len(lengths)} rows cannot fill {num_microbatches} micro-batches.")
-    rounded = [widths([row], multiple_of) for row in lengths]
-    by_completion = sorted(range(len(rounded)), key=lambda row: (-rounded[row][1], -rounded[row][0]))
-    by_total = sorted(range(len(rounded)), key=lambda row: (-sum(rounded[row]), -rounded[row][1]))
-    cuts = [_cut_in_order(rounded, order, num_microbatches) for order in (by_completion, by_total)]
-    best = min(cuts, key=lambda cut: (cut[0][0], sum(cost for cost, _ in cut)))
-    return [rows for _, rows in best]
-
-
-def assign_to_ranks(microbatches: Sequence[list[int]], num_ranks: int) -> list[list[list[int]]]:
-    """
-    Assign micro-batches to ranks so that at each micro-step every rank has one of about the same cost.
-
-    Args:
-        microbatches (`Sequence[list[int]]`):
-            Row indices of each micro-batch, by falling cost, as from [`cut_equal_cost`]; a multiple of `num_ranks`.
-        num_ranks (`int`):
-            Number of ranks.
-
-    Returns:
-        `list[list[list[int]]]`: for each rank, for each micro-step, the row indices of its micro-batch.
-    """
-    steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
-    # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
-    steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
-    return [[step[rank] for step in steps] for rank in range(num_ranks)]
 
 
 def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:

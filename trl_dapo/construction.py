@@ -122,7 +122,7 @@ def check_group_filter(trainer):
 def make_sampler(trainer) -> Sampler:
     """The sampler, as the settings ask for it."""
     args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations
-    if (num_sharing := trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()) > 1:
+    if (num_sharing := trainer.num_ranks_sharing_a_row) > 1:
         raise ValueError(
             f"Dynamic sampling needs ranks of which each has rows of its own, but {num_sharing} ranks share a row "
             "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "

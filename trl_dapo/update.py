@@ -24,9 +24,7 @@ from trl.trainer.utils import (
 )
 
 from .batching import (
-    assign_to_ranks,
     check_keys,
-    cut_equal_cost,
     index_rows,
     is_cut_by_row,
     join_rows,
@@ -48,9 +46,9 @@ from .loss import (
     token_mean,
     weights_without_filler,
 )
+from .microbatches import attention_cost_of, cut, fewest_microbatches, plan_window, plan_window_within_budget
 from .model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
 from .step_metrics import StepMetrics, metrics_of_tokens
-from .token_budget import attention_cost_of, cut, num_microbatches, plan_window
 
 
 logger = logging.get_logger(__name__)
@@ -200,10 +198,11 @@ class UpdatePhase(GRPOTrainer):
                 f"{setting} does not support models with images, whose rows cannot be cut anew. Leave it out, and "
                 "bound memory by `per_device_train_batch_size`."
             )
-        if (num_sharing := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
+        if self.num_ranks_sharing_a_row > 1:
             raise ValueError(
-                f"{setting} needs ranks of which each has rows of its own, but {num_sharing} ranks share a row "
-                "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or leave it out."
+                f"{setting} needs ranks of which each has rows of its own, but {self.num_ranks_sharing_a_row} ranks "
+                "share a row (tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or "
+                "leave it out."
             )
         self._refuse_to_feel_padding(why_positions_are_absolute(self.model.config))
 
@@ -302,9 +301,10 @@ class UpdatePhase(GRPOTrainer):
             size = num_rows // len(parts)
             plan = [list(range(start, start + size)) for start in range(0, num_rows, size)]
         else:
-            plans = self._plan(len(parts), facts)
+            can_exchange = self._exchanges_rows(facts)
+            plans = self._plan(len(parts), facts, can_exchange)
             mean_num = sum(bool(indices) for plan in plans for indices in plan) / len(plans)
-            if self._exchanges_rows(facts):
+            if can_exchange:
                 rows, lengths, plan = self._exchange(rows, facts.lengths, plans)
             else:
                 plan = [[row - rank * num_rows for row in indices] for indices in plans[rank]]
@@ -329,31 +329,25 @@ class UpdatePhase(GRPOTrainer):
             microbatches.append({**part, "num_microbatches": mean_num if indices else math.inf})
         return microbatches
 
-    def _plan(self, num_steps, facts):
+    def _plan(self, num_steps, facts, can_exchange):
         """For each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks."""
-        num_ranks, num_rows = len(facts.lengths), len(facts.lengths[0])
-        can_exchange = self._exchanges_rows(facts)
-        if self._budget is not None:
-            trains = [
-                rank * num_rows + row
-                for rank, num_tokens in enumerate(facts.num_tokens)
-                for row in range(num_rows)
-                if num_tokens[row]
-            ]
-            lengths = [
-                [row for row, num in zip(*rank, strict=True) if num]
-                for rank in zip(facts.lengths, facts.num_tokens, strict=True)
-            ]
-            self._warn_of_length([row for rank in lengths for row in rank])
-            cost = self.pad_to_multiple_of, self._attention_cost
-            plans = plan_window(lengths, self._budget, self._ranks_are_in_step, can_exchange, *cost)
-            return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
-        if can_exchange:
-            lengths = [row for rank in facts.lengths for row in rank]
-            microbatches = cut_equal_cost(lengths, num_steps * num_ranks, self.pad_to_multiple_of)
-            return assign_to_ranks(microbatches, num_ranks)
-        cuts = [cut_equal_cost(lengths, num_steps, self.pad_to_multiple_of) for lengths in facts.lengths]
-        return [[[rank * num_rows + row for row in rows] for rows in cut_] for rank, cut_ in enumerate(cuts)]
+        if self._budget is None:
+            return plan_window(facts.lengths, num_steps, can_exchange, self.pad_to_multiple_of)
+        num_rows = len(facts.lengths[0])
+        trains = [
+            rank * num_rows + row
+            for rank, num_tokens in enumerate(facts.num_tokens)
+            for row in range(num_rows)
+            if num_tokens[row]
+        ]
+        lengths = [
+            [row for row, num in zip(*rank, strict=True) if num]
+            for rank in zip(facts.lengths, facts.num_tokens, strict=True)
+        ]
+        self._warn_of_length([row for rank in lengths for row in rank])
+        cost = self.pad_to_multiple_of, self._attention_cost
+        plans = plan_window_within_budget(lengths, self._budget, self._ranks_are_in_step, can_exchange, *cost)
+        return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
 
     def _warn_of_length(self, lengths):
         longest = max((padded_cost([row], self.pad_to_multiple_of) for row in lengths), default=0)
@@ -364,6 +358,11 @@ class UpdatePhase(GRPOTrainer):
                     f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self._budget}`. It makes a "
                     "micro-batch alone, and so will others: memory must hold the longest prompt and completion."
                 )
+
+    @property
+    def num_ranks_sharing_a_row(self) -> int:
+        """Ranks that hold the same row, by tensor, context or sequence parallelism."""
+        return self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
 
     @cached_property
     def _attention_cost(self) -> float:
@@ -385,8 +384,12 @@ class UpdatePhase(GRPOTrainer):
 
     def _exchanges_rows(self, facts):
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
-        is_data_parallel = self.get_tp_size() * self.get_cp_size() * self.get_sp_size() == 1
-        return is_data_parallel and len(facts.lengths) > 1 and facts.have_same_keys and dist.is_initialized()
+        return (
+            self.num_ranks_sharing_a_row == 1
+            and len(facts.lengths) > 1
+            and facts.have_same_keys
+            and dist.is_initialized()
+        )
 
     def _exchange(self, rows, lengths, plans):
         """
@@ -690,9 +693,9 @@ class UpdatePhase(GRPOTrainer):
     def _cut_without_gradient(self, lengths, batch_size):
         """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
         if self._budget is None:
-            return cut_equal_cost(lengths, -(-len(lengths) // batch_size), self.pad_to_multiple_of)
+            return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.pad_to_multiple_of)
         cost = self._budget, self.pad_to_multiple_of, self._attention_cost
-        num_passes = num_microbatches(lengths, *cost)
+        num_passes = fewest_microbatches(lengths, *cost)
         if self._ranks_are_in_step:
             num_passes = torch.tensor([num_passes], device=self.accelerator.device)
             num_passes = int(self.accelerator.gather(num_passes).max())

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches under a budget of tokens: how many, which row goes where, and what attention costs."""
+"""Micro-batches: how many a budget of tokens needs, which row goes where, and what attention costs."""
 
 import random
 from types import SimpleNamespace
@@ -16,13 +16,14 @@ from transformers import (
     Qwen3Config,
 )
 
-from trl_dapo.batching import padded_cost
-from trl_dapo.token_budget import (
+from trl_dapo.batching import padded_cost, widths
+from trl_dapo.microbatches import (
     attention_cost,
     attention_cost_of,
     cut,
-    num_microbatches,
+    fewest_microbatches,
     plan_window,
+    plan_window_within_budget,
     waited_cost,
 )
 
@@ -31,11 +32,11 @@ FULL, SLIDING = ["full_attention"], ["sliding_attention"]
 
 
 def sizes(plan):
-    return [[len(slot) for slot in rank] for rank in plan]
+    return [[len(microbatch) for microbatch in rank] for rank in plan]
 
 
 def rows_of(plan):
-    return sorted(row for rank in plan for slot in rank for row in slot)
+    return sorted(row for rank in plan for microbatch in rank for row in microbatch)
 
 
 def long_tail(num_rows, seed, longest=8192):
@@ -55,9 +56,13 @@ def real_over_waited(num_rows, num_ranks, in_step, budget):
     shares = []
     for seed in range(5):
         lengths = long_tail(num_rows, seed)
-        plan = plan_window(over_ranks(lengths, num_ranks), budget, in_step)
+        plan = plan_window_within_budget(over_ranks(lengths, num_ranks), budget, in_step)
         shares.append(sum(map(sum, lengths)) / waited_cost(lengths, plan, in_step))
     return sum(shares) / len(shares)
+
+
+def costs(lengths, microbatches, multiple_of=None):
+    return [padded_cost([lengths[row] for row in microbatch], multiple_of) for microbatch in microbatches]
 
 
 # How many
@@ -65,47 +70,47 @@ def real_over_waited(num_rows, num_ranks, in_step, budget):
 
 def test_a_window_gets_as_many_micro_batches_as_the_budget_needs():
     # Rows of 10 tokens, 30 to a micro-batch: three rows each.
-    assert [num_microbatches([(2, 8)] * num, budget=30) for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
+    assert [fewest_microbatches([(2, 8)] * num, budget=30) for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
 
 
 def test_the_budget_counts_columns_as_they_are_padded():
     # (3, 9) is padded to 4 + 12 = 16 columns: two rows are 32 tokens, not 24.
-    assert num_microbatches([(3, 9)] * 2, budget=31, multiple_of=4) == 2
-    assert num_microbatches([(3, 9)] * 2, budget=32, multiple_of=4) == 1
+    assert fewest_microbatches([(3, 9)] * 2, budget=31, multiple_of=4) == 2
+    assert fewest_microbatches([(3, 9)] * 2, budget=32, multiple_of=4) == 1
 
 
 def test_the_budget_counts_the_longest_prompt_with_the_longest_completion():
     # Rows of 10 tokens each, but together 2 x (9 + 9) = 36.
-    assert num_microbatches([(1, 9), (9, 1)], budget=35) == 2
+    assert fewest_microbatches([(1, 9), (9, 1)], budget=35) == 2
 
 
 def test_the_order_that_needs_fewer_micro_batches_counts():
     # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
-    assert num_microbatches([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207) == 2
+    assert fewest_microbatches([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207) == 2
 
 
 def test_a_large_budget_does_not_buy_padding():
     # Together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
     lengths = [(10, 90), *[(2, 8)] * 9]
-    assert num_microbatches(lengths, budget=10**9) == 2
+    assert fewest_microbatches(lengths, budget=10**9) == 2
     # 10 x 11 = 110 tokens, of which 9 are padding: few enough.
-    assert num_microbatches([(2, 9), *[(2, 8)] * 9], budget=10**9) == 1
+    assert fewest_microbatches([(2, 9), *[(2, 8)] * 9], budget=10**9) == 1
 
 
 def test_rounded_columns_are_no_reason_for_more_micro_batches():
     # A row takes 64 + 64 columns whatever its length, alone too.
-    assert num_microbatches([(2, 8)] * 8, budget=10**9, multiple_of=64) == 1
+    assert fewest_microbatches([(2, 8)] * 8, budget=10**9, multiple_of=64) == 1
 
 
 def test_no_rows_are_one_pass():
-    assert num_microbatches([], budget=10) == 1
+    assert fewest_microbatches([], budget=10) == 1
     assert cut([], 2, budget=10) == [[], []]
 
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_a_budget_that_holds_no_token_is_refused(budget):
     with pytest.raises(ValueError, match=f"at least 1 token, got {budget}"):
-        plan_window([[(1, 1)]], budget, in_step=True)
+        plan_window_within_budget([[(1, 1)]], budget, in_step=True)
 
 
 # The cut
@@ -113,34 +118,60 @@ def test_a_budget_that_holds_no_token_is_refused(budget):
 
 def test_a_row_beyond_the_budget_goes_alone():
     lengths = [(2, 98), (2, 8), (2, 8), (2, 8)]
-    assert num_microbatches(lengths, budget=30) == 2
+    assert fewest_microbatches(lengths, budget=30) == 2
     assert cut(lengths, 2, budget=30) == [[0], [1, 2, 3]]
 
 
-def test_the_costliest_slot_is_as_cheap_as_can_be_and_comes_first():
+def test_the_costliest_microbatch_is_as_cheap_as_can_be_and_comes_first():
     # By falling length 50 30 30: 50 and 2 x 30, not 2 x 50 and 30.
     assert cut([(2, 28), (2, 48), (2, 28)], 2, budget=1000) == [[0, 2], [1]]
-    # By falling length 60, 30 30, 20 20 20: all slots 60.
+    # By falling length 60, 30 30, 20 20 20: all microbatches 60.
     lengths = [(2, 18), (2, 28), (2, 58), (2, 18), (2, 28), (2, 18)]
     assert sorted(cut(lengths, 3, budget=1000)) == [[0, 3, 5], [1, 4], [2]]
 
 
-def test_slots_left_over_halve_the_costliest():
-    # Five slots of six equal rows: a cap of one row needs six, one of two rows three; two of these are halved.
+def test_microbatches_left_over_halve_the_costliest():
+    # Five microbatches of six equal rows: a cap of one row needs six, one of two rows three; two of these are halved.
     assert sorted(map(len, cut([(2, 8)] * 6, 5, budget=100))) == [1, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_cut_is_within_one_percent_of_the_best_of_all_contiguous_ones(seed):
+@pytest.mark.parametrize("budget", [None, 10**6])
+def test_the_cut_is_the_best_of_all_contiguous_ones(budget, seed):
     draw = random.Random(seed)
-    ordered = sorted(((1, draw.randint(1, 300)) for _ in range(9)), reverse=True)
-    best = min(
-        max(padded_cost(ordered[:i]), padded_cost(ordered[i:j]), padded_cost(ordered[j:]))
-        for i in range(1, 8)
-        for j in range(i + 1, 9)
-    )
-    slots = cut(ordered, 3, budget=10**6)
-    assert best <= max(padded_cost([ordered[row] for row in slot]) for slot in slots) <= 1.01 * best
+    lengths = [(1, draw.randint(1, 30)) for _ in range(9)]
+    ordered = sorted(lengths, reverse=True)
+    best = min(max(costs(ordered, [range(i), range(i, j), range(j, 9)])) for i in range(1, 8) for j in range(i + 1, 9))
+    assert max(costs(lengths, cut(lengths, 3, budget))) == best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_micro_batch_costs_more_than_an_equal_share_padded_to_the_longest(seed):
+    draw = random.Random(seed)
+    num_microbatches, share = draw.randint(1, 9), draw.randint(1, 9)
+    lengths = [(draw.randint(1, 40), int(draw.lognormvariate(3, 1.2))) for _ in range(num_microbatches * share)]
+    multiple_of = draw.choice([None, 8])
+    microbatches = cut(lengths, num_microbatches, multiple_of=multiple_of)
+    assert max(costs(lengths, microbatches, multiple_of)) <= 1.001 * share * sum(widths(lengths, multiple_of))
+    assert sorted(row for microbatch in microbatches for row in microbatch) == list(range(len(lengths)))
+    assert all(microbatches)
+
+
+def test_a_row_longer_than_all_others_together_does_not_drag_them_along():
+    lengths = [(1, 9), (1, 999), (1, 9), (1, 9)]
+    # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
+    assert costs(lengths, cut(lengths, 3)) == [1000, 20, 10]
+
+
+def test_equal_rows_are_cut_into_equal_micro_batches():
+    assert sorted(map(len, cut([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
+
+
+def test_a_cheaper_costliest_micro_batch_is_worth_a_dearer_total():
+    # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
+    # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
+    lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]
+    assert costs(lengths, cut(lengths, 3)) == [91, 91, 60]
 
 
 def test_long_prompts_are_kept_apart_from_long_completions():
@@ -149,12 +180,12 @@ def test_long_prompts_are_kept_apart_from_long_completions():
     assert sorted(map(sorted, cut(lengths, 2, budget=1000))) == [[0, 2], [1, 3]]
 
 
-def test_fewer_rows_than_slots_leave_slots_empty():
+def test_fewer_rows_than_microbatches_leave_microbatches_empty():
     # As on a rank that was told by another that there are three passes.
     assert cut([(2, 8), (2, 18)], 3, budget=100) == [[1], [0], []]
 
 
-def test_fewer_slots_than_the_budget_needs_is_an_error():
+def test_fewer_microbatches_than_the_budget_needs_is_an_error():
     with pytest.raises(ValueError, match="4 rows need more than 1 micro-batches of 30 tokens"):
         cut([(2, 8)] * 4, 1, budget=30)
 
@@ -169,22 +200,29 @@ def test_attention_makes_a_long_row_as_costly_as_four_of_half_its_length():
 # The plan
 
 
+def test_without_a_budget_every_rank_has_a_micro_batch_of_like_cost_at_each_micro_step():
+    # Rows of 60, 50, 40, 30, 20 and 10 tokens, one a micro-batch: like with like, and the costliest of a micro-step
+    # goes to one rank and the other in turn.
+    lengths = [[(5, 55), (5, 45), (5, 35)], [(5, 25), (5, 15), (5, 5)]]
+    assert plan_window(lengths, 3) == [[[0], [3], [4]], [[1], [2], [5]]]
+    # Rows that cannot move stay.
+    assert plan_window(lengths, 3, can_exchange=False) == [[[0], [1], [2]], [[3], [4], [5]]]
+
+
 def test_ranks_in_step_get_like_rows_at_each_micro_batch():
     # Two rows of 60 tokens and four of 30: at a micro-batch both ranks have a long row, or both two short ones.
     lengths = [(2, 58), (2, 58), (2, 28), (2, 28), (2, 28), (2, 28)]
-    plan = plan_window([lengths[:3], lengths[3:]], budget=60, in_step=True)
-    assert plan == [[[0], [2, 3]], [[1], [4, 5]]]
+    plan = plan_window_within_budget([lengths[:3], lengths[3:]], budget=60, in_step=True)
+    assert plan == [[[0], [4, 5]], [[1], [2, 3]]]
 
 
 def test_ranks_that_wait_once_get_equal_sums():
     # Slots of 60, 50, 50 and 40 tokens: 60 + 40 and 50 + 50.
     lengths = [(10, 50), (10, 40), (10, 40), (10, 30)]
-    plan = plan_window([lengths[:2], lengths[2:]], budget=60, in_step=False)
+    plan = plan_window_within_budget([lengths[:2], lengths[2:]], budget=60, in_step=False)
     assert plan == [[[0], [3]], [[1], [2]]]
     assert waited_cost(lengths, plan, in_step=False) == 200
-    # In step a rank with 50 beside 60 waits, and with 40 beside 50: like goes with like, 2 x (60 + 50).
-    plan = plan_window([lengths[:2], lengths[2:]], budget=60, in_step=True)
-    assert plan == [[[0], [2]], [[1], [3]]]
+    # In step a rank with 50 waits beside 60, and one with 40 beside 50: 2 x (60 + 50).
     assert waited_cost(lengths, plan, in_step=True) == 220
 
 
@@ -194,50 +232,62 @@ def test_ranks_wait_less_where_attention_counts(in_step):
     saved = []
     for seed in range(5):
         lengths = long_tail(64, seed)
-        plans = [plan_window(over_ranks(lengths, 8), 9216, in_step, attention=known) for known in (0.0, attention)]
+        plans = [
+            plan_window_within_budget(over_ranks(lengths, 8), 9216, in_step, attention=known)
+            for known in (0.0, attention)
+        ]
         blind, seeing = (waited_cost(lengths, plan, in_step, attention=attention) for plan in plans)
         saved.append(1 - seeing / blind)
     assert sum(saved) / len(saved) > 0.03
 
 
 def test_more_micro_batches_spare_ranks_from_waiting():
-    # 64 equal rows, 3 to a micro-batch: 22 slots, of which 8 ranks take 3 each; they would wait for 3 + 3 + 3 rows and
-    # have 8. With 4 micro-batches of 2 nobody waits.
-    plan = plan_window([[(2, 8)] * 8] * 8, budget=30, in_step=True)
+    # 64 equal rows, 3 to a micro-batch: 22 micro-batches, of which 8 ranks take 3 each; they would wait for 3 + 3 + 3
+    # rows and have 8. With 4 micro-batches of 2 nobody waits: that spares every rank a row of 1,200 tokens.
+    plan = plan_window_within_budget([[(200, 1000)] * 8] * 8, budget=3600, in_step=True)
+    assert sizes(plan) == [[2, 2, 2, 2]] * 8
+
+
+def test_a_pass_more_must_spare_more_than_gathering_the_weights_takes():
+    # As above, but the row that each rank is spared has 900 tokens, and gathering all weights takes 1,000.
+    plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=True)
+    assert [len(rank) for rank in plan] == [3] * 8
+    # Ranks that wait once a step gather nothing.
+    plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=False)
     assert sizes(plan) == [[2, 2, 2, 2]] * 8
 
 
 def test_waiting_that_cannot_be_spared_costs_no_micro_batch():
     # The row of 1,000 outlasts everything else on the other rank, however that is cut.
-    plan = plan_window([[(10, 990)], [(2, 8)] * 8], budget=1000, in_step=True)
+    plan = plan_window_within_budget([[(10, 990)], [(2, 8)] * 8], budget=1000, in_step=True)
     assert len(plan[0]) == 1
 
 
 def test_a_micro_batch_more_must_spare_a_hundredth():
     # The first rank's 2 x 1,000 would become 1,000 + 990: 10 of 2,000 tokens.
     lengths = [[(10, 990), (10, 980)], [(2, 8)] * 3]
-    assert sizes(plan_window(lengths, budget=10_000, in_step=True, can_exchange=False)) == [[2], [3]]
+    assert sizes(plan_window_within_budget(lengths, 10_000, in_step=False, can_exchange=False)) == [[2], [3]]
     # 1,000 + 900 is worth it.
     lengths[0][1] = (10, 890)
-    assert sizes(plan_window(lengths, budget=10_000, in_step=True, can_exchange=False)) == [[1, 1], [2, 1]]
+    assert sizes(plan_window_within_budget(lengths, 10_000, in_step=False, can_exchange=False)) == [[1, 1], [2, 1]]
 
 
 def test_every_rank_has_work_where_there_are_rows_enough():
     # 17 rows, 4 ranks, one row a micro-batch: 5 micro-batches a rank, 3 of 20 empty. Every rank has at least 4.
-    plan = plan_window([[(2, 8)] * 17, [], [], []], budget=10, in_step=False)
+    plan = plan_window_within_budget([[(2, 8)] * 17, [], [], []], budget=10, in_step=False)
     assert sorted(sum(map(bool, rank)) for rank in plan) == [4, 4, 4, 5]
     assert {len(rank) for rank in plan} == {5}
 
 
 def test_ranks_without_a_row_get_an_empty_micro_batch():
-    assert plan_window([[(2, 8)], [], []], budget=100, in_step=True) == [[[0]], [[]], [[]]]
-    assert plan_window([[], []], budget=100, in_step=False) == [[[]], [[]]]
+    assert plan_window_within_budget([[(2, 8)], [], []], budget=100, in_step=True) == [[[0]], [[]], [[]]]
+    assert plan_window_within_budget([[], []], budget=100, in_step=False) == [[[]], [[]]]
 
 
 @pytest.mark.parametrize("in_step", [True, False])
 def test_rows_that_cannot_move_stay_and_all_ranks_make_as_many_passes(in_step):
     # The first rank needs three micro-batches of two rows, the second would need one.
-    plan = plan_window([[(2, 8)] * 6, [(2, 8)] * 2], budget=20, in_step=in_step, can_exchange=False)
+    plan = plan_window_within_budget([[(2, 8)] * 6, [(2, 8)] * 2], budget=20, in_step=in_step, can_exchange=False)
     assert sizes(plan) == [[2, 2, 2], [1, 1, 0]]
     assert rows_of(plan[:1]) == [0, 1, 2, 3, 4, 5]
     assert rows_of(plan[1:]) == [6, 7]
@@ -254,20 +304,24 @@ def test_ten_thousand_windows_keep_the_budget():
         cuts = sorted(draw.randint(0, num_rows) for _ in range(num_ranks - 1))
         shares = [lengths[i:j] for i, j in zip([0, *cuts], [*cuts, num_rows], strict=True)]
         options = {"in_step": draw.random() < 0.5, "can_exchange": draw.random() < 0.8}
-        plan = plan_window(shares, budget, **options, multiple_of=multiple_of, attention=attention)
+        plan = plan_window_within_budget(shares, budget, **options, multiple_of=multiple_of, attention=attention)
         assert rows_of(plan) == list(range(num_rows))
         assert len(plan) == num_ranks
         assert len({len(rank) for rank in plan}) == 1
-        slots = [slot for rank in plan for slot in rank]
-        assert all(len(s) <= 1 or padded_cost([lengths[row] for row in s], multiple_of) <= budget for s in slots)
+        microbatches = [microbatch for rank in plan for microbatch in rank]
+        assert all(
+            len(s) <= 1 or padded_cost([lengths[row] for row in s], multiple_of) <= budget for s in microbatches
+        )
         if options["can_exchange"]:
-            assert not all(slots) or num_rows >= len(slots)
-            assert all(slots) or num_rows < len(slots)
+            assert not all(microbatches) or num_rows >= len(microbatches)
+            assert all(microbatches) or num_rows < len(microbatches)
 
 
 def test_a_plan_depends_on_nothing_but_the_lengths():
     lengths = over_ranks(long_tail(64, seed=3), 8)
-    assert plan_window(lengths, 9216, True) == plan_window([list(rank) for rank in lengths], 9216, True)
+    assert plan_window_within_budget(lengths, 9216, True) == plan_window_within_budget(
+        [list(rank) for rank in lengths], 9216, True
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +336,7 @@ def test_little_is_lost_to_padding_and_waiting(num_rows, num_ranks, in_step, lea
 def test_a_third_of_the_passes_of_one_row_a_micro_batch():
     # Two rows of the longest fit.
     for seed in range(5):
-        (rank,) = plan_window([long_tail(64, seed)], budget=16384, in_step=True)
+        (rank,) = plan_window_within_budget([long_tail(64, seed)], budget=16384, in_step=True)
         assert 3 * len(rank) <= 64
 
 

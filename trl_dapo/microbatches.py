@@ -1,15 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Which row of an optimizer step goes to which rank and micro-batch, so that no micro-batch exceeds a budget of tokens.
+Which row of an optimizer step goes to which rank and micro-batch.
 
-Words used here:
+Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. They are cut
+into a number of micro-batches, or into as many as keep a budget of tokens. Words used here:
 
 - *tokens* of a micro-batch: its rows times the sum of its longest prompt and longest completion, padding included.
   They bound its memory, so the budget is in tokens.
 - *cost* of a micro-batch: what its forward and backward pass take. A row padded to `w` tokens costs
   `w + attention * w**2`, where `attention` is what one pair of tokens costs ([`attention_cost`]).
-- *slots*: micro-batches that have no rank yet.
 - *plan*: for each rank, for each of its micro-batches, the numbers of its rows.
 - *waited cost* of a plan: what it costs all ranks, waiting for the costliest included. Ranks in step (FSDP, ZeRO) wait
   at every micro-batch, other ranks (DDP) once an optimizer step.
@@ -25,11 +25,19 @@ from math import ceil, inf, sqrt
 from .batching import widths
 
 
-# A window gets more micro-batches than its budget needs while more than this share of their cost is padding ...
+# Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
 MAX_PADDING_SHARE = 0.10
 
-# ... and up to so many times as many while more than that share is padding or waiting, if that helps.
+# ... and up to so many times as many while more than that share is padding or waiting, if that helps ...
 MAX_GROWTH = 1.5
+
+# ... by this share at least, ...
+LEAST_GAIN = 0.01
+
+# ... and by more than each takes to gather all weights, on every rank, where ranks are in step: in tokens' worth of
+# work. Two gathers move 4 bytes a weight in bfloat16 while a token takes 6 operations a weight: at 400 TFLOP/s that is
+# 670 tokens over 400 GB/s inside a machine and 5,300 over 50 GB/s between machines, of which FSDP hides a part.
+GATHER_COST = 1000.0
 
 
 def attention_cost(
@@ -130,7 +138,7 @@ def attention_cost_of(config) -> float:
     )
 
 
-def num_microbatches(
+def fewest_microbatches(
     lengths: Sequence[tuple[int, int]], budget: int, multiple_of: int | None = None, attention: float = 0.0
 ) -> int:
     """
@@ -159,9 +167,9 @@ def num_microbatches(
     Example:
 
     ```python
-    >>> num_microbatches([(2, 8)] * 6, budget=30)  # 3 rows x 10 tokens each
+    >>> fewest_microbatches([(2, 8)] * 6, budget=30)  # 3 rows x 10 tokens each
     2
-    >>> num_microbatches([(2, 98), (2, 8), (2, 8)], budget=1000)  # together: 300 tokens, of which 180 are padding
+    >>> fewest_microbatches([(2, 98), (2, 8), (2, 8)], budget=1000)  # together: 300 tokens, of which 180 are padding
     2
     ```
     """
@@ -170,41 +178,82 @@ def num_microbatches(
 
 def cut(
     lengths: Sequence[tuple[int, int]],
-    num_slots: int,
-    budget: int,
+    num_microbatches: int,
+    budget: int | None = None,
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> list[list[int]]:
     """
-    Group rows of like length into slots within the budget so that the costliest slot costs as little as possible.
+    Group rows of like length into micro-batches so that the costliest costs as little as possible.
 
-    The rows are sorted by length and filled into contiguous slots up to the smallest cost, within 1 %, that needs no
-    more than `num_slots`. Where that leaves slots over, the costliest are halved.
+    The rows are sorted by completion length, and by total length. Each order is filled into contiguous micro-batches
+    up to the smallest cost, within 0.1 %, that needs no more than `num_microbatches`; where that leaves some over, the
+    costliest are halved. Of the two cuts that one is taken whose costliest micro-batch is the cheaper, and of equals
+    the one that costs less in all. Without a budget no micro-batch costs more, but for the 0.1 %, than the costliest
+    of `num_microbatches` equal shares padded to the longest prompt and completion of all rows.
 
     Args:
-        lengths, budget, multiple_of, attention:
-            As in [`num_microbatches`].
-        num_slots (`int`):
-            Number of slots, for example from [`num_microbatches`]. Any greater number keeps the budget too.
+        lengths, multiple_of, attention:
+            As in [`fewest_microbatches`].
+        num_microbatches (`int`):
+            Number of micro-batches.
+        budget (`int`, *optional*):
+            As in [`fewest_microbatches`], which tells how many it needs at least. Any greater number keeps it too.
+            Without it any number will do.
 
     Returns:
-        `list[list[int]]`: row numbers of each slot, the costliest slot first. Where there are fewer rows than slots,
-        the last slots are empty.
+        `list[list[int]]`: row numbers of each micro-batch, the costliest first. Where there are fewer rows than
+        micro-batches, the last are empty.
 
     Raises:
-        ValueError: If the rows need more slots to keep the budget, or the budget is below 1.
+        ValueError: If the rows need more micro-batches to keep the budget, or the budget is below 1.
 
     Example:
 
     ```python
-    >>> cut([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_slots=2, budget=200)
+    >>> cut([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_microbatches=2)
     [[4, 2, 3, 1], [0]]
     ```
     """
-    return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_slots)
+    return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
 
 def plan_window(
+    lengths: Sequence[Sequence[tuple[int, int]]],
+    num_microbatches: int,
+    can_exchange: bool = True,
+    multiple_of: int | None = None,
+) -> list[list[list[int]]]:
+    """
+    Plan the micro-batches of one optimizer step on all ranks, a given number on each, of equal padded cost.
+
+    Args:
+        lengths (`Sequence[Sequence[tuple[int, int]]]`):
+            For each rank, prompt and completion length of each row that it holds, in tokens.
+        num_microbatches (`int`):
+            Micro-batches of each rank.
+        can_exchange (`bool`, *optional*, defaults to `True`):
+            Whether a row may go to another rank than the one that holds it. If so, every rank has a micro-batch of
+            about the same cost at each micro-step.
+        multiple_of (`int`, *optional*):
+            Prompt and completion columns are multiples of this.
+
+    Returns:
+        `list[list[list[int]]]`: for each rank, for each micro-batch, its row numbers. Rows are numbered over all
+        ranks, in the order of `lengths`.
+
+    Example:
+
+    ```python
+    >>> plan_window([[(2, 8), (2, 28)], [(2, 8), (2, 28)]], num_microbatches=2)
+    [[[1], [2]], [[3], [0]]]
+    ```
+    """
+    rows, pools, ranks_per_pool = _pools(lengths, None, can_exchange, multiple_of, 0.0)
+    return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
+
+
+def plan_window_within_budget(
     lengths: Sequence[Sequence[tuple[int, int]]],
     budget: int,
     in_step: bool,
@@ -213,13 +262,13 @@ def plan_window(
     attention: float = 0.0,
 ) -> list[list[list[int]]]:
     """
-    Plan the micro-batches of one optimizer step on all ranks.
+    Plan the micro-batches of one optimizer step on all ranks, the same number on each, within a budget of tokens.
 
-    Every rank gets the same number of micro-batches: the fewest that keep the budget and of whose cost about
-    `MAX_PADDING_SHARE` at most is padding ([`num_microbatches`]), or up to `MAX_GROWTH` times as many where that
-    spares padding and waiting. Slots of equal cost are cut from the rows of all ranks ([`cut`]). Ranks in step get
-    slots of like cost at each micro-batch. Other ranks get sums that are alike: the costliest slots first, each to
-    the rank with the least so far.
+    Their number is the least that keeps the budget and of whose cost about `MAX_PADDING_SHARE` at most is padding
+    ([`fewest_microbatches`]), or up to `MAX_GROWTH` times as many where that spares more padding and waiting than the
+    micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks ([`cut`]). Ranks in step
+    get micro-batches of like cost at each micro-step. Other ranks get sums that are alike: the costliest first, each
+    to the rank with the least so far.
 
     A micro-batch is empty only where there are fewer rows than micro-batches. In its place the trainer passes one
     token of any row, with a loss of zero, so that every rank calls every collective.
@@ -240,8 +289,7 @@ def plan_window(
             What one pair of tokens costs ([`attention_cost`]).
 
     Returns:
-        `list[list[list[int]]]`: for each rank, for each micro-batch, its row numbers. Rows are numbered over all
-        ranks, in the order of `lengths`.
+        `list[list[list[int]]]`: as [`plan_window`].
 
     Raises:
         ValueError: If the budget is below 1.
@@ -250,29 +298,34 @@ def plan_window(
 
     ```python
     >>> # Two ranks, 60 tokens a micro-batch. Each rank has 60 tokens' worth.
-    >>> plan_window([[(2, 28), (2, 28)], [(2, 18), (2, 18), (2, 18)]], budget=60, in_step=False)
+    >>> plan_window_within_budget([[(2, 28), (2, 28)], [(2, 18), (2, 18), (2, 18)]], budget=60, in_step=False)
     [[[0, 1]], [[2, 3, 4]]]
     ```
     """
+    rows, pools, num_ranks = _pools(lengths, budget, can_exchange, multiple_of, attention)
+    fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
+    most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
+    least_cost = sum(map(rows.least_cost, pools))
+    gather_cost = len(lengths) * GATHER_COST if in_step and len(lengths) > 1 else 0.0
+    best, best_cost = None, inf
+    for num in range(fewest, most + 1, max(1, fewest // 8)):  # five of a large window, not fifty
+        plan = rows.plan(pools, num_ranks, num, in_step)
+        waited = rows.waited_cost(plan, in_step)
+        cost = waited + num * gather_cost
+        if cost < best_cost - LEAST_GAIN * least_cost:
+            best, best_cost = plan, cost
+        if least_cost >= (1 - MAX_PADDING_SHARE) * waited:
+            break
+    return best
+
+
+def _pools(lengths, budget, can_exchange, multiple_of, attention):
+    """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
     rows = _Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
     stops = list(accumulate(map(len, lengths)))
     if can_exchange:
-        pools, ranks_per_pool = [range(stops[-1])], len(lengths)
-    else:
-        pools, ranks_per_pool = [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
-    fewest = max(ceil(rows.fewest(pool) / ranks_per_pool) for pool in pools)
-    most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / ranks_per_pool) for pool in pools)))
-    least_cost = sum(map(rows.least_cost, pools))
-    best, least_lost = None, inf
-    for num in range(fewest, most + 1, max(1, fewest // 8)):  # five of a large window, not fifty
-        slots = (rows.cut(pool, num * ranks_per_pool) for pool in pools)
-        plan = [rank for cut in slots for rank in rows.deal(cut, ranks_per_pool, in_step)]
-        lost = 1 - least_cost / max(rows.waited_cost(plan, in_step), 1)
-        if lost <= MAX_PADDING_SHARE:
-            return plan
-        if lost < least_lost - 0.01:  # less is not worth a micro-batch
-            best, least_lost = plan, lost
-    return best
+        return rows, [range(stops[-1])], len(lengths)
+    return rows, [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
 
 
 def waited_cost(
@@ -291,7 +344,7 @@ def waited_cost(
         plan (`Sequence[Sequence[Sequence[int]]]`):
             For each rank, for each micro-batch, its row numbers.
         in_step, multiple_of, attention:
-            As in [`plan_window`].
+            As in [`plan_window_within_budget`].
 
     Returns:
         `float`: number of ranks times what the costliest takes: of each micro-batch where ranks are in step, else of
@@ -307,36 +360,38 @@ def waited_cost(
     60.0
     ```
     """
-    return _Rows(lengths, 1, multiple_of, attention).waited_cost(plan, in_step)
+    return _Rows(lengths, None, multiple_of, attention).waited_cost(plan, in_step)
 
 
 class _Rows:
-    """Rows by number, what a slot of them costs, and how they are cut."""
+    """Rows by number, what a micro-batch of them costs, and how they are cut."""
 
     def __init__(self, lengths, budget, multiple_of, attention):
-        if budget < 1:
+        if budget is not None and budget < 1:
             raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
         self.widths = [widths([row], multiple_of) for row in lengths]
-        self.budget, self.attention = budget, attention
+        self.budget, self.attention = inf if budget is None else budget, attention
 
     # Costs
 
     def _cost(self, num_rows, width):
         return num_rows * width * (1.0 + self.attention * width)
 
-    def cost(self, slot):
-        return self._cost(len(slot), sum(widths([self.widths[row] for row in slot]))) if slot else 0.0
+    def cost(self, microbatch):
+        if not microbatch:
+            return 0.0
+        return self._cost(len(microbatch), sum(widths([self.widths[row] for row in microbatch])))
 
     def least_cost(self, pool):
         """Cost of these rows without padding."""
         return sum(self._cost(1, sum(self.widths[row])) for row in pool)
 
     def waited_cost(self, plan, in_step):
-        costs = [[self.cost(slot) for slot in rank] for rank in plan]
+        costs = [list(map(self.cost, rank)) for rank in plan]
         slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
         return len(plan) * slowest
 
-    # Slots
+    # Micro-batches
 
     def orders(self, pool):
         """Two orders, longest row first: long prompts and long completions need not be the same rows."""
@@ -346,10 +401,10 @@ class _Rows:
 
     def fill(self, order, cap=inf):
         """
-        Fewest contiguous slots of `order` within the budget and the cost `cap`; a row beyond either gets its own.
-        Returns the number of rows and the cost of each.
+        Fewest contiguous micro-batches of `order` within the budget and the cost `cap`; a row beyond either gets its
+        own. Returns the number of rows and the cost of each.
         """
-        slots, num_rows, prompt, completion = [], 0, 0, 0
+        filled, num_rows, prompt, completion = [], 0, 0, 0
         for row in order:
             row_prompt, row_completion = self.widths[row]
             longest_prompt = row_prompt if row_prompt > prompt else prompt
@@ -357,75 +412,84 @@ class _Rows:
             width = longest_prompt + longest_completion
             tokens = (num_rows + 1) * width
             if num_rows and (tokens > self.budget or tokens * (1.0 + self.attention * width) > cap):
-                slots.append((num_rows, self._cost(num_rows, prompt + completion)))
+                filled.append((num_rows, self._cost(num_rows, prompt + completion)))
                 num_rows, longest_prompt, longest_completion = 0, row_prompt, row_completion
             num_rows, prompt, completion = num_rows + 1, longest_prompt, longest_completion
-        return [*slots, (num_rows, self._cost(num_rows, prompt + completion))]
+        return [*filled, (num_rows, self._cost(num_rows, prompt + completion))]
 
     def cap_where(self, order, changes):
-        """The caps, 1 % apart, between which `changes(slots)` turns from false to true."""
+        """The caps, 0.1 % apart, between which `changes(filled)` turns from false to true."""
         low = min(self._cost(1, sum(self.widths[row])) for row in order) / 2
         high = max(cost for _, cost in self.fill(order))
-        while high > 1.01 * low:
+        while high > 1.001 * low:
             cap = sqrt(low * high)
             low, high = (low, cap) if changes(self.fill(order, cap)) else (cap, high)
         return low, high
 
     def fewest(self, pool):
-        """Fewest slots within the budget without too much padding."""
+        """Fewest micro-batches within the budget without too much padding."""
         if not pool:
             return 1
         allowed = self.least_cost(pool) / (1 - MAX_PADDING_SHARE)
 
-        def padded(slots):
-            return sum(cost for _, cost in slots) > allowed
+        def is_padded(filled):
+            return sum(cost for _, cost in filled) > allowed
 
         nums = []
         for order in self.orders(pool):
-            slots = self.fill(order)
-            if padded(slots):
-                slots = self.fill(order, self.cap_where(order, padded)[0])
-            nums.append(len(slots))
+            filled = self.fill(order)
+            if is_padded(filled):
+                filled = self.fill(order, self.cap_where(order, is_padded)[0])
+            nums.append(len(filled))
         return min(nums)
 
-    def cut(self, pool, num_slots):
+    def cut(self, pool, num):
         """As [`cut`]."""
         cuts = []
         for order in self.orders(pool) if pool else []:
-            if len(self.fill(order)) <= num_slots:
-                cap = self.cap_where(order, lambda slots: len(slots) <= num_slots)[1]
-                cuts.append(self._halved(order, self.fill(order, cap), num_slots))
+            if len(self.fill(order)) <= num:
+                cap = self.cap_where(order, lambda filled: len(filled) <= num)[1]
+                cuts.append(self._halved(order, self.fill(order, cap), num))
         if pool and not cuts:
-            raise ValueError(f"{len(pool)} rows need more than {num_slots} micro-batches of {self.budget} tokens.")
-        slots = min(cuts, key=lambda slots: sum(cost for cost, _ in slots), default=[])
-        return [slot for _, slot in slots] + [[] for _ in range(num_slots - len(slots))]
+            raise ValueError(f"{len(pool)} rows need more than {num} micro-batches of {self.budget} tokens.")
+        best = min(cuts, key=lambda cut: (cut[0][0], sum(cost for cost, _ in cut)), default=[])
+        return [rows for _, rows in best] + [[] for _ in range(num - len(best))]
 
-    def _halved(self, order, filled, num_slots):
-        """`(cost, slot)` by falling cost: the costliest in two until there are enough, or only single rows."""
+    def _halved(self, order, filled, num):
+        """`(cost, rows)` by falling cost: the costliest in two until there are `num`, or only single rows."""
         stops = accumulate(num_rows for num_rows, _ in filled)
-        slots = [(cost, order[stop - num_rows : stop]) for (num_rows, cost), stop in zip(filled, stops, strict=True)]
-        heap = [(-cost, slot) for cost, slot in slots if len(slot) > 1]
-        done = [(-cost, slot) for cost, slot in slots if len(slot) == 1]
-        heapq.heapify(heap)
-        while heap and len(heap) + len(done) < num_slots:
-            _, slot = heapq.heappop(heap)
-            for half in (slot[: len(slot) // 2], slot[len(slot) // 2 :]):
-                if len(half) > 1:
-                    heapq.heappush(heap, (-self.cost(half), half))
-                else:
-                    done.append((-self.cost(half), half))
-        return [(-cost, slot) for cost, slot in sorted(heap + done)]
+        heap, done = [], []
+
+        def add(cost, rows):
+            # What is one row cannot be halved.
+            heapq.heappush(heap, (-cost, rows)) if len(rows) > 1 else done.append((-cost, rows))
+
+        for (num_rows, cost), stop in zip(filled, stops, strict=True):
+            add(cost, order[stop - num_rows : stop])
+        while heap and len(heap) + len(done) < num:
+            _, rows = heapq.heappop(heap)
+            for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+                add(self.cost(half), half)
+        return [(-cost, rows) for cost, rows in sorted(heap + done)]
 
     # Ranks
 
-    def deal(self, slots, num_ranks, in_step):
-        """Slots by falling cost, as many to each rank."""
+    def plan(self, pools, num_ranks, num, in_step):
+        """Each pool cut for its `num_ranks` ranks, `num` micro-batches each."""
+        cuts = (self.cut(pool, num * num_ranks) for pool in pools)
+        return [rank for cut in cuts for rank in self.assign_to_ranks(cut, num_ranks, in_step)]
+
+    def assign_to_ranks(self, microbatches, num_ranks, in_step):
+        """Micro-batches by falling cost, as many to each rank."""
         if in_step:
-            return [slots[rank::num_ranks] for rank in range(num_ranks)]
+            steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
+            # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
+            steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
+            return [list(rank) for rank in zip(*steps, strict=True)]
         ranks, heap = [[] for _ in range(num_ranks)], [(0.0, rank) for rank in range(num_ranks)]
-        for slot in slots:
+        for microbatch in microbatches:
             cost, rank = heapq.heappop(heap)
-            ranks[rank].append(slot)
-            if len(ranks[rank]) < len(slots) // num_ranks:
-                heapq.heappush(heap, (cost + self.cost(slot), rank))
+            ranks[rank].append(microbatch)
+            if len(ranks[rank]) < len(microbatches) // num_ranks:
+                heapq.heappush(heap, (cost + self.cost(microbatch), rank))
         return ranks
