@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from helpers import make_config, make_tokenizer, prompts, tiny_config
-from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers import DistributedConfig, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
@@ -190,7 +190,7 @@ def run(cls, script, num_microbatches, steps_per_generation=None, num_ranks=1, *
 def gradient(model):
     """All gradients in one vector; zeros where there is none."""
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([grad.flatten() for grad in grads]).clone()
+    return torch.cat([getattr(grad, "full_tensor", lambda grad=grad: grad)().flatten() for grad in grads]).clone()
 
 
 def reference_gradient(rows):
@@ -316,6 +316,15 @@ BUDGETED = {
     "no token": (mask(ROWS, range(16)), (4, 4), {"max_tokens_per_microbatch": 60}),
     "a row beyond the budget": (CASES["one long row"][0], (4, 4), {"max_tokens_per_microbatch": 30}),
     "old logps on one rank": (old(ROWS, range(8)), (8, 8), {"max_tokens_per_microbatch": 60}),
+    "gradients synchronized at each micro-batch": (
+        ROWS,
+        (8, 8),
+        {
+            "max_tokens_per_microbatch": 60,
+            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        },
+    ),
+    "sharded at load": (ROWS, (8, 4), {"max_tokens_per_microbatch": 60}),
 }
 EXPERTS = [Row([5, 6], [7], 1.5), *mask(ROWS[1:4], range(3))]
 
@@ -333,13 +342,25 @@ def tiny_experts():
     return Qwen3MoeForCausalLM(config)
 
 
+def policy_sharded_at_load(folder):
+    """The policy's weights, of which each process loads its share (transformers' own FSDP)."""
+    path = Path(folder) / "policy"
+    if os.environ["RANK"] == "0":
+        tiny_policy().save_pretrained(path)
+    torch.distributed.barrier()
+    sharding = DistributedConfig(fsdp_size=2)
+    return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32, distributed_config=sharding)
+
+
 def budgeted(folder):
     found = {}
     for name, (rows, split, settings) in BUDGETED.items():
-        trainer = run(ScriptedUpdate, rows, *split, num_ranks=2, **settings)
+        model = policy_sharded_at_load(folder) if name == "sharded at load" else None
+        trainer = run(ScriptedUpdate, rows, *split, num_ranks=2, model=model, **settings)
         found[name] = {
             "gradient": trainer.gradients[0],
             "costs": [(len(part["advantages"]), padded_tokens(part)) for part in trainer.microbatches],
+            "in_step": trainer._ranks_are_in_step,
             "logs": {key: value for key, value in trainer.state.log_history[0].items() if key != "step_time"},
         }
     trainer = run(ScriptedUpdate, EXPERTS, 2, num_ranks=2, model=tiny_experts(), max_tokens_per_microbatch=60)

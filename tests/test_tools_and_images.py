@@ -191,12 +191,20 @@ def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(im
     assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
 
 
-def test_carrying_a_surplus_of_prompts_with_images_is_refused(image_model, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dynamic_sampling_surplus": "carry"}, r"does not support models with images.*'discard'"),
+        ({"max_tokens_per_microbatch": 60}, r"does not support models with images.*`per_device_train_batch_size`"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_with_images_is_refused(setting, message, image_model, tmp_path):
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "?"}]] * 4, "image": [grey(0)] * 4})
-    with pytest.raises(ValueError, match=r"does not support models with images.*'discard'"):
+    with pytest.raises(ValueError, match=message):
         DAPOTrainer(
             image_model,
             lambda completions, **kwargs: [0.0] * len(completions),
-            tiny_config(tmp_path, dynamic_sampling_surplus="carry"),
+            tiny_config(tmp_path, **setting),
             train_dataset=dataset,
         )

@@ -222,7 +222,7 @@ def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, 
     torch.testing.assert_close(entropies, expected[1])
 
 
-# ---- Two processes that meet once an optimizer step (DDP) ----
+# ---- Two processes ----
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +250,13 @@ def test_two_processes_log_the_passes_of_each_and_the_largest_of_both(ranks, cas
         # A stand-in has one row, of one prompt and one completion token.
         peak = max(tokens if tokens > 2 else 0 for rank_costs in costs for _, tokens in rank_costs)
         assert rank[case]["logs"]["peak_microbatch_tokens"] == peak
+
+
+@pytest.mark.parametrize("case", ["gradients synchronized at each micro-batch", "sharded at load"])
+def test_ranks_that_meet_at_each_micro_batch_have_like_costs_at_each(ranks, case):
+    assert all(rank[case]["in_step"] for rank in ranks)
+    for (_, first), (_, second) in zip(*(rank[case]["costs"] for rank in ranks), strict=True):
+        assert first == pytest.approx(second, rel=0.35)
 
 
 def test_ranks_that_meet_once_a_step_have_about_as_much_to_do(ranks):
@@ -346,13 +353,6 @@ def test_a_budget_is_refused_for_a_model_with_absolute_positions():
     model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=103))
     with pytest.raises(ValueError, match=r"max_tokens_per_microbatch=60.*padding.*per_device_train_batch_size"):
         run(ScriptedUpdate, ROWS, 4, model=model, max_tokens_per_microbatch=60)
-
-
-def test_a_budget_is_refused_for_models_with_images():
-    trainer = ScriptedUpdate()
-    trainer._is_vlm, trainer._budget = True, 60
-    with pytest.raises(ValueError, match=r"images.*per_device_train_batch_size"):
-        trainer._check_budget()
 
 
 def test_a_budget_is_refused_where_ranks_share_a_row(monkeypatch):
