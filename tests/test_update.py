@@ -981,12 +981,13 @@ def test_the_pass_without_gradient_of_an_evaluation_keeps_the_width_of_the_pass_
 # ---- Checkpoints and evaluation ----
 
 
+@pytest.mark.parametrize("budget", [None, 80])
 @pytest.mark.parametrize("num_iterations", [1, 2])
-def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, tmp_path):
-    settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
-    settings |= {"max_steps": 4, "per_device_train_batch_size": 8}
+def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget, tmp_path):
+    update = {"num_iterations": num_iterations, "max_tokens_per_microbatch": budget}
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 4, "per_device_train_batch_size": 8}
     script = make_rows(64)
-    whole = run(ScriptedUpdate, script, **settings)
+    whole = run(ScriptedUpdate, script, **settings, **update)
 
     class Saves(ScriptedUpdate):
         def training_step(self, *args):
@@ -994,11 +995,10 @@ def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, tmp_pa
                 torch.save(self.update_state_dict(), tmp_path / "state.pt")
             return super().training_step(*args)
 
-    run(Saves, script, **settings)
+    run(Saves, script, **settings, **update)
     steps_left = 2 * num_iterations - 1  # of the rollout
-    resumed = ScriptedUpdate(
-        [], gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=num_iterations, max_steps=steps_left
-    )
+    loop = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": steps_left}
+    resumed = ScriptedUpdate([], **loop, **update)
     resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     resumed.train()
     assert len(resumed.gradients) == steps_left
@@ -1037,10 +1037,12 @@ class EvaluatesAfterEachMicroBatch(TrainerCallback):
         torch.set_rng_state(random_state)
 
 
-def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_of_the_steps():
+@pytest.mark.parametrize("budget", [None, 60])
+def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_of_the_steps(budget):
     evaluates, runs = EvaluatesAfterEachMicroBatch(), []
+    settings = {"max_steps": 2, "max_completion_length": 16, "max_tokens_per_microbatch": budget}
     for callbacks in ([], [evaluates]):
-        trainer = evaluates.trainer = ScriptedUpdate(make_rows(32), max_steps=2, max_completion_length=16)
+        trainer = evaluates.trainer = ScriptedUpdate(make_rows(32), **settings)
         for callback in callbacks:
             trainer.add_callback(callback)
         trainer.train()

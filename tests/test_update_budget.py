@@ -23,7 +23,7 @@ from _update_helpers import (
     two_processes,
 )
 from helpers import tiny_config
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from trl_dapo.batching import no_rows
 
@@ -271,65 +271,6 @@ def test_a_stand_in_moves_no_router(ranks):
     for rank in ranks:
         assert apart(rank["experts"]["gradient"], alone.gradients[0]) < 1e-6
         assert rank["experts"]["logs"]["aux_loss"] == pytest.approx(logs_of(alone)[0]["aux_loss"], rel=1e-6)
-
-
-# ---- Checkpoints and evaluation ----
-
-
-@pytest.mark.parametrize("num_iterations", [1, 2])
-def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, tmp_path):
-    settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
-    settings |= {"max_steps": 4, "per_device_train_batch_size": 8, "max_tokens_per_microbatch": 80}
-    script = make_rows(64)
-    whole = run(ScriptedUpdate, script, **settings)
-
-    class Saves(ScriptedUpdate):
-        def training_step(self, *args):
-            if len(self.gradients) == 1 and not (tmp_path / "state.pt").exists():
-                torch.save(self.update_state_dict(), tmp_path / "state.pt")
-            return super().training_step(*args)
-
-    run(Saves, script, **settings)
-    steps_left = 2 * num_iterations - 1  # of the rollout
-    resumed = ScriptedUpdate(
-        [],
-        gradient_accumulation_steps=2,
-        steps_per_generation=4,
-        num_iterations=num_iterations,
-        max_steps=steps_left,
-        max_tokens_per_microbatch=80,
-    )
-    resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    resumed.train()
-    assert len(resumed.gradients) == steps_left
-    assert all(map(torch.equal, resumed.gradients, whole.gradients[1:]))
-
-
-class EvaluatesAfterEachStepOfTheLoop(TrainerCallback):
-    def __init__(self):
-        self.logged = []
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        random_state = torch.get_rng_state()
-        self.logged.append(self.trainer.evaluate())
-        torch.set_rng_state(random_state)
-
-
-def test_an_evaluation_between_two_steps_of_the_loop_changes_nothing():
-    evaluates, runs = EvaluatesAfterEachStepOfTheLoop(), []
-    for callbacks in ([], [evaluates]):
-        trainer = evaluates.trainer = ScriptedUpdate(
-            make_rows(32), max_steps=2, max_completion_length=16, max_tokens_per_microbatch=60
-        )
-        for callback in callbacks:
-            trainer.add_callback(callback)
-        trainer.train()
-        timed = ("step_time", "train_runtime")
-        runs.append([{name: value for name, value in log.items() if name not in timed} for log in logs_of(trainer)])
-    assert runs[0] == runs[1]
-    assert len(evaluates.logged) == 2 * 3
-    for log in evaluates.logged:
-        assert log["eval_num_loss_tokens"] == 8 * log["eval_completions/mean_length"]
 
 
 # ---- What cannot be honoured ----
