@@ -71,7 +71,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
         (output_dir / f"{panel.name}.png").write_bytes(
             render(plot_panel(panel, histories, labels, panel.title), "png")
         )
-    # Verdicts of several runs do not fit into one small picture.
+    # Outcomes of several runs do not fit into one small picture.
     overview = [panel for panel in shown if panel is not OUTCOMES or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
     path = output_dir / PAGE_NAME
