@@ -44,6 +44,7 @@ from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
+from .lora_sync import making_the_engine
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
@@ -149,7 +150,8 @@ class DAPOTrainer(UpdatePhase):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
         check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        super().__init__(model, reward_funcs, args, *other_args, **kwargs)
+        with making_the_engine(args):
+            super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
@@ -447,6 +449,7 @@ class DAPOTrainer(UpdatePhase):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+        self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
         return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -19,11 +19,12 @@ import trl.generation.vllm_generation
 import vllm
 import vllm.model_executor.layers.utils
 from helpers import letters, number, prompts, tiny_config
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
-from trl_dapo import DAPOTrainer
+from trl_dapo import DAPOTrainer, lora_sync
 from trl_dapo.cli import main
 
 
@@ -43,7 +44,11 @@ trl.generation.vllm_generation.LLM = vllm.LLM
 trl.generation.vllm_generation.VLLMClient = StoreClient
 
 
-def make_trainer(model, folder, *, lora=False, **overrides):
+def lora_config(**overrides):
+    return LoraConfig(**{"r": 8, "lora_alpha": 64, "target_modules": "all-linear", **overrides})
+
+
+def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
     settings = {
         "use_vllm": True,
         "vllm_max_model_length": 128,
@@ -54,18 +59,45 @@ def make_trainer(model, folder, *, lora=False, **overrides):
         "max_steps": 3,
     }
     args = tiny_config(folder / "run", **{**settings, **overrides})
-    peft_config = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear") if lora else None
-    eval_dataset = prompts(5) if "eval_strategy" in overrides else None
-    return DAPOTrainer(
-        model, letters, args, train_dataset=prompts(200), eval_dataset=eval_dataset, peft_config=peft_config
-    )
+    options = {"eval_dataset": prompts(5) if "eval_strategy" in overrides else None}
+    if lora is not None:
+        options["peft_config"] = lora_config(**lora)
+    if quantized:
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    return DAPOTrainer(model, letters, args, train_dataset=prompts(200), **options)
+
+
+def base_weights(trainer):
+    """What is under the adapter, bit by bit."""
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in trainer.model.named_parameters()
+        if "lora_" not in name
+    }
+
+
+class ServedModel:
+    """A quantized model's base as its checkpoint has it, which is the one that vLLM serves, under the live adapter."""
+
+    def __init__(self, trainer):
+        self.live = trainer.model
+        base = AutoModelForCausalLM.from_pretrained(trainer.model.name_or_path, dtype=torch.float32)
+        self.model = get_peft_model(base, trainer.model.peft_config["default"])
+
+    def __call__(self, ids):
+        weights = self.live.state_dict()
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(weights[name])
+        return self.model(ids)
 
 
 class Observer:
     """What vLLM returned at every call, and what became of it."""
 
-    def __init__(self, trainer):
+    def __init__(self, trainer, policy=None):
         self.trainer = trainer
+        self.policy = trainer.model if policy is None else policy
         self.calls, self.trained, self.num_syncs = [], [], Counter()
         self.sampled = {}  # step and log-probabilities of every completion
         engine = trainer.vllm_generation
@@ -90,14 +122,15 @@ class Observer:
             self.sampled[(*prompt,), (*completion,)] = self.step, logprobs
             errors.append((logprobs - self.live_logprobs(prompt, completion)).abs().max().item())
         training = self.trainer.model.training
-        self.calls.append({"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training})
+        call = {"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training}
+        self.calls.append({**call, "adapter": self.trainer.vllm_generation.adapter_version})
         return output
 
     @torch.no_grad()
     def live_logprobs(self, prompt, completion):
         completion = torch.tensor([*completion])
         ids = torch.cat([torch.tensor([*prompt]), completion])
-        logits = self.trainer.model(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        logits = self.policy(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
 
     def on_loss(self, model, inputs):
@@ -137,11 +170,16 @@ class Observer:
 def train(model, folder, *, sabotage=None, save_as=None, **settings):
     """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
     trainer = make_trainer(model, folder, **settings)
+    engine = trainer.vllm_generation
+    first = engine._gather_adapter() if engine.serves_adapter else None
     if sabotage == "no sync":
         trainer.vllm_generation.sync_weights = lambda: None
     elif sabotage == "no merge":
         trainer.model.merge_adapter = trainer.model.unmerge_adapter = lambda: None
-    observer = Observer(trainer)
+    elif sabotage == "no adapter":
+        trainer.vllm_generation._gather_adapter = lambda: first
+    observer = Observer(trainer, ServedModel(trainer) if settings.get("quantized") else None)
+    before = base_weights(trainer)
     trainer.train()
     if save_as is not None:
         observer.sync_weights()
@@ -149,8 +187,19 @@ def train(model, folder, *, sabotage=None, save_as=None, **settings):
     if trainer.vllm_mode == "colocate":
         trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
+    after = base_weights(trainer)
+    report = {
+        "serves_adapter": engine.serves_adapter,
+        "has_group": trainer.vllm_mode == "server" and engine.vllm_client.communicator is not None,
+        "models": trainer.vllm_mode == "server" and served_models(engine.vllm_client),
+        "base_moved": [name for name, weight in before.items() if not torch.equal(weight, after[name])],
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(observer.report()))
+    (folder / "report.json").write_text(json.dumps(observer.report() | report))
+
+
+def served_models(client):
+    return [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
 
 
 def runs(folder, variants):
