@@ -6,6 +6,7 @@ Each run reports how far the log-probabilities that vLLM returned are from those
 that merely ends proves nothing: it does so with an engine that never saw an update as well.
 """
 
+import copy
 import json
 import os
 import signal
@@ -171,22 +172,17 @@ def train(model, folder, *, sabotage=None, save_as=None, **settings):
     """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
     trainer = make_trainer(model, folder, **settings)
     engine = trainer.vllm_generation
-    first = engine._gather_adapter() if engine.serves_adapter else None
     if sabotage == "no sync":
         trainer.vllm_generation.sync_weights = lambda: None
     elif sabotage == "no merge":
         trainer.model.merge_adapter = trainer.model.unmerge_adapter = lambda: None
-    elif sabotage == "no adapter":
-        trainer.vllm_generation._gather_adapter = lambda: first
     observer = Observer(trainer, ServedModel(trainer) if settings.get("quantized") else None)
     before = base_weights(trainer)
     trainer.train()
     if save_as is not None:
         observer.sync_weights()
         trainer.save_model(save_as)
-    if trainer.vllm_mode == "colocate":
-        trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
+    shut_down(trainer)
     after = base_weights(trainer)
     report = {
         "serves_adapter": engine.serves_adapter,
@@ -198,8 +194,92 @@ def train(model, folder, *, sabotage=None, save_as=None, **settings):
     (folder / "report.json").write_text(json.dumps(observer.report() | report))
 
 
+def drifts(model, folder):
+    """How far 50 syncs move the base of a model in bfloat16, per way of syncing; the adapter moves in between."""
+    report = {}
+    for way in ("adapter", "merge"):
+        settings = {"lora": {}, "vllm_lora_sync": way, "model_init_kwargs": {"dtype": "bfloat16"}}
+        trainer = make_trainer(model, Path(folder), **settings)
+        before = base_weights(trainer)
+        assert {weight.dtype for weight in before.values()} == {torch.bfloat16}
+        torch.manual_seed(1)
+        for _ in range(50):
+            for parameter in trainer.model.parameters():
+                if parameter.requires_grad:
+                    parameter.data.add_(torch.randn_like(parameter), alpha=1e-3)
+            trainer.vllm_generation.sync_weights()
+        after = base_weights(trainer)
+        report[way] = {name: (after[name] != weight).float().mean().item() for name, weight in before.items()}
+        shut_down(trainer)
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
+def serves_while_in_flight(model, folder, settings):
+    """Pushes a second adapter when a request for the first is on its way to the server, and asks for the second."""
+    trainer = make_trainer(model, Path(folder), lora={}, **json.loads(settings))
+    engine, client = trainer.vllm_generation, trainer.vllm_generation.vllm_client
+    observer, post, models = Observer(trainer), client.session.post, [served_models(client)]
+
+    def move_adapter():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+
+    def push_first(url, **kwargs):
+        if "completions" in url:
+            client.session.post = post
+            move_adapter()
+            engine.sync_weights()
+            models.append(served_models(client))
+        return post(url, **kwargs)
+
+    move_adapter()
+    engine.sync_weights()
+    models.append(served_models(client))
+    prompt_ids = trainer.processing_class(["prompt 1:"] * 4)["input_ids"]
+    sampled_with = copy.deepcopy(trainer.model)
+    client.session.post = push_first
+    observer.policy = sampled_with
+    engine.generate(prompt_ids, None, 4)
+    models.append(served_models(client))
+    observer.policy = trainer.model
+    engine.generate(prompt_ids, None, 4)
+    observer.policy = sampled_with
+    engine.generate(prompt_ids, None, 4)
+    report = {"models": models, "errors": [call["error"] for call in observer.calls]}
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
+def refuses(model, folder, variants):
+    """What making a trainer says, per variant: the error, or how weights will go."""
+    report = {}
+    save_next = lora_sync.AdapterGeneration._save_next
+
+    def save_elsewhere(engine, state_dict):
+        """As where the folder is mounted under one path here and under another on the server."""
+        name, path = save_next(engine, state_dict)
+        return name, Path("/elsewhere") / path.name
+
+    for name, settings in json.loads(variants).items():
+        if settings.pop("sabotage", None) == "another mount":
+            lora_sync.AdapterGeneration._save_next = save_elsewhere
+        try:
+            trainer = make_trainer(model, Path(folder) / name, **settings)
+            report[name] = ["made", trainer.vllm_generation.serves_adapter]
+        except Exception as error:
+            report[name] = [type(error).__name__, str(error)]
+        lora_sync.AdapterGeneration._save_next = save_next
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
 def served_models(client):
     return [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+
+
+def shut_down(trainer):
+    if trainer.vllm_mode == "colocate":
+        trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
 
 
 def runs(folder, variants):
