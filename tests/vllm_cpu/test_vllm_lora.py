@@ -13,7 +13,7 @@ VARIANTS = {
     "lora": {"lora": {}},
     "qlora": {"lora": {}, "quantized": True},
     "never refreshed": {"lora": {}, "sabotage": "no sync"},
-    "carried": {"lora": {"use_rslora": True, "lora_alpha": 16}, "dynamic_sampling_surplus": "carry"},
+    "carried": {"lora": {"use_rslora": True, "lora_alpha": 16}, "dynamic_sampling_surplus": "carry", "max_steps": 4},
 }
 COLOCATED = {
     **VARIANTS,
@@ -78,7 +78,7 @@ each_mode_and_variant = pytest.mark.parametrize(
 @each_mode_and_variant
 def test_every_rollout_is_sampled_with_the_live_adapter(request, mode, variant):
     report = request.getfixturevalue(mode)[variant]
-    assert {call["step"] for call in report["calls"]} >= {0, 1, 2}
+    assert len({call["step"] for call in report["calls"]}) >= 3
     assert max(errors(report, updated=False)) < CLOSE
     assert max(errors(report, updated=True)) < CLOSE
 
@@ -98,10 +98,9 @@ def test_a_rollout_has_one_adapter_however_many_rounds_it_takes(request, mode, v
     report = request.getfixturevalue(mode)[variant]
     steps = {call["step"] for call in report["calls"]}
     assert report["num_syncs"] == {str(step): 1 for step in steps}
-    # The first was handed over when the trainer was made, to see that vLLM takes it.
-    assert [*dict.fromkeys((call["step"], call["adapter"]) for call in report["calls"])] == [
-        (step, step + 2) for step in sorted(steps)
-    ]
+    # Version 1 was handed over when the trainer was made, to see that vLLM takes it.
+    versions = dict.fromkeys((call["step"], call["adapter"]) for call in report["calls"])
+    assert [*versions] == [(step, 2 + i) for i, step in enumerate(sorted(steps))]
     assert [call["step"] for call in report["calls"] if call["training"]].count(0) >= 2
 
 

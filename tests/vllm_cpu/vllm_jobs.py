@@ -6,7 +6,6 @@ Each run reports how far the log-probabilities that vLLM returned are from those
 that merely ends proves nothing: it does so with an engine that never saw an update as well.
 """
 
-import copy
 import json
 import os
 import signal
@@ -78,18 +77,26 @@ def base_weights(trainer):
 
 
 class ServedModel:
-    """A quantized model's base as its checkpoint has it, which is the one that vLLM serves, under the live adapter."""
+    """
+    What vLLM serves: the base as its checkpoint has it, which a quantized trainer's is not, under the live adapter, or
+    under the one of the moment that it is made.
+    """
 
-    def __init__(self, trainer):
-        self.live = trainer.model
+    def __init__(self, trainer, *, live=True):
+        self.live = trainer.model if live else None
         base = AutoModelForCausalLM.from_pretrained(trainer.model.name_or_path, dtype=torch.float32)
         self.model = get_peft_model(base, trainer.model.peft_config["default"])
+        self.copy_adapter(trainer.model)
 
-    def __call__(self, ids):
-        weights = self.live.state_dict()
+    def copy_adapter(self, model):
+        weights = model.state_dict()
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:
                 parameter.data.copy_(weights[name])
+
+    def __call__(self, ids):
+        if self.live is not None:
+            self.copy_adapter(self.live)
         return self.model(ids)
 
 
@@ -237,7 +244,7 @@ def serves_while_in_flight(model, folder, settings):
     engine.sync_weights()
     models.append(served_models(client))
     prompt_ids = trainer.processing_class(["prompt 1:"] * 4)["input_ids"]
-    sampled_with = copy.deepcopy(trainer.model)
+    sampled_with = ServedModel(trainer, live=False)
     client.session.post = push_first
     observer.policy = sampled_with
     engine.generate(prompt_ids, None, 4)
