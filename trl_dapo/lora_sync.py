@@ -98,6 +98,34 @@ def max_lora_rank(rank: int) -> int:
     return next(size for size in MAX_LORA_RANKS if size >= rank)
 
 
+def gather_adapter(model, adapter: str, dist) -> dict[str, torch.Tensor]:
+    """
+    An adapter's whole weights, on the CPU, named as peft saves them. Every process must call it, and gets them.
+
+    Args:
+        model ([`~peft.PeftModel`]):
+            Whole, or sharded by FSDP2 or ZeRO-3.
+        adapter (`str`):
+            Its name.
+        dist (`trl.distributed.DistributedBackend`):
+            What shards the model.
+
+    Returns:
+        `dict[str, torch.Tensor]`.
+    """
+    parameters = {
+        name.replace("_checkpoint_wrapped_module.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if "lora_" in name and f".{adapter}." in name
+    }
+    with dist.gather_params(list(parameters.values())):
+        whole = {
+            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
+            for name, value in parameters.items()
+        }
+    return get_peft_model_state_dict(model, state_dict=whole, adapter_name=adapter, save_embedding_layers=False)
+
+
 @contextmanager
 def making_the_engine(args) -> Iterator[None]:
     """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
@@ -147,6 +175,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     # ---- Which way the weights go ----
 
     def _init_vllm(self):
+        if not vllm_generation.is_vllm_available():
+            super()._init_vllm()  # says so
         why = self._why_merged()
         if why is None and self.mode == "server":
             why = self._connect()
@@ -300,21 +330,9 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         return self.model.peft_config[self._adapter]
 
     def _gather_adapter(self) -> dict[str, torch.Tensor]:
-        """The adapter's whole weights, on the CPU. Every process must call it: sharded ones are gathered."""
-        parameters = {
-            self._fix_param_name_to_vllm(name): parameter
-            for name, parameter in self.model.named_parameters()
-            if "lora_" in name and f".{self._adapter}." in name
-        }
-        with self._dist.gather_params(list(parameters.values())):
-            whole = {
-                name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().contiguous()
-                for name, value in parameters.items()
-            }
-        self._adapter_size = sum(value.nbytes for value in whole.values())
-        return get_peft_model_state_dict(
-            self.model, state_dict=whole, adapter_name=self._adapter, save_embedding_layers=False
-        )
+        state_dict = gather_adapter(self.model, self._adapter, self._dist)
+        self._adapter_size = sum(value.nbytes for value in state_dict.values())
+        return state_dict
 
     def _save_next(self, state_dict: dict[str, torch.Tensor]) -> tuple[str, Path]:
         """Writes the next version to a folder of its own; returns its name and the folder."""
