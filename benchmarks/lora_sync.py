@@ -6,11 +6,11 @@ What vLLM is handed at a sync of a model with LoRA: the adapter, or all weights 
     python benchmarks/lora_sync.py           # minutes
     python benchmarks/lora_sync.py --full    # the drift of every size
 
-Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers. The adapter is written
-to a folder and read from it, as a server does; all weights are merged, walked over by TRL's own code, copied into
-buffers as an engine does, and unmerged. The way between two machines and vLLM's own loading come on top of both. The
-drift is that of the base's weights after 50 syncs with the adapter moving in between: the share of weights that are not
-what they were, and their distance from it over the adapter's own change of them.
+Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers. The adapter is
+written to a folder and read from it, as a server does; all weights are merged, walked over by TRL's own code, copied
+into buffers as an engine does, and unmerged. The way between two machines and vLLM's own loading come on top of both.
+The drift is that of the base's weights after 50 syncs with the adapter moving in between: the share of weights that are
+not what they were, and their distance from it over the adapter's own change of them.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Adapted(AdapterGeneration):
     """Ours without the engine: what it would be handed is written to a folder and read from it."""
 
     def _init_vllm(self):
-        pass
+        self._adapter_dtype = torch.bfloat16
 
     def hand_over(self):
         _, path = self._save_next(self._gather_adapter())
@@ -147,14 +147,16 @@ def main(argv=None):
     console = Console(width=140)
     title = f"rank 16 on all linear layers, bfloat16, {torch.get_num_threads()} threads, median of {args.repeats}"
     table = Table("parameters", "way", "bytes a sync", "seconds a sync", "weights moved", "drift", title=title)
-    for name, shape in SHAPES.items():
+    for shape in SHAPES.values():
         model = make_model(shape)
         with tempfile.TemporaryDirectory() as folder:
             costs = {}
             for way, generation in make_ways(model, Path(folder)).items():
                 costs[way] = num_bytes, seconds = cost(model, generation, args.repeats)
                 least = [costs["merge"][i] / costs[way][i] for i in range(2)]
-                moved, distance = drift(model, generation) if args.full or shape is SHAPES["0.1B"] else (None, None)
+                moved, distance = (
+                    drift(model, generation) if args.full or shape is next(iter(SHAPES.values())) else (None, None)
+                )
                 table.add_row(
                     f"{num_parameters(model) / 1e9:.3f} B",
                     way,

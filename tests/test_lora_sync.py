@@ -164,6 +164,7 @@ class Engine:
         self.llm_engine = SimpleNamespace(
             add_lora=lambda request: told.append(("add", request.lora_int_id)),
             remove_lora=lambda number: told.append(("remove", number)),
+            vllm_config=SimpleNamespace(lora_config=SimpleNamespace(lora_dtype=torch.bfloat16)),
         )
 
     def sleep(self, level):
@@ -177,6 +178,7 @@ class Engine:
 
     def generate(self, prompts, sampling_params, use_tqdm, lora_request):
         weights = load_file(f"{lora_request.lora_path}/adapter_model.safetensors")
+        assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
         self.told.append(("generate", lora_request.lora_int_id, max(w.abs().max().item() for w in weights.values())))
         output = SimpleNamespace(token_ids=[1], logprobs=None)
         return [SimpleNamespace(prompt_token_ids=[3], outputs=[output]) for _ in prompts]

@@ -153,7 +153,7 @@ SWAPPED = (
 VLLM_OVERRIDES = {
     "_init_vllm": ("self",),  # called last by `__init__`; makes `llm`, or `vllm_client` and its group
     "sync_weights": ("self",),
-    # asks for `sync_weights` where `_llm_weights_sleeping`; then `llm.wake_up(tags)`, `llm.generate`, `llm.sleep(level)`
+    # calls `sync_weights` where `_llm_weights_sleeping`; then `llm.wake_up(tags)`, `llm.generate`, `llm.sleep(level)`
     "generate": ("self", "prompts", "images", "num_generations", "profiler"),
 }
 CLIENT_OVERRIDES = {

@@ -63,10 +63,10 @@ class DAPOConfig(GRPOConfig):
         > LoRA with vLLM
 
         vllm_lora_sync (`str`, *optional*):
-            What vLLM is handed at every sync of a model with LoRA. `"adapter"`: the adapter alone, while the base stays
-            as vLLM loaded it; a server must be started with `--enable-lora`, and must see `output_dir`. `"merge"`: all
-            weights, with the adapter merged into them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` where vLLM
-            can serve it, else `"merge"`, with one line that says why.
+            What vLLM is handed at every sync of a model with LoRA. `"adapter"`: the adapter alone, while the base
+            stays as vLLM loaded it; a server must be started with `--enable-lora`, and must see `output_dir`.
+            `"merge"`: all weights, with the adapter merged into them, as in [`~trl.GRPOTrainer`]. Defaults to
+            `"adapter"` where vLLM can serve it, else `"merge"`, with one line that says why.
 
         > Micro-batches
 

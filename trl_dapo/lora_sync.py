@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How vLLM gets what LoRA trains: the adapter travels, and the base stays as vLLM loaded it.
 
-TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the base
-by what rounding loses. [`AdapterGeneration`] stands in for TRL's `VLLMGeneration` and hands over the adapter alone
+TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the
+base by what rounding loses. [`AdapterGeneration`] stands in for TRL's `VLLMGeneration` and hands over the adapter alone
 where vLLM can serve it. A server reads it from a folder that both see, under a new name each time; an engine in this
 process from a folder of its own. Either way no request ever meets an adapter that changes under it, and what vLLM
 keeps of a prompt belongs to one adapter.
@@ -98,7 +98,7 @@ def max_lora_rank(rank: int) -> int:
     return next(size for size in MAX_LORA_RANKS if size >= rank)
 
 
-def gather_adapter(model, adapter: str, dist) -> dict[str, torch.Tensor]:
+def gather_adapter(model, adapter: str, dist, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
     """
     An adapter's whole weights, on the CPU, named as peft saves them. Every process must call it, and gets them.
 
@@ -109,6 +109,8 @@ def gather_adapter(model, adapter: str, dist) -> dict[str, torch.Tensor]:
             Its name.
         dist (`trl.distributed.DistributedBackend`):
             What shards the model.
+        dtype (`torch.dtype`, *optional*):
+            To round them to. Defaults to what they are trained in.
 
     Returns:
         `dict[str, torch.Tensor]`.
@@ -120,7 +122,7 @@ def gather_adapter(model, adapter: str, dist) -> dict[str, torch.Tensor]:
     }
     with dist.gather_params(list(parameters.values())):
         whole = {
-            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
+            name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", dtype, copy=True)
             for name, value in parameters.items()
         }
     return get_peft_model_state_dict(model, state_dict=whole, adapter_name=adapter, save_embedding_layers=False)
@@ -159,12 +161,13 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             The run's, which a server reads the adapters from.
 
     Raises:
-        ValueError: If `lora_sync="adapter"` cannot be honoured, or a quantized model's weights would have to be merged.
+        ValueError: If `lora_sync="adapter"` cannot be honoured, or the adapter of a quantized model cannot travel.
     """
 
     def __init__(self, model, *args, lora_sync: str | None, output_dir: str, **kwargs):
         self.lora_sync = lora_sync
         self.serves_adapter = False
+        self._adapter_dtype = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
         # A server outlives the run that loaded an adapter: names of two runs must differ.
         self._run = uuid.uuid4().hex[:8]
@@ -226,7 +229,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         rank = max_lora_rank(self._adapter_config.r)
         # TRL asks for a quantized base where the trainer's is. The checkpoint's own form samples faster.
         self.llm = llm = make(**{**kwargs, "enable_lora": True, "max_lora_rank": rank, "quantization": None})
-        self._adapter_request = None
+        self._adapter_request, self._adapter_dtype = None, llm.llm_engine.vllm_config.lora_config.lora_dtype
         llm.generate, llm.chat = self._with_adapter(llm.generate), self._with_adapter(llm.chat)
         # TRL's level 2 throws the weights away, since it hands all of them over again. Nobody else has the base.
         llm.sleep = partial(_sleep_with_weights, llm.sleep)
@@ -266,42 +269,46 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         client = type("AdapterClient", (AdapterClient, vllm_generation.VLLMClient), {})
         with _rebound(vllm_generation, VLLMClient=client):
             super()._init_vllm()
-        state_dict = self._gather_adapter()
-        why = self._on_main_process(self._why_not_by_server, state_dict)
+        why, self._adapter_dtype = self._on_main_process(self._ask_server)
+        if why is None:
+            why = self._on_main_process(self._why_refused, self._gather_adapter())
         self.serves_adapter = why is None
         if why is not None:
             self._merge_because(why)
             self._on_main_process(lambda: self.vllm_client.join_group(self.accelerator.device))
         return why
 
-    def _why_not_by_server(self, state_dict: dict[str, torch.Tensor]) -> str | None:
-        """Asks the server, and hands it the adapter as it is."""
-        client, rank = self.vllm_client, self._adapter_config.r
-        shutil.rmtree(self._adapter_root, ignore_errors=True)  # of a run that was killed
-        restart = f"Restart it with `--enable-lora --max-lora-rank {max_lora_rank(rank)}`"
-        served = client.server_config()
-        if served["lora_config"] is None:
-            return f"the vLLM server at {client.base_url} serves no adapters. {restart}"
-        if (capacity := served["lora_config"]["max_lora_rank"]) < rank:
-            return (
-                f"the vLLM server at {client.base_url} serves adapters up to rank {capacity}, and this one has rank "
-                f"{rank}. {restart}"
-            )
-        if (replicas := served["parallel_config"]["data_parallel_size"]) > 1:
-            return (
-                f"the vLLM server at {client.base_url} has {replicas} replicas, of which one alone would get the "
-                "adapter. Restart it without `--data-parallel-size`"
-            )
-        try:
-            self._serve(state_dict)
-        except AdapterRefused as error:
-            return str(error)
-        base, checkpoint = served["model_config"]["model"], self._adapter_config.base_model_name_or_path
+    def _ask_server(self) -> tuple[str | None, torch.dtype | None]:
+        """What keeps the server from serving the adapter, and the dtype that it would serve it in."""
+        client, rank, why = self.vllm_client, self._adapter_config.r, None
+        started = client.server_config()
+        lora = started["lora_config"]
+        enable = f"Restart it with `--enable-lora --max-lora-rank {max_lora_rank(rank)}`"
+        if lora is None:
+            why = f"serves no adapters. {enable}"
+        elif lora["max_lora_rank"] < rank:
+            why = f"serves adapters up to rank {lora['max_lora_rank']}, and this one has rank {rank}. {enable}"
+        elif lora.get("target_modules"):  # it would leave out the others without a word
+            why = f"adapts {', '.join(lora['target_modules'])} alone. Restart it without `--lora-target-modules`"
+        elif (replicas := started["parallel_config"]["data_parallel_size"]) > 1:
+            why = f"has {replicas} replicas, of which one would get it. Restart it without `--data-parallel-size`"
+        if why is not None:
+            return f"the vLLM server at {client.base_url} {why}", None
+        base, checkpoint = started["model_config"]["model"], self.model.name_or_path
         if base != checkpoint:
             logger.warning(
                 f"The vLLM server's base is {base}, the trainer's {checkpoint}. They must be the same weights: only "
                 "the adapter is handed over."
             )
+        return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
+
+    def _why_refused(self, state_dict: dict[str, torch.Tensor]) -> str | None:
+        """Hands the server the adapter as it is, in a folder that it may not see."""
+        shutil.rmtree(self._adapter_root, ignore_errors=True)  # of a run that was killed
+        try:
+            self._serve(state_dict)
+        except AdapterRefused as error:
+            return str(error)
         return None
 
     def _serve(self, state_dict: dict[str, torch.Tensor]):
@@ -330,7 +337,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         return self.model.peft_config[self._adapter]
 
     def _gather_adapter(self) -> dict[str, torch.Tensor]:
-        state_dict = gather_adapter(self.model, self._adapter, self._dist)
+        # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
+        state_dict = gather_adapter(self.model, self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 

@@ -68,10 +68,9 @@ def run_and_report(run_job, job, model, folder, *args):
     return json.loads((folder / "report.json").read_text()), result.stdout
 
 
+LIVE = {"colocated": ("lora", "qlora", "carried", "evaluated"), "served": ("lora", "qlora", "carried")}
 each_mode_and_variant = pytest.mark.parametrize(
-    ("mode", "variant"),
-    [*(("colocated", name) for name in ("lora", "qlora", "carried", "evaluated"))]
-    + [*(("served", name) for name in ("lora", "qlora", "carried"))],
+    ("mode", "variant"), [(mode, variant) for mode, variants in LIVE.items() for variant in variants]
 )
 
 
@@ -150,6 +149,15 @@ def test_an_adapter_stays_until_no_request_in_flight_names_it(models, server, ru
     assert in_flight < CLOSE  # answered by the adapter that it names
     assert after < CLOSE
     assert stale > 0.1  # the two adapters differ
+
+
+def test_every_run_of_a_trainer_and_a_resumed_one_begin_with_the_adapter_as_it_is(models, server, run_job, tmp_path):
+    report, _ = run_and_report(
+        run_job, "trains_twice_and_resumes", models["tied"], tmp_path, json.dumps(on_server(server))
+    )
+    assert [{call["step"] for call in report[name]} for name in ("first", "second", "resumed")] == [{0}, {0}, {1, 2}]
+    # The resumed run's server has the base and, from the time that the trainer was made, an adapter that does nothing.
+    assert max(call["error"] for calls in report.values() for call in calls) < CLOSE
 
 
 def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job, tmp_path):

@@ -70,9 +70,7 @@ def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
 def base_weights(trainer):
     """What is under the adapter, bit by bit."""
     return {
-        name: parameter.detach().clone()
-        for name, parameter in trainer.model.named_parameters()
-        if "lora_" not in name
+        name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters() if "lora_" not in name
     }
 
 
@@ -260,7 +258,7 @@ def serves_while_in_flight(model, folder, settings):
 def refuses(model, folder, variants):
     """What making a trainer says, per variant: the error, or how weights will go."""
     report = {}
-    save_next = lora_sync.AdapterGeneration._save_next
+    save_next, server_config = lora_sync.AdapterGeneration._save_next, lora_sync.AdapterClient.server_config
 
     def save_elsewhere(engine, state_dict):
         """As where the folder is mounted under one path here and under another on the server."""
@@ -268,14 +266,21 @@ def refuses(model, folder, variants):
         return name, Path("/elsewhere") / path.name
 
     for name, settings in json.loads(variants).items():
-        if settings.pop("sabotage", None) == "another mount":
+        sabotage = settings.pop("sabotage", None)
+        if sabotage == "another mount":
             lora_sync.AdapterGeneration._save_next = save_elsewhere
+        elif sabotage == "said to serve adapters":
+            lora_sync.AdapterClient.server_config = lambda client: {
+                **server_config(client),
+                "lora_config": {"max_lora_rank": 8},
+            }
         try:
             trainer = make_trainer(model, Path(folder) / name, **settings)
             report[name] = ["made", trainer.vllm_generation.serves_adapter]
         except Exception as error:
             report[name] = [type(error).__name__, str(error)]
         lora_sync.AdapterGeneration._save_next = save_next
+        lora_sync.AdapterClient.server_config = server_config
     (Path(folder) / "report.json").write_text(json.dumps(report))
 
 
@@ -319,6 +324,23 @@ def resumes(model, folder, settings):
     observer = Observer(trainer)
     trainer.train(resume_from_checkpoint=True)
     (folder / "report.json").write_text(json.dumps(observer.report()))
+
+
+def trains_twice_and_resumes(model, folder, settings):
+    """Two runs of a trainer, both from step 0, and one of another trainer from the second's checkpoint."""
+    folder, report = Path(folder), {}
+    settings = {"lora": {}, "save_strategy": "steps", "save_steps": 1, **json.loads(settings)}
+    trainer = make_trainer(model, folder, max_steps=1, **settings)
+    observer = Observer(trainer)
+    trainer.train()
+    report["first"], observer.calls = observer.calls, []
+    trainer.train()
+    report["second"] = observer.calls
+    trainer = make_trainer(model, folder, max_steps=3, **settings)
+    observer = Observer(trainer)
+    trainer.train(resume_from_checkpoint=True)
+    report["resumed"] = observer.calls
+    (folder / "report.json").write_text(json.dumps(report))
 
 
 def evaluates(*arguments):
