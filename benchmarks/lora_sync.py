@@ -9,8 +9,8 @@ What vLLM is handed at a sync of a model with LoRA: the adapter, or all weights 
 Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers. The adapter is
 written to a folder and read from it, as a server does; all weights are merged, walked over by TRL's own code, copied
 into buffers as an engine does, and unmerged. The way between two machines and vLLM's own loading come on top of both.
-The drift is that of the base's weights after 50 syncs with the adapter moving in between: the share of weights that are
-not what they were, and their distance from it over the adapter's own change of them.
+The drift is that of the base's weights after 50 syncs with the adapter moving in between: the share of weights that
+are not what they were, and their distance from it over the adapter's own change of them.
 """
 
 import argparse

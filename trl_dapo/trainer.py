@@ -27,7 +27,6 @@ from datasets import IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
-from trl.trainer.utils import get_config_model_id
 
 from .batching import mark_filler
 from .checkpoint import find_checkpoint, load_state, save_state
@@ -39,6 +38,7 @@ from .construction import (
     choose_task_reward,
     make_sampler,
     pace_dataset,
+    settings_of,
 )
 from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
@@ -133,17 +133,7 @@ class DAPOTrainer(UpdatePhase):
         group_filter: GroupFilter | None = None,
         **kwargs,
     ):
-        if args is None:
-            model_id = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
-        if not isinstance(args, DAPOConfig):
-            given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
-            if isinstance(args, dict):
-                given, fix = "{...}", "DAPOConfig(**{...})"
-            raise TypeError(
-                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
-                "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
-            )
+        args = settings_of(args, model)
         self._seam = Seam()
         self._group_filter = group_filter
         self._completion_lengths: list[int] = []
