@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from helpers import make_config, make_tokenizer, tiny_config
 from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from trl.generation import vllm_generation
 
-from trl_dapo.lora_sync import AdapterGeneration, max_lora_rank, why_not_served
+from trl_dapo.lora_sync import AdapterGeneration, changed_weight, max_lora_rank, why_not_served
 
 
 def model():
@@ -86,6 +86,25 @@ def test_weights_that_train_beside_the_adapter_are_named():
     assert "embed_tokens" in why_not_served(both)
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_that_was_changed_in_memory_is_told_from_its_checkpoint(tmp_path, shards, dtype):
+    whole = model()
+    size = sum(parameter.nbytes for parameter in whole.parameters())
+    whole.save_pretrained(tmp_path, max_shard_size=size // shards + 1)
+    assert len([*tmp_path.glob("*.safetensors")]) >= shards
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    apart = get_peft_model(loaded, LoraConfig(r=4, init_lora_weights=False, target_modules="all-linear"))
+    assert changed_weight(apart) is None
+    # As where an earlier adapter was merged into it.
+    again = get_peft_model(apart.merge_and_unload(), LoraConfig(r=4, target_modules=["q_proj"]))
+    assert changed_weight(again).endswith("_proj.weight")
+
+
+def test_a_model_without_a_checkpoint_has_nothing_to_compare():
+    assert changed_weight(adapted()) is None
+
+
 def test_a_rank_takes_the_next_capacity_of_vllms():
     assert [max_lora_rank(rank) for rank in (1, 2, 8, 9, 64, 65, 512)] == [1, 8, 8, 16, 64, 128, 512]
 
@@ -122,6 +141,16 @@ def test_what_cannot_travel_is_merged_and_one_line_says_why(make, said):
     (line,) = said
     assert "merged" in line
     assert "`use_dora=True`" in line
+
+
+def test_an_adapter_on_a_base_that_was_changed_in_memory_is_merged(make, said, tmp_path):
+    model().save_pretrained(tmp_path / "base")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    loaded.model.norm.weight.data.mul_(2)
+    engine = make(get_peft_model(loaded, LoraConfig(r=4, target_modules=["q_proj"])))
+    assert not engine.serves_adapter
+    (line,) = said
+    assert f"`model.norm.weight` is not what {tmp_path / 'base'} has" in line
 
 
 @pytest.mark.parametrize("lora_sync", [None, "merge"])

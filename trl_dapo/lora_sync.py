@@ -11,6 +11,7 @@ keeps of a prompt belongs to one adapter.
 
 import atexit
 import contextlib
+import json
 import shutil
 import tempfile
 import threading
@@ -26,9 +27,10 @@ import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
 from peft import LoraConfig, PeftType, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
@@ -91,6 +93,51 @@ def why_not_served(model) -> str | None:
     if others := [parameter for parameter in trained if f".{name}" not in parameter or "lora_" not in parameter]:
         return f"weights beside the adapter are trained ({others[0]})"
     return None
+
+
+def changed_weight(model) -> str | None:
+    """
+    A weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads.
+
+    Weights that cannot be compared are passed over: quantized and sharded ones, and those that transformers holds in
+    another form than the checkpoint.
+
+    Args:
+        model ([`~peft.PeftModel`]):
+            Whose `name_or_path` says where its checkpoint is.
+
+    Returns:
+        `str`, the weight's name, or `None`.
+    """
+    weights = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach()
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name and parameter.is_floating_point()
+    }
+    for path in _checkpoint_files(model.name_or_path):
+        with safe_open(path, framework="pt") as file:
+            for name in weights.keys() & file.keys():
+                stored, weight = file.get_slice(name), weights[name]
+                if tuple(stored.get_shape()) != weight.shape:
+                    continue
+                # What was merged or trained into a weight shows in any of its rows.
+                first, given = stored[:1].to(weight.dtype), weight[:1].cpu()
+                if not torch.equal(first, given):
+                    return name
+    return None
+
+
+def _checkpoint_files(name_or_path: str) -> list[str]:
+    """Of a checkpoint that transformers has loaded before; none where there is none, or in another format."""
+    if not name_or_path:
+        return []
+    find = partial(cached_file, name_or_path, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    if whole := find("model.safetensors"):
+        return [whole]
+    if (index := find("model.safetensors.index.json")) is None:
+        return []
+    names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+    return [path for path in map(find, names) if path is not None]
 
 
 def max_lora_rank(rank: int) -> int:
@@ -202,7 +249,13 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return "`vllm_lora_sync='merge'` says so"
         if self._dist.fsdp_version == 1:
             return "FSDP1 does not hand out an adapter by itself (FSDP2 does)"
-        return why_not_served(self.model)
+        if (why := why_not_served(self.model)) is not None:
+            return why
+        if (name := self._on_main_process(changed_weight, self.model)) is not None:
+            return (
+                f"`{name}` is not what {self.model.name_or_path} has, which vLLM loads (save the model, and name that)"
+            )
+        return None
 
     def _merge_because(self, why: str):
         """Lets TRL merge, and says so where an adapter would have been expected to travel; or refuses."""
