@@ -102,14 +102,15 @@ def move_adapter(model):
 
 
 def cost(model, way, repeats):
-    """Bytes and seconds of a sync; the first, which makes its buffers, is left out of the seconds."""
-    seconds = []
+    """Bytes, seconds and CPU seconds of a sync; the first, which makes its buffers, is left out of the seconds."""
+    seconds, cpu_seconds = [], []
     for _ in range(repeats + 1):
         move_adapter(model)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         num_bytes = way.hand_over()
         seconds.append(time.perf_counter() - started)
-    return num_bytes, median(seconds[1:])
+        cpu_seconds.append(time.process_time() - cpu_started)
+    return num_bytes, median(seconds[1:]), median(cpu_seconds[1:])
 
 
 @torch.no_grad()
@@ -146,25 +147,22 @@ def main(argv=None):
     transformers.logging.set_verbosity_error()
     console = Console(width=140)
     title = f"rank 16 on all linear layers, bfloat16, {torch.get_num_threads()} threads, median of {args.repeats}"
-    table = Table("parameters", "way", "bytes a sync", "seconds a sync", "weights moved", "drift", title=title)
+    columns = ("parameters", "way", "bytes a sync", "seconds", "CPU seconds", "weights moved", "drift")
+    table = Table(*columns, title=title)
     for shape in SHAPES.values():
-        model = make_model(shape)
+        model, costs = make_model(shape), {}
         with tempfile.TemporaryDirectory() as folder:
-            costs = {}
             for way, generation in make_ways(model, Path(folder)).items():
-                costs[way] = num_bytes, seconds = cost(model, generation, args.repeats)
-                least = [costs["merge"][i] / costs[way][i] for i in range(2)]
-                moved, distance = (
-                    drift(model, generation) if args.full or shape is next(iter(SHAPES.values())) else (None, None)
-                )
-                table.add_row(
-                    f"{num_parameters(model) / 1e9:.3f} B",
-                    way,
-                    f"{num_bytes:,} ({least[0]:.1f}x)",
-                    f"{seconds:.3f} ({least[1]:.1f}x)",
-                    "" if moved is None else f"{moved:.2%}",
-                    "" if moved is None else f"{distance:.2g}",
-                )
+                costs[way] = cost(model, generation, args.repeats)
+                ratios = [f"{merged / cost:.1f}x" for merged, cost in zip(costs["merge"], costs[way], strict=True)]
+                num_bytes, *seconds = costs[way]
+                figures = [f"{num_bytes:,}", *(f"{value:.3f}" for value in seconds)]
+                cells = [f"{figure} ({ratio})" for figure, ratio in zip(figures, ratios, strict=True)]
+                moved = distance = ""
+                if args.full or shape is next(iter(SHAPES.values())):
+                    moved, distance = drift(model, generation)
+                    moved, distance = f"{moved:.2%}", f"{distance:.2g}"
+                table.add_row(f"{num_parameters(model) / 1e9:.3f} B", way, *cells, moved, distance)
         del model
     console.print(table)
 

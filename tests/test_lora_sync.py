@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from helpers import make_config, make_tokenizer, tiny_config
-from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
+from peft import AdaLoraConfig, IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from trl.generation import vllm_generation
@@ -69,6 +69,8 @@ def test_adapters_that_are_not_lora_and_models_without_one_are_named():
     assert why_not_served(get_peft_model(model(), ia3)) == "the adapter is IA3, not LoRA"
     adalora = AdaLoraConfig(target_modules=["q_proj"], total_step=10)
     assert why_not_served(get_peft_model(model(), adalora)) == "the adapter is ADALORA, not LoRA"
+    prompt = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    assert why_not_served(get_peft_model(model(), prompt)) == "the adapter is PROMPT_TUNING, not LoRA"
 
 
 def test_one_of_several_adapters_is_served_and_two_at_once_are_not():
@@ -99,6 +101,9 @@ def test_a_base_that_was_changed_in_memory_is_told_from_its_checkpoint(tmp_path,
     # As where an earlier adapter was merged into it.
     again = get_peft_model(apart.merge_and_unload(), LoraConfig(r=4, target_modules=["q_proj"]))
     assert changed_weight(again).endswith("_proj.weight")
+    grown = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    grown.resize_token_embeddings(grown.config.vocab_size + 8)
+    assert changed_weight(get_peft_model(grown, LoraConfig(target_modules=["q_proj"]))) == "model.embed_tokens.weight"
 
 
 def test_a_model_without_a_checkpoint_has_nothing_to_compare():

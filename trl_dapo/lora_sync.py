@@ -112,17 +112,18 @@ def changed_weight(model) -> str | None:
     weights = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach()
         for name, parameter in model.named_parameters()
-        if "lora_" not in name and parameter.is_floating_point()
+        if "lora_" not in name and type(parameter) is torch.nn.Parameter and parameter.numel()
     }
     for path in _checkpoint_files(model.name_or_path):
         with safe_open(path, framework="pt") as file:
             for name in weights.keys() & file.keys():
                 stored, weight = file.get_slice(name), weights[name]
-                if tuple(stored.get_shape()) != weight.shape:
+                if stored.get_dtype() not in ("F32", "F16", "BF16") or not weight.ndim:
                     continue
                 # What was merged or trained into a weight shows in any of its rows.
-                first, given = stored[:1].to(weight.dtype), weight[:1].cpu()
-                if not torch.equal(first, given):
+                if tuple(stored.get_shape()) != weight.shape or not torch.equal(
+                    stored[:1].to(weight.dtype), weight[:1].cpu()
+                ):
                     return name
     return None
 
