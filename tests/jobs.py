@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from helpers import ScriptedTrainer, number, prompts, tiny_config
-from transformers import TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl.generation import vllm_generation
 
-from trl_dapo import DAPOTrainer
+from trl_dapo import DAPOTrainer, lora_sync
 from trl_dapo.launch import launch
 
 
@@ -114,6 +116,40 @@ def shuffled_differently(model, folder):
     except RuntimeError as error:
         (Path(folder) / f"error-{RANK}").write_text(str(error))
         raise
+
+
+def adapter_is_refused(model, folder):
+    """A server that takes two adapters and refuses the third: what each rank makes of it."""
+    folder, given = Path(folder), []
+
+    class Client:
+        def __init__(self, **kwargs):
+            assert RANK == 0  # which alone asks the server
+            self.base_url, self.model = "http://gpu-7:8000", "base"
+
+    def serve_adapter(client, name, path):
+        given.append(sorted(file.name for file in path.iterdir()))
+        if len(given) == 3:
+            raise lora_sync.AdapterRefused("no more")
+
+    started = {"lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.bfloat16"}}
+    started |= {"parallel_config": {"data_parallel_size": 1}, "model_config": {"model": model}}
+    lora_sync.AdapterClient.server_config = lambda client: started
+    lora_sync.AdapterClient.serve_adapter = serve_adapter
+    lora_sync.AdapterClient._leave = lambda client: None
+    vllm_generation.VLLMClient, vllm_generation.is_vllm_available = Client, lambda: True
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
+    accelerator = Accelerator(cpu=True)
+    engine = lora_sync.AdapterGeneration(
+        adapted, accelerator, None, mode="server", lora_sync=None, output_dir=folder / "run"
+    )
+    report = {"serves_adapter": engine.serves_adapter, "error": None}
+    try:
+        for _ in range(2):
+            engine.sync_weights()
+    except (lora_sync.AdapterRefused, RuntimeError) as error:
+        report["error"] = f"{type(error).__name__}: {error}"
+    write_report(folder, {**report, "given": given})
 
 
 def reward_hangs_on_one_rank(model, folder):

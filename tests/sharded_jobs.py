@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, is_peft_model
 from helpers import ScriptedTrainer, prompts, tiny_config
 from jobs import RANK, WORLD_SIZE, number, record_rollouts, right, script, untimed
 from peft import LoraConfig
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.lora_sync import gather_adapter
 
 
 USES_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -86,6 +87,8 @@ def train(trainer, folder, resume_from_checkpoint=None):
         "logs": untimed(trainer.state.log_history),
         "weights": recorder.weights,
     }
+    if is_peft_model(trainer.model):
+        report["adapter"] = gather_adapter(trainer.model, "default", trainer._dist)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(report, folder / f"report-{WORLD_SIZE}-{RANK}.pt")
 

@@ -21,6 +21,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
 import cutting  # noqa: E402
 import drop_in  # noqa: E402
 import gpu  # noqa: E402
+import lora_sync  # noqa: E402
 import memory_and_scale  # noqa: E402
 import run as ladder  # noqa: E402
 import runs  # noqa: E402
@@ -311,6 +312,32 @@ def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeyp
     assert set(results) == {"GRPOTrainer", "DAPOTrainer"}
     assert all(seconds > 0 for seconds, _ in results.values())
     assert seen[gpu.Ours] == seen[gpu.TRLs] > sum(lengths)
+
+
+# ---- lora_sync ----
+
+
+def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of(tmp_path):
+    model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
+    ways = lora_sync.make_ways(model, tmp_path)
+    num_bytes, *_ = lora_sync.cost(model, ways["merge"], repeats=1)
+    assert num_bytes == 2 * lora_sync.num_parameters(model)  # in bfloat16
+    merged = ways["merge"].buffers["model.layers.0.mlp.up_proj.weight"]
+    layer = model.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
+    expected = (layer.base_layer.weight + layer.get_delta_weight("default")).to(merged.dtype)
+    torch.testing.assert_close(merged, expected, rtol=0.02, atol=1e-3)
+    num_bytes, *_ = lora_sync.cost(model, ways["adapter"], repeats=1)
+    adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)
+    assert 0 < num_bytes - adapter < 10_000  # names and the config
+
+
+def test_merging_moves_the_base_and_handing_over_the_adapter_does_not(tmp_path):
+    model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
+    ways = lora_sync.make_ways(model, tmp_path)
+    assert lora_sync.drift(model, ways["adapter"], num_syncs=5) == (0, 0)
+    moved, distance = lora_sync.drift(model, ways["merge"], num_syncs=5)
+    assert 0.01 < moved < 1
+    assert 0 < distance < 1
 
 
 # ---- python -m benchmarks ----

@@ -86,6 +86,18 @@ def test_ranks_that_drew_different_prompts_end_with_one_error(tiny_model, tmp_pa
         assert "their training datasets differ" in (tmp_path / f"error-{rank}").read_text()
 
 
+def test_the_main_process_alone_asks_the_server_and_an_adapter_refused_there_ends_every_rank(tiny_model, tmp_path):
+    run_in_two_processes("adapter_is_refused", tiny_model, tmp_path)
+    main, other = reports(tmp_path, 2)
+    assert main["serves_adapter"]
+    assert other["serves_adapter"]
+    # When the engine is made, at the first sync, and at the second, which is refused.
+    assert main["given"] == [["adapter_config.json", "adapter_model.safetensors"]] * 3
+    assert other["given"] == []
+    assert main["error"] == "AdapterRefused: no more"
+    assert other["error"] == "RuntimeError: On the main process: AdapterRefused: no more"
+
+
 def test_a_reward_function_that_hangs_on_one_rank_ends_the_job_at_the_ddp_timeout(tiny_model, tmp_path):
     result = launch("reward_hangs_on_one_rank", tiny_model, tmp_path, num_processes=2)
     assert result.returncode != 0

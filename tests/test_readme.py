@@ -130,7 +130,7 @@ def test_every_figure_of_the_benchmarks_stands_in_their_results():
     first_screen = README.partition("\n## ")[0]
     rows = [row for row in table_cells(first_screen) if row[0] in ("generated tokens", "CPU seconds")]
     assert len(rows) == 2
-    rows += table_cells(section("Benchmarks"))
+    rows += table_cells(section("LoRA")) + table_cells(section("Benchmarks"))
     figures = [
         figure for row in rows for cell in row[1:] for figure in re.findall(r"\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+", cell)
     ]

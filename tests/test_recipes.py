@@ -21,7 +21,7 @@ from helpers import launch as launch_job
 from helpers import run_alone
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import is_bitsandbytes_available
 from trl.scripts.vllm_serve import ScriptArguments, build_command
 
@@ -77,7 +77,10 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
 def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(recipe):
     header = read_header(recipe)
     names = {"Hardware", "Whose", "Changed", "Rollout", "Expected curve", "Launch", "Resume", "Evaluate"}
-    assert names <= header.keys() <= names | {"Before"}
+    assert names <= header.keys() <= names | {"Before", "Memory", "Time saved"}
+    # With an adapter vLLM is handed less than with all weights.
+    settings = yaml.safe_load(recipe.read_text())
+    assert ("Time saved" in header) == settings.get("use_peft", False)
     assert f"recipes/{recipe.name}" in header["Launch"]
     assert "--resume_from_checkpoint true" in header["Resume"]
     for path in re.findall(r"recipes/\S+\.(?:yaml|py|sbatch)", header["Launch"]):
@@ -88,6 +91,46 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
     assert _make_parser().parse_args(compare[1:]).trained == evaluate.output_dir
     # The evaluation stops where the rollouts do.
     assert evaluate.max_completion_length == yaml.safe_load(recipe.read_text())["max_completion_length"]
+
+
+def test_the_memory_of_the_qlora_recipe_is_that_of_its_model_and_fits_24_gb():
+    recipe = ROOT / "recipes" / "qwen3_4b_qlora_1gpu.yaml"
+    settings, stated = yaml.safe_load(recipe.read_text()), read_header(recipe)["Memory"].replace("\n", " ")
+    config = Qwen3Config(  # Qwen/Qwen3-4B
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    linear = [m for name, m in model.named_modules() if name.endswith(tuple(settings["lora_target_modules"]))]
+    num_linear = sum(layer.weight.numel() for layer in linear)
+    embedding, budget = model.get_input_embeddings().weight.numel(), settings["max_tokens_per_microbatch"]
+    adapter = settings["lora_r"] * sum(layer.in_features + layer.out_features for layer in linear)
+    num_bytes = {
+        "7.5 the base in bfloat16": 2 * (num_linear + embedding),
+        # Half a byte a weight and a byte a block of 64, its scale; what is embedded stays in bfloat16.
+        "2.5 the model in 4 bits": num_linear / 2 + num_linear / 64 + 2 * embedding,
+        "0.5 adapter, gradient and Adam": (2 + 2 + 4) * adapter,
+        "0.7 activations": 2 * config.num_hidden_layers * budget * config.hidden_size,
+        "4.6 logits of 4,096 tokens, four times": 4 * 2 * budget * config.vocab_size,
+        "15.6 GiB for vLLM": 24 * 2**30 * settings["vllm_gpu_memory_utilization"],
+    }
+    for part, expected in num_bytes.items():
+        assert part in stated
+        assert float(part.split()[0]) == pytest.approx(expected / 2**30, abs=0.06), part
+    totals = [float(total) for total in re.findall(r"= (\d+\.\d) GiB", stated)]
+    assert totals == [pytest.approx(15.6 + 2.5 + 0.5 + 1), pytest.approx(2.5 + 0.5 + 0.7 + 4.6 + 1 + 1)]
+    assert max(totals) < 24
+    a_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert a_token == 144 * 2**10
+    # 1.2 GiB is what vLLM works with; rows of 2,400 tokens, prompt included.
+    assert (15.6 - 7.5 - 1.2) * 2**30 / (2_400 * a_token) == pytest.approx(20, abs=2)
 
 
 @pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)

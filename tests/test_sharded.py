@@ -105,6 +105,17 @@ def test_a_rollout_without_an_accepted_group_moves_no_sharded_weight(sharded, na
     assert not torch.equal(after_second, after_third)
 
 
+def test_every_sharded_rank_gathers_the_adapter_that_one_process_trains(sharded, one_process):
+    expected = one_process["lora"]["adapter"]
+    assert len(expected) == 2 * 7 * 2  # two matrices of each of seven layers, in each of two blocks
+    assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in expected)
+    assert min(value.abs().max() for name, value in expected.items() if "lora_B" in name) > 1e-3
+    for report in reports(sharded, "lora"):
+        assert report["adapter"].keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(report["adapter"][name], value, rtol=0, atol=1e-5)
+
+
 def test_the_reference_of_sharded_weights_is_where_they_started(sharded):
     for name in ("reference", "lora"):
         kl = [log["kl"] for log in reports(sharded, name)[0]["logs"]]

@@ -483,7 +483,7 @@ def test_without_args_a_dapo_config_is_made(tiny_model, tmp_path, monkeypatch):
         bf16: bool = False
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trl_dapo.trainer.DAPOConfig", OnTheCPU)
+    monkeypatch.setattr("trl_dapo.construction.DAPOConfig", OnTheCPU)
     trainer = DAPOTrainer(tiny_model, right, train_dataset=prompts(8))
     assert type(trainer.args) is OnTheCPU
     assert trainer.args.output_dir.endswith("-DAPO")

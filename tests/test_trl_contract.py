@@ -3,6 +3,7 @@
 """Every private name this package leans on exists upstream, with the shape it is used in."""
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import trl.trainer.utils
 from helpers import prompts, tiny_config
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 import trl_dapo
@@ -64,6 +66,33 @@ def test_every_helper_exists(name):
 @pytest.mark.parametrize("name", _trl.VLLM_READS)
 def test_vllms_sampling_parameters_are_attributes(name):
     assert f"self.{name} = {name}" in inspect.getsource(VLLMGeneration.__init__), WHERE
+
+
+@pytest.mark.parametrize(("module", "function", "name"), _trl.SWAPPED)
+def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module, function, name):
+    owner, method = function.split(".")
+    code = getattr(getattr(importlib.import_module(module), owner), method).__code__
+    assert name in code.co_names, f"{function} looks up no `{name}` ({WHERE})"
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [(VLLMGeneration, _trl.VLLM_OVERRIDES), (VLLMClient, _trl.CLIENT_OVERRIDES)],
+    ids=["engine", "client"],
+)
+def test_the_engine_and_its_client_keep_the_methods_that_are_overridden(owner, names):
+    for name, parameters in names.items():
+        assert tuple(inspect.signature(getattr(owner, name)).parameters) == parameters, f"{owner.__name__}.{name}"
+    assert "self._init_vllm()" in inspect.getsource(VLLMGeneration.__init__), WHERE
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [(VLLMGeneration, _trl.VLLM_ATTRIBUTES), (VLLMClient, _trl.CLIENT_ATTRIBUTES)],
+    ids=["engine", "client"],
+)
+def test_the_engine_and_its_client_set_the_attributes_that_are_used(owner, names):
+    assert [name for name in names if f"self.{name} = " not in inspect.getsource(owner)] == []
 
 
 @pytest.mark.parametrize("name", _trl.READS)
@@ -157,6 +186,22 @@ def test_every_import_from_inside_trl_is_listed():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
-                assert node.module == "trl.trainer.utils", path
-                imported |= {alias.name for alias in node.names}
-    assert imported == set(_trl.UTILS)
+                imported |= {(node.module, alias.name) for alias in node.names}
+    modules = {tuple(module.rsplit(".", 1)) for module, _, _ in _trl.SWAPPED}
+    assert imported == {("trl.trainer.utils", name) for name in _trl.UTILS} | modules
+
+
+def test_nothing_of_trls_engine_is_used_that_is_not_listed():
+    upstream = {"engine": inspect.getsource(VLLMGeneration), "client": inspect.getsource(VLLMClient)}
+    listed = {
+        "engine": {*_trl.VLLM_OVERRIDES, *_trl.VLLM_ATTRIBUTES},
+        "client": {*_trl.CLIENT_OVERRIDES, *_trl.CLIENT_ATTRIBUTES},
+    }
+    tree = ast.parse((PACKAGE / "lora_sync.py").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for kind, name in (("engine", "AdapterGeneration"), ("client", "AdapterClient")):
+        nodes = [node for node in ast.walk(classes[name]) if isinstance(node, ast.Attribute)]
+        used = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"}
+        theirs = {attr for attr in used if re.search(rf"(self\.|def ){attr}\b", upstream[kind])}
+        assert len(theirs) >= 3
+        assert theirs - listed[kind] == set()

@@ -140,9 +140,43 @@ READS = (
 # Attributes of `vllm_generation` that evaluation sets for its time.
 VLLM_READS = ("temperature", "top_p", "top_k")
 
+# Names that TRL's modules look up when they make the engine, and that stand for ours for that time: module, function
+# that looks it up, name.
+SWAPPED = (
+    ("trl.trainer.grpo_trainer", "GRPOTrainer.__init__", "VLLMGeneration"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "LLM"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "VLLMClient"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "is_vllm_available"),
+)
+
+# Methods of VLLMGeneration that are overridden, and those of its client, with the parameters they are called with.
+VLLM_OVERRIDES = {
+    "_init_vllm": ("self",),  # called last by `__init__`; makes `llm`, or `vllm_client` and its group
+    "sync_weights": ("self",),
+    # calls `sync_weights` where `_llm_weights_sleeping`; then `llm.wake_up(tags)`, `llm.generate`, `llm.sleep(level)`
+    "generate": ("self", "prompts", "images", "num_generations", "profiler"),
+}
+CLIENT_OVERRIDES = {
+    "init_communicator": ("self", "device"),
+    "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
+}
+
+# Attributes of VLLMGeneration that are read or set beside these.
+VLLM_ATTRIBUTES = (
+    "_dist",  # what shards the model: `fsdp_version`, `gather_params`
+    "_llm_weights_sleeping",
+    "accelerator",
+    "llm",
+    "mode",
+    "model",
+    "vllm_client",
+)
+CLIENT_ATTRIBUTES = ("base_url", "model", "session")
+
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
     "vllm_generation",
+    "_last_loaded_step",  # the step that vLLM's weights are of
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout
 )

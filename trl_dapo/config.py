@@ -15,6 +15,7 @@ from .rewards import scale_reward
 ON_EXHAUSTED = ("top_up", "error")
 MODES = ("filter", "replace", "mask")
 SURPLUS = ("discard", "carry")
+LORA_SYNCS = ("adapter", "merge")
 
 
 @dataclass
@@ -58,6 +59,14 @@ class DAPOConfig(GRPOConfig):
             log-probabilities differ by 0.02 a token. Token by token it stays near 1.
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
             Upper bound of a token's ratio; 3.0 in [`~trl.GRPOConfig`].
+
+        > LoRA with vLLM
+
+        vllm_lora_sync (`str`, *optional*):
+            What vLLM is handed at every sync of a model with LoRA. `"adapter"`: the adapter alone, while the base
+            stays as vLLM loaded it; a server must be started with `--enable-lora`, and must see `output_dir`.
+            `"merge"`: all weights, with the adapter merged into them, as in [`~trl.GRPOTrainer`]. Defaults to
+            `"adapter"` where vLLM can serve it, else `"merge"`, with one line that says why.
 
         > Micro-batches
 
@@ -192,6 +201,14 @@ class DAPOConfig(GRPOConfig):
     vllm_importance_sampling_clip_max: float | None = field(
         default=2.0, metadata={"help": "Upper bound of the ratio between the model's and vLLM's probabilities."}
     )
+    vllm_lora_sync: str | None = field(
+        default=None,
+        metadata={
+            "help": "What vLLM is handed of a model with LoRA: `adapter`, the adapter alone, or `merge`, all weights. "
+            "Default: the first where vLLM can serve it.",
+            "choices": list(LORA_SYNCS),
+        },
+    )
     max_tokens_per_microbatch: int | None = field(
         default=None,
         metadata={
@@ -299,6 +316,7 @@ class DAPOConfig(GRPOConfig):
         self._check_dynamic_sampling()
         self._check_overlong()
         self._check_budget()
+        self._check_lora_sync()
         self._check_reward_scaling()
         self._check_evaluation()
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
@@ -541,6 +559,13 @@ class DAPOConfig(GRPOConfig):
                 " a quantile over each micro-batch would change with them. Set `top_entropy_quantile=1.0`, or bound "
                 "memory by `per_device_train_batch_size`."
             )
+
+    def _check_lora_sync(self):
+        sync = self.vllm_lora_sync
+        if sync not in (None, *LORA_SYNCS):
+            raise ValueError(f"`vllm_lora_sync` must be one of {', '.join(map(repr, LORA_SYNCS))}, got {sync!r}.")
+        if sync is not None and not self.use_vllm:
+            raise ValueError(f"`vllm_lora_sync={sync!r}` has no effect without vLLM. Set `use_vllm=True`.")
 
     def _check_overlong(self):
         buffer = self.overlong_buffer_length

@@ -6,13 +6,31 @@ import math
 
 import torch
 from datasets import Dataset, IterableDataset
+from trl.trainer.utils import get_config_model_id
 
+from .config import DAPOConfig
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
 from .sampling.task import TaskReward
+
+
+def settings_of(args, model) -> DAPOConfig:
+    """The settings that were given, or the defaults with a folder of the model's name."""
+    if args is None:
+        model_id = model if isinstance(model, str) else get_config_model_id(model.config)
+        return DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
+    if not isinstance(args, DAPOConfig):
+        given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
+        if isinstance(args, dict):
+            given, fix = "{...}", "DAPOConfig(**{...})"
+        raise TypeError(
+            f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
+            "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
+        )
+    return args
 
 
 def check_rewards_and_data(trainer):

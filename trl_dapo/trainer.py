@@ -27,7 +27,6 @@ from datasets import IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
-from trl.trainer.utils import get_config_model_id
 
 from .batching import mark_filler
 from .checkpoint import find_checkpoint, load_state, save_state
@@ -39,11 +38,13 @@ from .construction import (
     choose_task_reward,
     make_sampler,
     pace_dataset,
+    settings_of,
 )
 from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
+from .lora_sync import making_the_engine
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
@@ -132,24 +133,15 @@ class DAPOTrainer(UpdatePhase):
         group_filter: GroupFilter | None = None,
         **kwargs,
     ):
-        if args is None:
-            model_id = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
-        if not isinstance(args, DAPOConfig):
-            given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
-            if isinstance(args, dict):
-                given, fix = "{...}", "DAPOConfig(**{...})"
-            raise TypeError(
-                f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
-                "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
-            )
+        args = settings_of(args, model)
         self._seam = Seam()
         self._group_filter = group_filter
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
         check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        super().__init__(model, reward_funcs, args, *other_args, **kwargs)
+        with making_the_engine(args):
+            super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
@@ -447,6 +439,7 @@ class DAPOTrainer(UpdatePhase):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+        self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
         return super().train(resume_from_checkpoint, *args, **kwargs)

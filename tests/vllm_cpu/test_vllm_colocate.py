@@ -16,8 +16,8 @@ def reports(models, run_job, tmp_path_factory):
         "tied": {"model": models["tied"]},
         "untied": {"model": models["untied"]},
         "never synced": {"model": models["tied"], "sabotage": "no sync"},
-        "lora": {"model": models["tied"], "lora": True},
-        "lora never merged": {"model": models["tied"], "lora": True, "sabotage": "no merge"},
+        "lora": {"model": models["tied"], "lora": {}, "vllm_lora_sync": "merge"},
+        "lora never merged": {"model": models["tied"], "lora": {}, "vllm_lora_sync": "merge", "sabotage": "no merge"},
         "carried": {"model": models["tied"], "dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0},
         "evaluated": {
             "model": models["tied"],

@@ -40,7 +40,7 @@ def trained(server, models, run_job, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     variants = {
         "never synced": {"sabotage": "no sync"},  # first, while the server has the weights that it started with
-        "lora": {"lora": True},
+        "lora": {"lora": {}},  # merged, since this server serves no adapters
         "full": {"save_as": str(folder / "model")},
     }
     variants = {name: {"model": models["tied"], **on_server(server, **rest)} for name, rest in variants.items()}
@@ -77,6 +77,51 @@ def test_rounds_differ_in_size_and_share_one_weight_sync_a_rollout(trained):
     assert report(trained / "full")["num_syncs"] == {"0": 1, "1": 1, "2": 1}
     ratios = [ratio for row in report(trained / "full")["trained"] for ratio in row["ratio"]]
     assert ratios == pytest.approx([1.0] * len(ratios), abs=CLOSE)
+
+
+# ---- LoRA, on a server that serves no adapters ----
+
+
+@pytest.fixture(scope="module")
+def refused(server, models, run_job, tmp_path_factory):
+    """What making a trainer ends in."""
+    folder = tmp_path_factory.mktemp("refused")
+    variants = {
+        "by hand": {"lora": {"r": 12}, "vllm_lora_sync": "adapter"},
+        "quantized": {"lora": {}, "quantized": True},
+        "not while it runs": {"lora": {}, "vllm_lora_sync": "adapter", "sabotage": "said to serve adapters"},
+        "left to choose": {"lora": {}},
+    }
+    variants = {name: on_server(server, **settings) for name, settings in variants.items()}
+    result = run_job("refuses", models["tied"], folder, json.dumps(variants))
+    assert result.returncode == 0, result.stdout[-5000:]
+    return report(folder), result.stdout
+
+
+def test_an_adapter_asked_for_by_hand_is_refused_with_the_flag_that_is_missing(server, refused):
+    name, message = refused[0]["by hand"]
+    assert name == "ValueError"
+    assert f"server at {server.url} serves no adapters. Restart it with `--enable-lora --max-lora-rank 16`" in message
+
+
+def test_a_server_that_loads_nothing_while_it_runs_is_told_of_the_variable(refused):
+    name, message = refused[0]["not while it runs"]
+    assert name == "ValueError"
+    assert "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`" in message
+
+
+def test_a_quantized_model_is_refused_with_the_flag_since_it_cannot_be_merged(refused):
+    name, message = refused[0]["quantized"]
+    assert name == "ValueError"
+    assert "--enable-lora --max-lora-rank 8" in message
+
+
+def test_left_to_choose_the_adapter_is_merged_and_one_line_says_why(refused, trained):
+    assert refused[0]["left to choose"] == ["made", False]
+    (line,) = [line for line in refused[1].splitlines() if "the adapter is merged" in line]
+    assert "`--enable-lora --max-lora-rank 8`" in line
+    assert report(trained / "lora")["has_group"]
+    assert not report(trained / "lora")["serves_adapter"]
 
 
 # ---- trl-dapo eval ----

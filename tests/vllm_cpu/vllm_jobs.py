@@ -19,11 +19,12 @@ import trl.generation.vllm_generation
 import vllm
 import vllm.model_executor.layers.utils
 from helpers import letters, number, prompts, tiny_config
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
-from trl_dapo import DAPOTrainer
+from trl_dapo import DAPOTrainer, lora_sync
 from trl_dapo.cli import main
 
 
@@ -43,7 +44,11 @@ trl.generation.vllm_generation.LLM = vllm.LLM
 trl.generation.vllm_generation.VLLMClient = StoreClient
 
 
-def make_trainer(model, folder, *, lora=False, **overrides):
+def lora_config(**overrides):
+    return LoraConfig(**{"r": 8, "lora_alpha": 64, "target_modules": "all-linear", **overrides})
+
+
+def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
     settings = {
         "use_vllm": True,
         "vllm_max_model_length": 128,
@@ -54,18 +59,51 @@ def make_trainer(model, folder, *, lora=False, **overrides):
         "max_steps": 3,
     }
     args = tiny_config(folder / "run", **{**settings, **overrides})
-    peft_config = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear") if lora else None
-    eval_dataset = prompts(5) if "eval_strategy" in overrides else None
-    return DAPOTrainer(
-        model, letters, args, train_dataset=prompts(200), eval_dataset=eval_dataset, peft_config=peft_config
-    )
+    options = {"eval_dataset": prompts(5) if "eval_strategy" in overrides else None}
+    if lora is not None:
+        options["peft_config"] = lora_config(**lora)
+    if quantized:
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    return DAPOTrainer(model, letters, args, train_dataset=prompts(200), **options)
+
+
+def base_weights(trainer):
+    """What is under the adapter, bit by bit."""
+    return {
+        name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters() if "lora_" not in name
+    }
+
+
+class ServedModel:
+    """
+    What vLLM serves: the base as its checkpoint has it, which a quantized trainer's is not, under the live adapter, or
+    under the one of the moment that it is made.
+    """
+
+    def __init__(self, trainer, *, live=True):
+        self.live = trainer.model if live else None
+        base = AutoModelForCausalLM.from_pretrained(trainer.model.name_or_path, dtype=torch.float32)
+        self.model = get_peft_model(base, trainer.model.peft_config["default"])
+        self.copy_adapter(trainer.model)
+
+    def copy_adapter(self, model):
+        weights = model.state_dict()
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(weights[name])
+
+    def __call__(self, ids):
+        if self.live is not None:
+            self.copy_adapter(self.live)
+        return self.model(ids)
 
 
 class Observer:
     """What vLLM returned at every call, and what became of it."""
 
-    def __init__(self, trainer):
+    def __init__(self, trainer, policy=None):
         self.trainer = trainer
+        self.policy = trainer.model if policy is None else policy
         self.calls, self.trained, self.num_syncs = [], [], Counter()
         self.sampled = {}  # step and log-probabilities of every completion
         engine = trainer.vllm_generation
@@ -90,14 +128,15 @@ class Observer:
             self.sampled[(*prompt,), (*completion,)] = self.step, logprobs
             errors.append((logprobs - self.live_logprobs(prompt, completion)).abs().max().item())
         training = self.trainer.model.training
-        self.calls.append({"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training})
+        call = {"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training}
+        self.calls.append({**call, "adapter": self.trainer.vllm_generation.adapter_version})
         return output
 
     @torch.no_grad()
     def live_logprobs(self, prompt, completion):
         completion = torch.tensor([*completion])
         ids = torch.cat([torch.tensor([*prompt]), completion])
-        logits = self.trainer.model(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        logits = self.policy(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
 
     def on_loss(self, model, inputs):
@@ -137,20 +176,122 @@ class Observer:
 def train(model, folder, *, sabotage=None, save_as=None, **settings):
     """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
     trainer = make_trainer(model, folder, **settings)
+    engine = trainer.vllm_generation
     if sabotage == "no sync":
         trainer.vllm_generation.sync_weights = lambda: None
     elif sabotage == "no merge":
         trainer.model.merge_adapter = trainer.model.unmerge_adapter = lambda: None
-    observer = Observer(trainer)
+    observer = Observer(trainer, ServedModel(trainer) if settings.get("quantized") else None)
+    before = base_weights(trainer)
     trainer.train()
     if save_as is not None:
         observer.sync_weights()
         trainer.save_model(save_as)
+    shut_down(trainer)
+    after = base_weights(trainer)
+    report = {
+        "serves_adapter": engine.serves_adapter,
+        "has_group": trainer.vllm_mode == "server" and engine.vllm_client.communicator is not None,
+        "models": trainer.vllm_mode == "server" and served_models(engine.vllm_client),
+        "base_moved": [name for name, weight in before.items() if not torch.equal(weight, after[name])],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(observer.report() | report))
+
+
+def drifts(model, folder):
+    """How far 50 syncs move the base of a model in bfloat16, per way of syncing; the adapter moves in between."""
+    report = {}
+    for way in ("adapter", "merge"):
+        settings = {"lora": {}, "vllm_lora_sync": way, "model_init_kwargs": {"dtype": "bfloat16"}}
+        trainer = make_trainer(model, Path(folder), **settings)
+        before = base_weights(trainer)
+        assert {weight.dtype for weight in before.values()} == {torch.bfloat16}
+        torch.manual_seed(1)
+        for _ in range(50):
+            for parameter in trainer.model.parameters():
+                if parameter.requires_grad:
+                    parameter.data.add_(torch.randn_like(parameter), alpha=1e-3)
+            trainer.vllm_generation.sync_weights()
+        after = base_weights(trainer)
+        report[way] = {name: (after[name] != weight).float().mean().item() for name, weight in before.items()}
+        shut_down(trainer)
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
+def serves_while_in_flight(model, folder, settings):
+    """Pushes a second adapter when a request for the first is on its way to the server, and asks for the second."""
+    trainer = make_trainer(model, Path(folder), lora={}, **json.loads(settings))
+    engine, client = trainer.vllm_generation, trainer.vllm_generation.vllm_client
+    observer, post, models = Observer(trainer), client.session.post, [served_models(client)]
+
+    def move_adapter():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+
+    def push_first(url, **kwargs):
+        if "completions" in url:
+            client.session.post = post
+            move_adapter()
+            engine.sync_weights()
+            models.append(served_models(client))
+        return post(url, **kwargs)
+
+    move_adapter()
+    engine.sync_weights()
+    models.append(served_models(client))
+    prompt_ids = trainer.processing_class(["prompt 1:"] * 4)["input_ids"]
+    sampled_with = ServedModel(trainer, live=False)
+    client.session.post = push_first
+    observer.policy = sampled_with
+    engine.generate(prompt_ids, None, 4)
+    models.append(served_models(client))
+    observer.policy = trainer.model
+    engine.generate(prompt_ids, None, 4)
+    observer.policy = sampled_with
+    engine.generate(prompt_ids, None, 4)
+    report = {"models": models, "errors": [call["error"] for call in observer.calls]}
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
+def refuses(model, folder, variants):
+    """What making a trainer says, per variant: the error, or how weights will go."""
+    report = {}
+    save_next, server_config = lora_sync.AdapterGeneration._save_next, lora_sync.AdapterClient.server_config
+
+    def save_elsewhere(engine, state_dict):
+        """As where the folder is mounted under one path here and under another on the server."""
+        name, path = save_next(engine, state_dict)
+        return name, Path("/elsewhere") / path.name
+
+    for name, settings in json.loads(variants).items():
+        sabotage = settings.pop("sabotage", None)
+        if sabotage == "another mount":
+            lora_sync.AdapterGeneration._save_next = save_elsewhere
+        elif sabotage == "said to serve adapters":
+            lora_sync.AdapterClient.server_config = lambda client: {
+                **server_config(client),
+                "lora_config": {"max_lora_rank": 8},
+            }
+        try:
+            trainer = make_trainer(model, Path(folder) / name, **settings)
+            report[name] = ["made", trainer.vllm_generation.serves_adapter]
+        except Exception as error:
+            report[name] = [type(error).__name__, str(error)]
+        lora_sync.AdapterGeneration._save_next = save_next
+        lora_sync.AdapterClient.server_config = server_config
+    (Path(folder) / "report.json").write_text(json.dumps(report))
+
+
+def served_models(client):
+    return [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+
+
+def shut_down(trainer):
     if trainer.vllm_mode == "colocate":
         trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(observer.report()))
 
 
 def runs(folder, variants):
@@ -183,6 +324,23 @@ def resumes(model, folder, settings):
     observer = Observer(trainer)
     trainer.train(resume_from_checkpoint=True)
     (folder / "report.json").write_text(json.dumps(observer.report()))
+
+
+def trains_twice_and_resumes(model, folder, settings):
+    """Two runs of a trainer, both from step 0, and one of another trainer from the second's checkpoint."""
+    folder, report = Path(folder), {}
+    settings = {"lora": {}, "save_strategy": "steps", "save_steps": 1, **json.loads(settings)}
+    trainer = make_trainer(model, folder, max_steps=1, **settings)
+    observer = Observer(trainer)
+    trainer.train()
+    report["first"], observer.calls = observer.calls, []
+    trainer.train()
+    report["second"] = observer.calls
+    trainer = make_trainer(model, folder, max_steps=3, **settings)
+    observer = Observer(trainer)
+    trainer.train(resume_from_checkpoint=True)
+    report["resumed"] = observer.calls
+    (folder / "report.json").write_text(json.dumps(report))
 
 
 def evaluates(*arguments):

@@ -33,11 +33,12 @@ class Server:
 
 
 def cpu_environment(*path: Path) -> dict[str, str]:
-    """Environment of a process that runs vLLM on the CPU, with `path` to import from."""
+    """Environment of a process that runs vLLM on the CPU, with `path` to import from first."""
+    path = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput collapses now and then
-        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONPATH": os.pathsep.join(path),
         "VLLM_CPU_CI_ENV": "1",  # no compilation by inductor
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -51,18 +52,25 @@ def free_port() -> int:
 
 
 @contextmanager
-def vllm_server(model: str, log: Path) -> Iterator[Server]:
-    """Serves `model` with the flags that TRL asks for, until the block is left."""
+def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator[Server]:
+    """
+    Serves `model` until the block is left: with the flags that TRL asks for, or for LoRA adapters up to a rank, and
+    then without a way for weights.
+    """
     port = free_port()
     # Not `vllm serve`, which looks for a distribution named vllm; this one is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", "128"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
-    command += ["--weight-transfer-config", '{"backend": "cpu_store"}']
-    command += ["--worker-extension-cls", "vllm_store.Extension"]
+    if lora_rank is None:
+        command += ["--weight-transfer-config", '{"backend": "cpu_store"}']
+        command += ["--worker-extension-cls", "vllm_store.Extension"]
+    else:
+        command += ["--enable-lora", "--max-lora-rank", str(lora_rank)]
     environment = {
         **cpu_environment(Path(__file__).parent),  # for vllm_store
-        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of the weight sync
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of the weight sync, and of the server's settings
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(lora_rank is not None),
         "VLLM_HOST_IP": HOST,
     }
     with (
