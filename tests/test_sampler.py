@@ -304,7 +304,7 @@ def state():
     sampler = new(4, carries=True)
     sampler.next_prompts(0)
     play(sampler, [YES] * 3 + [NO] * 5).batch()
-    sampler.carry(Round.of_groups(rows, torch.ones(4, 1), G))
+    sampler.carry(Round.of_groups(rows, torch.ones(4, 1), G, [1, 1]))
     return sampler.state_dict(), sampler.carried_state_dict()
 
 

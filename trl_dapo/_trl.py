@@ -48,8 +48,10 @@ CALLS = (
     "_defer_fsdp_gradient_reduction",
     "get_high_entropy_mask",
     "get_off_policy_mask",
+    "_generate_single_turn",  # positional: prompt ids, images, multimodal fields, number of completions
     "_get_output_dir",
     "_set_signature_columns_if_needed",
+    "_tokenize_prompts",  # returns the first three of these
     "add_callback",
     "get_cp_size",
     "get_sp_size",
@@ -142,6 +144,7 @@ VLLM_READS = ("temperature", "top_p", "top_k")
 
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
+    "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
     "vllm_generation",
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout
