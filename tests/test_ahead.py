@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import number, prompts
+from helpers import errors_of_old_logps, number, prompts
 from scripted_server import ahead_config, right, stand_ins
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 
 import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -61,35 +61,6 @@ def untimed(trainer):
 
 
 # ---- Which policy a row is of ----
-
-
-def errors_of_old_logps(trainer, path):
-    """
-    By the step and the age of each row that trains: how far its old log-probabilities are from those of the weights
-    that the run had so many rollouts ago, in a copy of the model made for the purpose.
-    """
-    snapshots, errors, compute_loss = {}, {}, trainer._compute_loss
-
-    @torch.no_grad()
-    def spy(model, inputs):
-        step = trainer.state.global_step
-        if step not in snapshots:
-            snapshots[step] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-            snapshots[step].load_state_dict(trainer.model.state_dict())
-        for i, mask in enumerate(inputs["completion_mask"].bool()):
-            if not mask.any():
-                continue
-            prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-            completion, age = inputs["completion_ids"][i][mask], int(inputs["age"][i])
-            logits = snapshots[step - age](torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
-            logps = logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
-            error = (inputs["old_per_token_logps"][i][: len(completion)] - logps).abs().max().item()
-            errors.setdefault((step, age), []).append(error)
-        return compute_loss_with_gradient(model, inputs)
-
-    compute_loss_with_gradient = torch.enable_grad()(compute_loss)
-    trainer._compute_loss = spy
-    return errors
 
 
 def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch(make, tiny_model):

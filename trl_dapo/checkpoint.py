@@ -25,6 +25,7 @@ WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when every
 
 def save_state(trainer, folder: Path):
     """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    ahead = None if trainer.args.save_only_model else trainer._ahead.state_dict()  # waits for a round in flight
     folder.mkdir(parents=True, exist_ok=True)
     if trainer.args.should_save:  # a checkpoint of an earlier run that is written over is not whole any more
         (folder / WHOLE_NAME).unlink(missing_ok=True)
@@ -38,7 +39,7 @@ def save_state(trainer, folder: Path):
         # TRL keeps these in a file that it writes only after the one that says that all is written.
         "entropy": (trainer.entropy_coef, trainer._last_world_entropy) if trainer.use_adaptive_entropy else None,
         "carried": None if sampler is None else sampler.carried_state_dict(),
-        "ahead": trainer._ahead.state_dict(),
+        "ahead": ahead,
         "num_processes": trainer.accelerator.num_processes,
     }
     torch.save(local, folder / _rank_name(rank))
