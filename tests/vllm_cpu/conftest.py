@@ -59,7 +59,7 @@ def run_job():
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
         module = ["-m", *launcher] if num_processes > 1 else []
         command = [sys.executable, *module, str(HERE / "vllm_jobs.py"), job, *map(str, args)]
-        environment = cpu_environment(HERE, HERE.parent)
+        environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package beside these tests
         return run_alone(command, timeout=timeout, env=environment, stderr=subprocess.STDOUT)
 
     return run
