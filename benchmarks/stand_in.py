@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
+import psutil
 import torch
 import transformers
 import trl.generation.vllm_generation
@@ -98,7 +99,7 @@ def serve(pipe):
         engine = make(**settings)
         while True:
             what, arguments = pipe.recv()
-            pipe.send(time.process_time() if what == "seconds" else getattr(engine, what)(**arguments))
+            pipe.send(getattr(engine, what)(**arguments))
 
 
 class Client:
@@ -118,7 +119,7 @@ class Client:
         return self._pipe.recv()
 
     def init_communicator(self, device):
-        self.seconds()  # until it is up
+        pass
 
     def get_server_info(self):
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
@@ -126,9 +127,10 @@ class Client:
     def reset_prefix_cache(self):
         pass
 
-    def seconds(self):
-        """CPU seconds that the server has spent; not while a request is under way."""
-        return self._ask("seconds")
+    def cpu_seconds(self):
+        """CPU seconds that the server has spent."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
 
     def update_named_params(self, metadata, named_params):
         self._ask("push", weights={name: value.detach().numpy() for name, value in named_params})

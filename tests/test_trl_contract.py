@@ -5,6 +5,7 @@
 import ast
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import trl.trainer.utils
 from helpers import prompts, tiny_config
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 import trl_dapo
@@ -64,6 +66,25 @@ def test_every_helper_exists(name):
 @pytest.mark.parametrize("name", _trl.VLLM_READS)
 def test_vllms_sampling_parameters_are_attributes(name):
     assert f"self.{name} = {name}" in inspect.getsource(VLLMGeneration.__init__), WHERE
+
+
+@pytest.mark.parametrize("name", _trl.VLLM_LATER_READS)
+def test_vllms_engine_and_client_are_attributes(name):
+    assert f"self.{name} = " in inspect.getsource(VLLMGeneration), WHERE
+
+
+def test_one_call_of_the_client_by_keyword_makes_all_completions_of_the_server():
+    source = inspect.getsource(VLLMGeneration.generate)
+    assert source.count("self.vllm_client.generate(") == 1, WHERE
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(source)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.vllm_client.generate"
+    )
+    assert call.args == [], WHERE
+    assert {"prompts", None} <= {keyword.arg for keyword in call.keywords}, WHERE  # None: the sampling parameters
+    assert all(f'output["{name}"]' in source for name in _trl.VLLM_GENERATED), WHERE
+    assert "self.session = requests.Session()" in inspect.getsource(VLLMClient.__init__), WHERE
 
 
 @pytest.mark.parametrize("name", _trl.READS)

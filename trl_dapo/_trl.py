@@ -142,6 +142,17 @@ READS = (
 # Attributes of `vllm_generation` that evaluation sets for its time.
 VLLM_READS = ("temperature", "top_p", "top_k")
 
+# Attributes of `vllm_generation` that exist in one of its modes.
+VLLM_LATER_READS = (
+    "enable_sleep_mode",
+    "llm",  # vLLM's own, which wakes and sleeps
+    "_llm_weights_sleeping",  # whether the next call pushes all weights
+    "vllm_client",  # the main process's alone; its `generate` takes keywords and returns the three below
+)
+
+# What the client's `generate` must return, by name.
+VLLM_GENERATED = ("prompt_ids", "completion_ids", "logprobs")
+
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
     "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
