@@ -47,6 +47,7 @@ BENCHMARKS = {
     ),
     "drop_in": Benchmark("A drop-in for GRPOTrainer"),
     "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
+    "overlap": Benchmark("One rollout ahead beside taking turns"),
     "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
     "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
     "gpu": Benchmark("A training step on a GPU"),

@@ -14,7 +14,7 @@ import psutil
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 
@@ -118,6 +118,39 @@ class ScriptedTrainer(DAPOTrainer):
             + ([] if completion.endswith("...") else ends)
             for completion in completions
         ], None
+
+
+def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots: dict | None = None) -> dict:
+    """
+    By the step and the age of each row that trains: how far its old log-probabilities are from those of the weights
+    that the run had so many rollouts ago, in a copy of the model made for the purpose. `snapshots` are such copies by
+    step, for steps before the run began. One optimizer step a rollout.
+    """
+    snapshots, errors, compute_loss = snapshots or {}, {}, trainer._compute_loss
+
+    @torch.no_grad()
+    def look(inputs):
+        step = trainer.state.global_step
+        if step not in snapshots:
+            snapshots[step] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            snapshots[step].load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
+        for i, mask in enumerate(inputs["completion_mask"].bool()):
+            if not mask.any():
+                continue
+            prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
+            completion, age = inputs["completion_ids"][i][mask], int(inputs["age"][i])
+            logits = snapshots[step - age](torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+            logps = (logits / temperature).log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+            error = (inputs["old_per_token_logps"][i][: len(completion)] - logps).abs().max().item()
+            errors.setdefault((step, age), []).append(error)
+
+    def spy(model, inputs):
+        if model.training:
+            look(inputs)
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = spy
+    return errors
 
 
 def launch(

@@ -17,6 +17,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from helpers import ScriptedTrainer, number, prompts, tiny_config
 from peft import LoraConfig, get_peft_model
+from scripted_server import ahead_config, stand_ins
+from scripted_server import right as solved
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
@@ -92,6 +94,45 @@ def record_rollouts(trainer):
 
     trainer._generate_and_score_completions = spy
     return rollouts
+
+
+def rollouts_ahead(model, folder, num_runs):
+    """So many runs one after the other with one stand-in for a server each; with a round in flight in checkpoints."""
+    for i in range(int(num_runs)):
+        sizes = {"per_device_train_batch_size": 4 // WORLD_SIZE, "per_device_eval_batch_size": 8 // WORLD_SIZE}
+        saves = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+        args = ahead_config(Path(folder) / f"{i}-{WORLD_SIZE}", batch_multiplier=1.75, **sizes, **saves)
+        datasets = {"train_dataset": prompts(40), "eval_dataset": prompts(4)}
+        with stand_ins(model):
+            trainer = DAPOTrainer(model, solved, args, **datasets)
+            rollouts = record_rollouts(trainer)
+            trainer.train()
+            report = {"rollouts": list(rollouts), "weights": weights(trainer).tolist()}
+            resumed = DAPOTrainer(model, solved, args, **datasets)
+            resumed.train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))
+            report["resumed"] = weights(resumed).tolist()
+            report["ages"] = [log["overlap/groups_by_age/1"] for log in trainer.state.log_history if "loss" in log]
+        write_report(Path(folder) / str(i), report)
+
+
+def server_is_lost_ahead(model, folder):
+    """The stand-in fails while a round is in flight: each process ends with an error of its own."""
+    with stand_ins(model) as clients:
+        args = ahead_config(Path(folder) / "run", per_device_train_batch_size=4 // WORLD_SIZE)
+        trainer = DAPOTrainer(model, solved, args, train_dataset=prompts(40))
+        ask = trainer._ahead.ask
+
+        def lose(step):
+            if clients:
+                clients[0].error = ConnectionError("connection refused")
+            ask(step)
+
+        trainer._ahead.ask = lose
+        try:
+            trainer.train()
+        except RuntimeError as error:
+            (Path(folder) / f"error-{RANK}").write_text(str(error))
+            raise
 
 
 def reward_fails_on_one_rank(model, folder):

@@ -132,7 +132,7 @@ def test_a_run_that_never_got_there_is_hollow_in_the_picture(tmp_path, monkeypat
     monkeypatch.setattr(time_to_accuracy, "Figure", Kept)
     results = {("quickstart", method, 0): {"curve": CURVE[:1]} for method in time_to_accuracy.METHODS}
     results["quickstart", "GRPO", 0] = {"curve": CURVE}
-    time_to_accuracy.plot(results, [0], {"quickstart": 0.5}, tmp_path / "runs.png")
+    time_to_accuracy.plot(results, [0], {"quickstart": 0.5}, list(time_to_accuracy.METHODS), tmp_path / "runs.png")
     tokens, seconds = drawn[0].axes
     for axes, ended, reached in ((tokens, 10, 30), (seconds, 1.0, 2.5)):
         dots = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() == "o"}

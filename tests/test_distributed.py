@@ -135,3 +135,27 @@ def test_one_process_that_was_killed_resumes_bit_by_bit(tiny_model, tmp_path):
     checkpoint = str(tmp_path / "victim" / "run" / "checkpoint-3")
     jobs.sampled_run(tiny_model, tmp_path / "resumed", {**overrides, "resume_from": checkpoint})
     assert reports(tmp_path / "resumed", 1) == reports(tmp_path / "whole", 1)
+
+
+@pytest.mark.parametrize("num_runs", [2])
+def test_two_processes_train_one_rollout_ahead_as_one_does_and_resume_bit_by_bit(tiny_model, tmp_path, num_runs):
+    jobs.rollouts_ahead(tiny_model, tmp_path, 1)
+    run_in_two_processes("rollouts_ahead", tiny_model, tmp_path, num_runs)
+    (one,) = reports(tmp_path / "0", 1)
+    for i in range(num_runs):
+        first, second = reports(tmp_path / str(i), 2)
+        for rollout, *parts in zip(one["rollouts"], first["rollouts"], second["rollouts"], strict=True):
+            assert [row[:2] for row in rollout] == [row[:2] for part in parts for row in part]
+        assert first["weights"] == second["weights"]
+        assert first["weights"] == pytest.approx(one["weights"], rel=1e-3, abs=1e-5)
+        assert first["resumed"] == first["weights"]
+        assert first["ages"] == one["ages"]
+        assert first["ages"][1] > 0
+
+
+def test_a_server_that_is_lost_with_a_round_in_flight_ends_every_process(tiny_model, tmp_path):
+    result = launch("server_is_lost_ahead", tiny_model, tmp_path, num_processes=2)
+    assert result.returncode != 0
+    errors = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
+    assert "The vLLM server at" in errors[0]
+    assert errors[1].startswith("The main process could not sample: RuntimeError: The vLLM server at")

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
 from trl_dapo.report.page import MAX_CHARACTERS
-from trl_dapo.report.panels import OUTCOMES, PAPER, RUN_COLOURS, smooth, thin
+from trl_dapo.report.panels import OUTCOMES, PAPER, RUN_COLOURS, TIMELINE, plot_panel, smooth, thin
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -23,6 +23,9 @@ HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     '</pre><style>body{display:none}</style><a href="javascript:void(0)">\'"&amp;'
 )
+
+
+OVERLAP = {"sampling": 6.0, "idle": 4.0, "update": 5.0, "wait": 3.0, "rewards": 2.0}
 
 
 def entry(step: int, **metrics) -> dict:
@@ -42,6 +45,7 @@ def entry(step: int, **metrics) -> dict:
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,
         **{f"dynamic_sampling/{name}": value for name, value in sampling.items()},
+        **{f"overlap/{name}_seconds": value for name, value in OVERLAP.items()},
         **metrics,
     }
 
@@ -206,6 +210,18 @@ def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
     log_history = [entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)]
     assert OUTCOMES.find(log_history)["too easy"] == ([1, 2], [2 / 16] * 2)
     assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
+
+
+def test_the_timeline_lays_the_servers_time_above_the_trainers_for_the_last_eight_rollouts():
+    figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
+    (axes,) = figure.axes
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    # The server samples for 6 s and idles for 4; the trainer updates for 5, waits for 3 and scores for 2.
+    assert bars == [(0, 6), (6, 4), (0, 5), (5, 3), (8, 2)] * 8
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]
+    heights = [bar.get_y() for bar in axes.patches[:5]]
+    assert max(heights[:2]) < min(heights[2:])
+    assert axes.yaxis_inverted()
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):

@@ -25,7 +25,7 @@ def round_of(lengths, **kwargs):
     rows = Rows.from_generated(generated(lengths, **kwargs), [f"prompt {i}" for i in range(len(lengths))])
     rows.keep([True] * len(lengths))
     rewards = torch.arange(float(len(lengths))).unsqueeze(1)
-    return Round.of_groups(rows, rewards, num_generations=2)
+    return Round.of_groups(rows, rewards, num_generations=2, ages=[1] * (len(rewards) // 2))
 
 
 def test_what_was_recorded_is_replayed():

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,25 @@ def test_the_engine_and_its_client_keep_the_methods_that_are_overridden(owner, n
 )
 def test_the_engine_and_its_client_set_the_attributes_that_are_used(owner, names):
     assert [name for name in names if f"self.{name} = " not in inspect.getsource(owner)] == []
+
+
+@pytest.mark.parametrize("name", _trl.VLLM_LATER_READS)
+def test_vllms_engine_and_client_are_attributes(name):
+    assert f"self.{name} = " in inspect.getsource(VLLMGeneration), WHERE
+
+
+def test_one_call_of_the_client_by_keyword_makes_all_completions_of_the_server():
+    source = inspect.getsource(VLLMGeneration.generate)
+    assert source.count("self.vllm_client.generate(") == 1, WHERE
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(source)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.vllm_client.generate"
+    )
+    assert call.args == [], WHERE
+    assert {"prompts", None} <= {keyword.arg for keyword in call.keywords}, WHERE  # None: the sampling parameters
+    assert all(f'output["{name}"]' in source for name in _trl.VLLM_GENERATED), WHERE
+    assert "self.session = requests.Session()" in inspect.getsource(VLLMClient.__init__), WHERE
 
 
 @pytest.mark.parametrize("name", _trl.READS)

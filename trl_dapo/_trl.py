@@ -48,8 +48,10 @@ CALLS = (
     "_defer_fsdp_gradient_reduction",
     "get_high_entropy_mask",
     "get_off_policy_mask",
+    "_generate_single_turn",  # positional: prompt ids, images, multimodal fields, number of completions
     "_get_output_dir",
     "_set_signature_columns_if_needed",
+    "_tokenize_prompts",  # returns the first three of these
     "add_callback",
     "get_cp_size",
     "get_sp_size",
@@ -173,8 +175,20 @@ VLLM_ATTRIBUTES = (
 )
 CLIENT_ATTRIBUTES = ("base_url", "model", "session")
 
+# Attributes of `vllm_generation` that exist in one of its modes.
+VLLM_LATER_READS = (
+    "enable_sleep_mode",
+    "llm",  # vLLM's own, which wakes and sleeps
+    "_llm_weights_sleeping",  # whether the next call pushes all weights
+    "vllm_client",  # the main process's alone; its `generate` takes keywords and returns the three below
+)
+
+# What the client's `generate` must return, by name.
+VLLM_GENERATED = ("prompt_ids", "completion_ids", "logprobs")
+
 # Attributes that exist only while training, with vLLM, or with environments.
 LATER_READS = (
+    "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
     "vllm_generation",
     "_last_loaded_step",  # the step that vLLM's weights are of
     "_batch_environments",  # the environment's name of each row of the batch

@@ -32,6 +32,7 @@ ROLLOUT_KEYS = {
     "sampling_per_token_logps": ("completion", 0.0),
     "importance_sampling_ratio": ("completion", 1.0),
     "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
+    "age": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),

@@ -4,6 +4,8 @@
 
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when every
 
 def save_state(trainer, folder: Path):
     """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    ahead = None if trainer.args.save_only_model else trainer._ahead.state_dict()  # waits for a round in flight
     folder.mkdir(parents=True, exist_ok=True)
     if trainer.args.should_save:  # a checkpoint of an earlier run that is written over is not whole any more
         (folder / WHOLE_NAME).unlink(missing_ok=True)
@@ -36,6 +39,7 @@ def save_state(trainer, folder: Path):
         # TRL keeps these in a file that it writes only after the one that says that all is written.
         "entropy": (trainer.entropy_coef, trainer._last_world_entropy) if trainer.use_adaptive_entropy else None,
         "carried": None if sampler is None else sampler.carried_state_dict(),
+        "ahead": ahead,
         "num_processes": trainer.accelerator.num_processes,
     }
     torch.save(local, folder / _rank_name(rank))
@@ -77,9 +81,10 @@ def load_state(trainer, folder: Path):
         differs["beta"] = 0.0, trainer.beta
     trainer._metrics["train"].update(local["metrics"])
     if not differs:
+        trainer._ahead.load_state_dict(local["ahead"])
         trainer.load_update_state_dict(update)
         return
-    has_rows = update["rollout"] is not None or local["carried"] is not None
+    has_rows = update["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
     if warning := describe_misfit(str(folder), differs, has_rows):
         logger.warning(warning)
 
@@ -107,10 +112,20 @@ def _is_state(shared, local) -> bool:
     """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
     return (
         isinstance(shared, dict)
-        and (not shared or "header" in shared)
+        and (not shared or {"header", "ahead"} <= shared.keys())
         and isinstance(local, dict)
-        and {"update", "metrics", "carried", "num_processes"} <= local.keys()
+        and {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys()
     )
+
+
+@contextmanager
+def keeping_dtypes(model) -> Iterator[None]:
+    """TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32."""
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    yield
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtypes.get(name, parameter.dtype):
+            parameter.data = parameter.data.to(dtypes[name])
 
 
 def _rank_name(rank: int) -> str:

@@ -16,6 +16,9 @@ ON_EXHAUSTED = ("top_up", "error")
 MODES = ("filter", "replace", "mask")
 SURPLUS = ("discard", "carry")
 LORA_SYNCS = ("adapter", "merge")
+ROLLOUTS_AHEAD = (0, 1)
+# Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
+REQUEST_SHARE = 0.9
 
 
 @dataclass
@@ -121,6 +124,16 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_memory (`bool`, *optional*, defaults to `False`):
             Whether to remember each prompt's pass rate and to skip prompts that are likely to be dropped, for a
             while. Kept with the checkpoint as `dapo_memory.parquet`.
+
+        > vLLM's server
+
+        rollouts_ahead (`int`, *optional*, defaults to `0`):
+            With `1`, the server samples the next rollout's first round while the optimizer steps of this one run. Its
+            rows are one rollout off-policy and train with the log-probabilities of the policy that sampled them. Needs
+            `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. `0` takes turns.
+        vllm_request_timeout (`float`, *optional*):
+            Seconds that a request to the server may take, as `vllm_server_timeout` bounds the wait for its start.
+            Defaults to nine tenths of `ddp_timeout`, which is how long the other processes wait.
 
         > Overlong completions
 
@@ -280,6 +293,18 @@ class DAPOConfig(GRPOConfig):
         default=False,
         metadata={"help": "Remember each prompt's pass rate and pass over prompts likely to be dropped, for a while."},
     )
+    rollouts_ahead: int = field(
+        default=0,
+        metadata={
+            "help": "1: vLLM's server samples the next rollout's first round while this one trains. 0: they take "
+            "turns.",
+            "choices": list(ROLLOUTS_AHEAD),
+        },
+    )
+    vllm_request_timeout: float | None = field(
+        default=None,
+        metadata={"help": "Seconds that a request to vLLM's server may take. Default: 0.9 * `ddp_timeout`."},
+    )
     overlong_buffer_length: int | None = field(
         default=None,
         metadata={"help": "The paper's L_cache in tokens. Setting it turns the soft overlong punishment on."},
@@ -314,6 +339,7 @@ class DAPOConfig(GRPOConfig):
                 "spread of rewards to learn from."
             )
         self._check_dynamic_sampling()
+        self._check_server()
         self._check_overlong()
         self._check_budget()
         self._check_lora_sync()
@@ -484,6 +510,43 @@ class DAPOConfig(GRPOConfig):
             raise ValueError(
                 f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
             )
+
+    @property
+    def vllm_request_seconds(self) -> float:
+        """Seconds that a request to vLLM's server may take."""
+        return REQUEST_SHARE * self.ddp_timeout if self.vllm_request_timeout is None else self.vllm_request_timeout
+
+    def _check_server(self):
+        ahead, timeout = self.rollouts_ahead, self.vllm_request_timeout
+        if ahead not in ROLLOUTS_AHEAD:
+            raise ValueError(f"`rollouts_ahead` must be 0 or 1, got {ahead!r}.")
+        asks_a_server = self.use_vllm and self.vllm_mode == "server"
+        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+            raise ValueError(f"`vllm_request_timeout` must be above 0 and finite, got {timeout}.")
+        if timeout is not None and not asks_a_server:
+            raise ValueError(
+                f"`vllm_request_timeout={timeout}` has no effect without a vLLM server. Leave it out, or set "
+                "`use_vllm=True` and `vllm_mode='server'`."
+            )
+        if not ahead:
+            return
+        if not asks_a_server:
+            samples = f"`vllm_mode={self.vllm_mode!r}`" if self.use_vllm else "transformers generation"
+            raise ValueError(
+                f"`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got {samples}, which samples on those "
+                "that train. Set `use_vllm=True` and `vllm_mode='server'`, or `rollouts_ahead=0`."
+            )
+        for name, needed in (
+            ("use_dynamic_sampling", True),
+            ("dynamic_sampling_mode", "filter"),
+            ("dynamic_sampling_surplus", "carry"),
+            ("loss_type", "dapo"),
+        ):
+            if getattr(self, name) != needed:
+                raise ValueError(
+                    f"`rollouts_ahead=1` needs `{name}={needed!r}`, got {getattr(self, name)!r}: the round sampled "
+                    f"ahead trains as carried groups do. Set it, or `rollouts_ahead=0`."
+                )
 
     def _check_filler(self):
         """Rows that only fill a rollout are left out of every loss that is known; another would count them."""

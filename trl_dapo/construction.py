@@ -137,6 +137,20 @@ def check_group_filter(trainer):
             )
 
 
+def check_rollouts_ahead(trainer):
+    """Refuses what cannot be asked of a server in one request before its time."""
+    if not trainer.args.rollouts_ahead:
+        return
+    for given, what in (
+        (trainer.rollout_func, "a `rollout_func`, which asks the server itself"),
+        (trainer.environment_factories, "environments, which are reset when their round begins"),
+        (trainer.tools, "tools, which are called between two requests"),
+        (trainer._is_vlm, "models with images, which a checkpoint cannot hold"),
+    ):
+        if given:
+            raise ValueError(f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.")
+
+
 def make_sampler(trainer) -> Sampler:
     """The sampler, as the settings ask for it."""
     args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations
@@ -171,6 +185,7 @@ def make_sampler(trainer) -> Sampler:
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         num_ranks=num_ranks,
         reward_names=trainer.reward_func_names,
+        is_ahead=bool(args.rollouts_ahead),
     )
 
 

@@ -1,6 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What samples completions for the trainer: how it samples during evaluation, and what is said when it is lost."""
+"""
+What samples completions for the trainer: how it samples during evaluation, how long it is awake and waited for, and
+what is said when it is lost.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -34,10 +37,55 @@ def eval_sampling(trainer) -> Iterator[None]:
 
 
 @contextmanager
+def awake(trainer) -> Iterator[None]:
+    """
+    Keeps an engine that sleeps between its calls awake for all calls of the block, if there is one: waking takes all
+    weights, and so each of them would push all weights.
+    """
+    args = trainer.args
+    if not (trainer.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
+        yield
+        return
+    engine = trainer.vllm_generation
+    # As TRL before its first call, which then finds the engine as it wants it.
+    engine.sync_weights()
+    trainer._last_loaded_step = trainer.state.global_step
+    engine.llm.wake_up(tags=["kv_cache"])
+    engine.enable_sleep_mode = False
+    try:
+        yield
+    finally:
+        engine.enable_sleep_mode = True
+        engine.llm.sleep(level=2)
+        engine._llm_weights_sleeping = True
+
+
+def asks_a_server(trainer) -> bool:
+    """Whether completions are vLLM's server's."""
+    return trainer.use_vllm and trainer.args.vllm_mode == "server"
+
+
+def bound_requests(trainer) -> list:
+    """
+    Gives the requests to vLLM's server a timeout, which TRL's have none of, and returns what interrupts them: its
+    `session`'s adapters, of the main process, which alone has a client.
+    """
+    if not (asks_a_server(trainer) and trainer.accelerator.is_main_process):
+        return []
+    session, adapters = trainer.vllm_generation.vllm_client.session, []
+    for prefix, adapter in list(session.adapters.items()):
+        from .server import ServerAdapter  # its packages come with vLLM
+
+        adapters.append(ServerAdapter(adapter, trainer.args.vllm_request_seconds))
+        session.mount(prefix, adapters[-1])
+    return adapters
+
+
+@contextmanager
 def naming_the_server(trainer) -> Iterator[None]:
     """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
     args = trainer.args
-    if not (trainer.use_vllm and args.vllm_mode == "server"):
+    if not asks_a_server(trainer):
         yield
         return
     try:
@@ -48,7 +96,17 @@ def naming_the_server(trainer) -> Iterator[None]:
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         checkpoint = last_complete_checkpoint(args.output_dir)
         how = f"resume from {checkpoint}" if checkpoint else f"train anew: {args.output_dir} holds no checkpoint"
-        raise RuntimeError(f"The vLLM server at {url} is gone ({error}). Start it again and {how}.") from error
+        what = f"is gone ({error}). Start it again and"
+        if _says_that_time_is_up(error):
+            what = (
+                f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again; if it needs "
+                "longer, raise `vllm_request_timeout`. Then"
+            )
+        raise RuntimeError(f"The vLLM server at {url} {what} {how}.") from error
+
+
+def _says_that_time_is_up(error: Exception) -> bool:
+    return type(error).__name__ == "ReadTimeout"  # of requests, which comes with vLLM
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:

@@ -6,6 +6,8 @@ from collections import defaultdict
 
 import torch
 
+from .sampling.sampler import MAX_AGE
+
 
 class StepMetrics:
     """
@@ -57,7 +59,11 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_tokens(
-        self, mask: torch.Tensor, entropies: torch.Tensor, clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        self,
+        mask: torch.Tensor,
+        entropies: torch.Tensor,
+        clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        ages: torch.Tensor | None = None,
     ) -> None:
         """
         Add the tokens of a micro-batch, their entropies and where they are clipped.
@@ -70,6 +76,8 @@ class StepMetrics:
             clipped (`tuple` of three boolean `torch.Tensor` of shape `(B, T)` or `(B, 1)`):
                 As from [`clipped_tokens`]. One value a completion, of a ratio of whole completions, counts completions
                 in place of tokens.
+            ages (`torch.Tensor` of shape `(B,)`, *optional*):
+                How many rollouts ago each row was sampled, where it is of interest.
         """
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
@@ -83,6 +91,10 @@ class StepMetrics:
             high=high.sum(),
             dual=dual.sum(),
         )
+        for age in range(MAX_AGE + 1) if ages is not None else ():
+            is_of_age = (ages == age).unsqueeze(1)
+            units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
+            self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
         # A completion without a token must not be the least clipped one.
         low_min = (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0).amin()
         high_max = (high.sum(1) / length).amax()
@@ -119,7 +131,8 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
             As from [`StepMetrics.reduce`].
 
     Returns:
-        `dict[str, float]`, by the names that TRL logs, and `num_loss_tokens` and `clip_ratio/dual_mean`.
+        `dict[str, float]`, by the names that TRL logs, and `num_loss_tokens`, `clip_ratio/dual_mean` and
+        `overlap/clip_ratio/age_*`.
     """
     metrics = {"num_loss_tokens": totals["tokens"]}
     if totals["tokens"] > 0:
@@ -133,6 +146,9 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
             "clip_ratio/low_min": totals["low_min"],
             "clip_ratio/high_max": totals["high_max"],
         }
+        for age in range(MAX_AGE + 1):
+            if totals.get(f"clip_units_{age}", 0) > 0:
+                metrics[f"overlap/clip_ratio/age_{age}"] = totals[f"region_{age}"] / totals[f"clip_units_{age}"]
         if "kl" in totals:
             metrics["kl"] = totals["kl"] / totals["tokens"]
     return metrics

@@ -18,41 +18,51 @@ import math
 import textwrap
 import time
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
 from datasets import IterableDataset
-from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
 
+from .ahead import RoundAhead
 from .batching import mark_filler
-from .checkpoint import find_checkpoint, load_state, save_state
+from .checkpoint import find_checkpoint, keeping_dtypes, load_state, save_state
 from .config import DAPOConfig
 from .construction import (
     add_overlong_punishment,
     check_group_filter,
     check_rewards_and_data,
+    check_rollouts_ahead,
     choose_task_reward,
     make_sampler,
     pace_dataset,
     settings_of,
 )
-from .engine import eval_sampling, naming_the_server
+from .engine import awake, eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .lora_sync import making_the_engine
+from .progress import progress_bar
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
-from .sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_groups, select_rewards
+from .sampling.report import age_metrics, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.rollouts import (
+    Round,
+    Rows,
+    assign_to_ranks,
+    local_slice,
+    select_ages,
+    select_extra_logs,
+    select_rewards,
+)
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
 from .update import UpdatePhase
@@ -148,9 +158,11 @@ class DAPOTrainer(UpdatePhase):
             add_overlong_punishment(self)
         self._task = choose_task_reward(self)
         check_group_filter(self)
+        check_rollouts_ahead(self)
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
         self._prefetch = Prefetch(self._generate_for_evaluation)
+        self._ahead = RoundAhead(self)
         self.add_callback(LogHistoryCallback())
 
     # ---- Reward functions ----
@@ -160,7 +172,7 @@ class DAPOTrainer(UpdatePhase):
             return self._seam.replayed[1]
         error = None
         try:
-            with checked_rewards(self):
+            with checked_rewards(self), self._ahead.timing("rewards"):
                 rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
@@ -206,9 +218,8 @@ class DAPOTrainer(UpdatePhase):
         if not (self.model.training and self.args.use_dynamic_sampling):
             return super()._generate_and_score_completions(inputs)
         sampler, step, seconds = self._sampler, self.state.global_step, []
-        num_skipped = sampler.stream.num_skipped
         sampler.begin()
-        with self._progress_bar() as show_progress:
+        with progress_bar(self) as show_progress, awake(self) if sampler.num_missing else nullcontext():
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
@@ -217,12 +228,15 @@ class DAPOTrainer(UpdatePhase):
                 show_progress()
         batch = sampler.batch()
         self._speak_of_shortfall(batch)
-        rollouts = self._train_on(batch)
         sampler.carry(self._carried_groups(batch.carry))
+        num_skipped = sampler.num_skipped
+        if self.args.rollouts_ahead:
+            self._ahead.ask(step)
+        rollouts = self._train_on(batch)
         self._log_sampling(
             batch,
             tokens_trained=int(rollouts["num_items_in_batch"]),
-            skipped_by_memory=sampler.stream.num_skipped - num_skipped,
+            skipped_by_memory=num_skipped,
             refill_seconds=sum(seconds[1:]),
         )
         return rollouts
@@ -233,7 +247,7 @@ class DAPOTrainer(UpdatePhase):
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
         # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
-        with self._seam.recording(self) as recorded:
+        with self._seam.recording(self) as recorded, self._ahead.answering() as is_ahead:
             super()._generate_and_score_completions(inputs)
         names = [name for name, _ in prompts]
         drawn = [zlib.crc32(repr(names).encode())] * len(inputs)
@@ -253,6 +267,7 @@ class DAPOTrainer(UpdatePhase):
             truncated_B=truncated_B.bool(),
             extra_logs={column: list(values) for column, values in logs if len(values) == len(examples)},
             metrics=recorded.metrics,
+            ages=[int(is_ahead)] * len(names),
         )
 
     def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
@@ -273,7 +288,8 @@ class DAPOTrainer(UpdatePhase):
         rewards = select_rewards(rounds, groups)
         rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
-        self._pending_extra_logs.update(self._extra_logs(rounds, groups, mine))
+        extra_logs = select_extra_logs(rounds, groups).items()
+        self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
         inputs = [
             {"prompt": prompt, "environment": environment}
             for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
@@ -284,8 +300,11 @@ class DAPOTrainer(UpdatePhase):
         mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        if self._sampler.rollout.carried:
+        if any(round_.is_stale for round_ in rounds):
             restore_old_logps(rollouts, rows.old_logps)
+        if self.args.rollouts_ahead:
+            ages = torch.tensor(select_ages(rounds, groups)).repeat_interleave(G)[mine]
+            rollouts["age"] = ages.to(self.accelerator.device)
         return rollouts
 
     def _carried_groups(self, groups: list[Group]) -> Round | None:
@@ -299,16 +318,8 @@ class DAPOTrainer(UpdatePhase):
         logps = [rows.logprobs[i] for i in new] if self.use_vllm else policy_logps(self, rows.take(new))
         for i, row in zip(new, logps, strict=True):
             rows.old_logps[i] = row
-        return Round.of_groups(rows, select_rewards(rounds, groups), self.num_generations)
-
-    def _extra_logs(self, rounds: list[Round], groups: list[Group], mine: slice) -> dict[str, list]:
-        """What the reward functions logged of this rank's rows, for the completions table."""
-        columns = dict.fromkeys(column for round_ in rounds for column in round_.extra_logs)
-        logged = {
-            column: [round_.extra_logs.get(column, [None] * len(round_.rewards_BF)) for round_ in rounds]
-            for column in columns
-        }
-        return {column: select_groups(values, groups, self.num_generations)[mine] for column, values in logged.items()}
+        ages = [age + 1 for age in select_ages(rounds, groups)]
+        return Round.of_groups(rows, select_rewards(rounds, groups), self.num_generations, ages)
 
     # ---- The seam: what is recorded, and handed back ----
 
@@ -319,7 +330,12 @@ class DAPOTrainer(UpdatePhase):
             return self._seam.replayed[0]
         generated = None if self.model.training else self._prefetch.take(prompts)
         if generated is None:
-            with naming_the_server(self), nullcontext() if self.model.training else eval_sampling(self):
+            self._ahead.join()
+            with (
+                naming_the_server(self),
+                self._ahead.timing_engine(),
+                nullcontext() if self.model.training else eval_sampling(self),
+            ):
                 generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
@@ -384,21 +400,6 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- What the user sees ----
 
-    @contextmanager
-    def _progress_bar(self):
-        rollout, disable = self._sampler.rollout, self.args.disable_tqdm or not self.accelerator.is_main_process
-        bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
-        with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
-
-            def show():
-                bar.n = rollout.target - rollout.shortfall
-                bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
-                if num_passes := self._sampler.new_barren_passes():
-                    said = f"No group was accepted in {num_passes} passes over the training dataset."
-                    logger.warning(f"{said} {advise(rollout)}")
-
-            yield show
-
     def _speak_of_shortfall(self, batch: Batch):
         """Stops or warns when the rounds were used up before the batch was full."""
         num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
@@ -415,6 +416,8 @@ class DAPOTrainer(UpdatePhase):
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
         sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.stream.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
+        if self.args.rollouts_ahead:
+            sampled |= self._ahead.metrics() | age_metrics(select_ages(rollout.rounds, batch.train))
         for name, value in sampled.items():
             metrics[name].append(value)
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
@@ -442,7 +445,10 @@ class DAPOTrainer(UpdatePhase):
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._ahead.cancel()
 
     def get_batch_samples(self, *args):
         if self.state.global_step < self.state.max_steps:
@@ -460,12 +466,8 @@ class DAPOTrainer(UpdatePhase):
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
-        dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        for name, parameter in self.model.named_parameters():
-            if parameter.dtype != dtypes.get(name, parameter.dtype):
-                parameter.data = parameter.data.to(dtypes[name])
+        with keeping_dtypes(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -168,6 +168,7 @@ class UpdatePhase(GRPOTrainer):
         self._window_batches = []  # what the dataloader gave for the coming optimizer step
         self._window_microbatches = deque()  # what is left of the optimizer step under way
         self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
+        self._is_last_rollout = False  # whether training ends on the rollout under way
         self._step_metrics = StepMetrics()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
         self._has_warned_of_length = False
@@ -234,6 +235,9 @@ class UpdatePhase(GRPOTrainer):
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.
             if step % self._generate_every == 0 or self._buffered_inputs is None:
+                # Micro-steps to the end of training, or a few more where an epoch's last window is short.
+                left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
+                self._is_last_rollout = step + self._generate_every >= self._step + left
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
         rows = self._join(parts)
@@ -559,7 +563,7 @@ class UpdatePhase(GRPOTrainer):
             loss = loss + weight * aux_loss / mean_num_microbatches
             step_metrics.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
 
-        step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip))
+        step_metrics.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip), inputs.get("age"))
         if not in_training:
             self._publish(step_metrics, "eval")
         return loss

@@ -55,9 +55,11 @@ def models(tmp_path_factory):
 def run_job():
     """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
 
-    def run(job, *args, timeout=300):
-        command = [sys.executable, str(HERE / "vllm_jobs.py"), job, *map(str, args)]
-        environment = cpu_environment(HERE, HERE.parent)
+    def run(job, *args, num_processes=1, timeout=300):
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+        module = ["-m", *launcher] if num_processes > 1 else []
+        command = [sys.executable, *module, str(HERE / "vllm_jobs.py"), job, *map(str, args)]
+        environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package beside these tests
         return run_alone(command, timeout=timeout, env=environment, stderr=subprocess.STDOUT)
 
     return run

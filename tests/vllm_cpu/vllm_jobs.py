@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,13 @@ import torch
 import trl.generation.vllm_generation
 import vllm
 import vllm.model_executor.layers.utils
-from helpers import letters, number, prompts, tiny_config
+from helpers import errors_of_old_logps, letters, number, prompts, tiny_config
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
+import trl_dapo.trainer
 from trl_dapo import DAPOTrainer, lora_sync
 from trl_dapo.cli import main
 
@@ -341,6 +343,87 @@ def trains_twice_and_resumes(model, folder, settings):
     trainer.train(resume_from_checkpoint=True)
     report["resumed"] = observer.calls
     (folder / "report.json").write_text(json.dumps(report))
+
+
+# ---- One rollout ahead ----
+
+AHEAD = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry", "batch_multiplier": 1.75}
+
+
+def watched_run(trainer, model, folder, snapshots=None, **kwargs):
+    """Trains, and reports how far old log-probabilities are from those of the weights at their rows' launch."""
+    errors = errors_of_old_logps(trainer, model, TEMPERATURE, snapshots)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        trainer.train(**kwargs)
+    except BaseException as error:
+        (folder / "error.json").write_text(json.dumps([type(error).__name__, str(error)]))
+        raise
+    rows = [[step, age, max(found)] for (step, age), found in errors.items()]
+    rank = trainer.accelerator.process_index
+    report = {"errors": rows, "logs": [log for log in trainer.state.log_history if "loss" in log]}
+    (folder / f"ahead-{rank}.json").write_text(json.dumps(report))
+
+
+def ahead_runs(folder, variants):
+    """One run after the other, in each process of a launch; `sabotage` leaves old log-probabilities as TRL's."""
+    for name, settings in json.loads(variants).items():
+        usual = trl_dapo.trainer.restore_old_logps
+        if settings.pop("sabotage", None):
+            trl_dapo.trainer.restore_old_logps = lambda rollouts, old_logps: None
+        model = settings.pop("model")
+        watched_run(make_trainer(model, Path(folder) / name, **AHEAD, **settings), model, Path(folder) / name)
+        trl_dapo.trainer.restore_old_logps = usual
+
+
+def when_asked_ahead(trainer, step_of_rollout, function):
+    """Calls a function as soon as the round behind the rollout at that step has been asked for."""
+    ask = trainer._ahead.ask
+
+    def asks(step):
+        ask(step)
+        if step == step_of_rollout:
+            function()
+
+    trainer._ahead.ask = asks
+
+
+def server_dies_ahead(model, folder, group, settings):
+    """Kills the server while it samples the round for the fourth rollout."""
+    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
+    when_asked_ahead(trainer, 2, lambda: os.killpg(int(group), signal.SIGKILL))
+    watched_run(trainer, model, Path(folder))
+
+
+def resumes_ahead(model, folder, settings):
+    folder = Path(folder)
+    trainer = make_trainer(model, folder, **AHEAD, **json.loads(settings))
+    # The round in the checkpoint after two steps was asked for after one.
+    launched_with = AutoModelForCausalLM.from_pretrained(folder / "run" / "checkpoint-1", dtype=torch.float32).eval()
+    watched_run(trainer, model, folder, snapshots={1: launched_with}, resume_from_checkpoint=True)
+
+
+def is_interrupted(model, folder, group, settings):
+    """Ctrl-C while a round is in flight at a server that hangs with its port open."""
+    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
+
+    def interrupt():
+        os.killpg(int(group), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_asked_ahead(trainer, 1, interrupt)
+    try:
+        watched_run(trainer, model, Path(folder))
+    finally:
+        names = [thread.name for thread in threading.enumerate()]
+        (Path(folder) / "threads.json").write_text(json.dumps(names))
+
+
+def server_hangs(model, folder, group, settings):
+    """The server stops with its port open while a round is in flight."""
+    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
+    when_asked_ahead(trainer, 1, lambda: os.killpg(int(group), signal.SIGSTOP))
+    watched_run(trainer, model, Path(folder))
 
 
 def evaluates(*arguments):

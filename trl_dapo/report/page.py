@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from ..version import __version__
 from .panels import (
-    OUTCOMES,
+    ONE_RUN_EACH,
     PANELS,
     PAPER,
     RUN_COLOURS,
@@ -72,7 +72,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
             render(plot_panel(panel, histories, labels, panel.title), "png")
         )
     # Outcomes of several runs do not fit into one small picture.
-    overview = [panel for panel in shown if panel is not OUTCOMES or len(runs) == 1][:NUM_OVERVIEW_PANELS]
+    overview = [panel for panel in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
     path = output_dir / PAGE_NAME
     path.write_text(_page(runs, labels, shown), encoding="utf-8")
@@ -143,7 +143,7 @@ def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any
         "name": panel.name,
         "title": panel.title,
         "caption": panel.caption,
-        "is_wide": panel is OUTCOMES and sum(bool(panel.find(history)) for history in histories) > 1,
+        "is_wide": panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1,
         "alt": _in_words(panel, runs, labels),
         **{
             theme: f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..sampling.groups import REASONS
-from .runs import series
+from .runs import is_number, series
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
@@ -34,6 +34,15 @@ OUTCOME_COLOURS = {
 }
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
+# Of what the server and the trainer do, in the order in which they do it.
+TIMELINE_COLOURS = {
+    "sampling": "#44AA99",
+    "idle": "#BBBBBB",
+    "update": "#88CCEE",
+    "wait": "#CC6677",
+    "rewards": "#DDCC77",
+}
+NUM_ROLLOUTS = 8  # in the timeline
 LINE_STYLES = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
@@ -137,6 +146,20 @@ ENTROPY = Panel(
     metrics={"entropy": "policy"},
     caption="It may fall slowly; a plunge to zero means that all completions of a prompt become one and the same.",
 )
+TIMELINE = Panel(
+    name="timeline",
+    title="The last rollouts, one ahead",
+    unit="seconds",
+    metrics={
+        "overlap/sampling_seconds": "server: sampling",
+        "overlap/idle_seconds": "server: idle",
+        "overlap/update_seconds": "trainer: updates",
+        "overlap/wait_seconds": "trainer: waiting",
+        "overlap/rewards_seconds": "trainer: rewards",
+    },
+    caption="Above the server, below the trainer, from the moment a round is asked for: where the trainer waits, more "
+    "GPUs should sample, and where the server idles, more should train.",
+)
 PANELS = (
     REWARD,
     Panel(
@@ -203,7 +226,10 @@ PANELS = (
         metrics={"peak_microbatch_tokens": "on any process"},
         caption="It decides the peak of memory; above max_tokens_per_microbatch it is one row that is longer.",
     ),
+    TIMELINE,
 )
+# Areas and bars cannot lie over one another: a picture for each run.
+ONE_RUN_EACH = (OUTCOMES, TIMELINE)
 
 
 def plot_panel(
@@ -230,8 +256,8 @@ def plot_panel(
         [`~matplotlib.figure.Figure`]: The picture.
     """
     with _style(theme):
-        if panel is OUTCOMES:
-            figure = _plot_outcomes(log_histories, labels)
+        if panel in ONE_RUN_EACH:
+            figure = _plot_each(panel, log_histories, labels)
         else:
             # The names of the runs stand above and must not make the picture smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
@@ -242,15 +268,15 @@ def plot_panel(
         return figure
 
 
-def _plot_outcomes(log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
-    """Areas cannot lie over one another: a picture for each run that has them, two in a row."""
-    shown = [i for i, log_history in enumerate(log_histories) if _shares(log_history)]
+def _plot_each(panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
+    """A picture for each run that has something to show, two in a row."""
+    shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
     num_columns = min(len(shown), 2)
     num_rows = -(-len(shown) // num_columns)
     figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
     places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
     for place, i in zip(places, shown, strict=False):
-        _draw_outcomes(place, log_histories[i])
+        _draw_one(place, panel, log_histories[i])
         if len(log_histories) > 1:
             place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
     for place in places[len(shown) :]:
@@ -284,8 +310,8 @@ def plot_runs(
         figure.suptitle(title)
         places = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for place, panel in zip(places, panels, strict=False):
-            if panel is OUTCOMES:
-                _draw_outcomes(place, log_histories[0])
+            if panel in ONE_RUN_EACH:
+                _draw_one(place, panel, log_histories[0])
             else:
                 _draw(place, panel, log_histories)
             place.set_title(panel.title)
@@ -402,6 +428,33 @@ def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int):
     if len(labels) > 1:
         handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
         figure.legend(handles, list(map(_shorten, labels)), loc="outside upper center", ncols=num_columns)
+
+
+def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]):
+    draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
+    draw(axes, log_history)
+
+
+def _draw_timeline(axes: Axes, log_history: list[dict]):
+    """A line for each of the last rollouts: what the server did, and below it what the trainer did meanwhile."""
+    keys = {name: f"overlap/{name}_seconds" for name in TIMELINE_COLOURS}
+    rollouts = [entry for entry in log_history if all(is_number(entry.get(key)) for key in keys.values())]
+    rollouts = rollouts[-NUM_ROLLOUTS:]
+    for place, entry in enumerate(rollouts):
+        for height, names in ((-0.2, ("sampling", "idle")), (0.2, ("update", "wait", "rewards"))):
+            start = 0.0
+            for name in names:
+                seconds = entry[keys[name]]
+                colour = TIMELINE_COLOURS[name]
+                axes.barh(place + height, seconds, left=start, height=0.36, color=colour, linewidth=0)
+                start += seconds
+    if not rollouts:
+        axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
+    axes.set_yticks(range(len(rollouts)), [str(entry["step"]) for entry in rollouts])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds since the round was asked for", ylabel="optimizer step")
+    handles = [Line2D([], [], color=colour, linewidth=5) for colour in TIMELINE_COLOURS.values()]
+    axes.legend(handles, list(TIMELINE_COLOURS), loc="best", ncols=2, frameon=True, framealpha=0.85, edgecolor="none")
 
 
 def _draw_outcomes(axes: Axes, log_history: list[dict]):

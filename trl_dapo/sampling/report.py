@@ -10,7 +10,7 @@ import torch
 from .groups import REASONS
 from .refill import Batch
 from .rollouts import Round
-from .sampler import ORDER, Rollout
+from .sampler import MAX_AGE, ORDER, Rollout
 
 
 # What to change, by the reason that dropped most groups.
@@ -118,6 +118,20 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
     if rollout.num_rounds:
         metrics["acceptance_rate"] = rollout.acceptance_rate
     return {name: float(value) for name, value in metrics.items()}
+
+
+def age_metrics(ages: Sequence[int]) -> dict[str, float]:
+    """
+    How old the groups are that train.
+
+    Args:
+        ages (`Sequence[int]`):
+            For each group, how many rollouts ago its policy was the present one.
+
+    Returns:
+        `dict[str, float]`: Number of groups by age.
+    """
+    return {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
 
 
 def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:

@@ -216,6 +216,9 @@ class Round:
             What reward functions logged of all ranks' rows.
         metrics (`dict[str, list[float]]`):
             What TRL measured of the round.
+        ages (`list[int]`, *optional*):
+            For each group, how many rollouts ago the policy was the one that sampled it. Defaults to 0 for all: the
+            present policy.
     """
 
     prompts: list[str]
@@ -225,13 +228,23 @@ class Round:
     truncated_B: torch.Tensor
     extra_logs: dict[str, list]
     metrics: dict[str, list[float]]
+    ages: list[int] | None = None
+
+    def __post_init__(self):
+        if self.ages is None:
+            self.ages = [0] * len(self.prompts)
 
     @classmethod
-    def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int) -> "Round":
-        """Groups that were sampled and scored before: only their rows and rewards still matter."""
+    def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int, ages: list[int]) -> "Round":
+        """Groups that were sampled and scored before: only their rows, rewards and ages still matter."""
         blank_B = torch.zeros(len(rewards_BF))
         prompts = [""] * (len(rewards_BF) // num_generations)
-        return cls(prompts, rows, rewards_BF, blank_B, blank_B.bool(), extra_logs={}, metrics={})
+        return cls(prompts, rows, rewards_BF, blank_B, blank_B.bool(), extra_logs={}, metrics={}, ages=ages)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether an earlier policy sampled any of its groups."""
+        return any(self.ages)
 
     @property
     def num_generations(self) -> int:
@@ -253,12 +266,13 @@ class Round:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of carried groups, loadable with `weights_only=True`."""
-        return {"rows": self.rows.state_dict(), "rewards": self.rewards_BF}
+        return {"rows": self.rows.state_dict(), "rewards": self.rewards_BF, "ages": self.ages}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], num_generations: int) -> "Round":
         """The carried groups that [`Round.state_dict`] described."""
-        return cls.of_groups(Rows.from_state_dict(state["rows"]), state["rewards"], num_generations)
+        rows = Rows.from_state_dict(state["rows"])
+        return cls.of_groups(rows, state["rewards"], num_generations, state["ages"])
 
 
 def assign_to_ranks(rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device) -> Rows:
@@ -298,6 +312,21 @@ def select_rewards(rounds: Sequence[Round], groups: Sequence[Group]) -> torch.Te
     """Rewards of `groups`, in that order (`torch.Tensor` of shape `(num_rows, num_reward_functions)`)."""
     columns = [round_.rewards_BF for round_ in rounds]
     return torch.stack(select_groups(columns, groups, rounds[0].num_generations))
+
+
+def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group]) -> dict[str, list]:
+    """What reward functions logged of the rows of `groups`, in that order; `None` where a round has no such column."""
+    columns = dict.fromkeys(column for round_ in rounds for column in round_.extra_logs)
+    logged = {
+        column: [round_.extra_logs.get(column, [None] * len(round_.rewards_BF)) for round_ in rounds]
+        for column in columns
+    }
+    return {column: select_groups(values, groups, rounds[0].num_generations) for column, values in logged.items()}
+
+
+def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
+    """Ages of `groups`, in that order."""
+    return [rounds[number].ages[index] for number, index in groups]
 
 
 def local_slice(num_rows: int, rank: int, world_size: int) -> slice:

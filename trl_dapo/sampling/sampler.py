@@ -5,17 +5,19 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .acceptance import AcceptanceRate
 from .memory import PromptMemory
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
-from .rollouts import Round
+from .rollouts import Round, select_ages
 
 
 # What of the header says in which order prompts come.
 ORDER = {"seed", "shuffle_dataset", "dataset"}
+# Sampled one rollout ahead, and carried once.
+MAX_AGE = 2
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Rollout:
             Dropped groups by reason.
         num_rounds (`int`):
             Rounds that were sampled.
+        num_skipped_before (`int`):
+            Prompts passed over before the first that was drawn for it.
     """
 
     target: int
@@ -43,6 +47,7 @@ class Rollout:
     dropped: list[Group] = field(default_factory=list)
     reasons: Counter = field(default_factory=Counter)
     num_rounds: int = 0
+    num_skipped_before: int = 0
 
     @property
     def sampled(self) -> list[Round]:
@@ -73,8 +78,8 @@ class Rollout:
 class Sampler:
     """
     Owns everything that dynamic sampling keeps from one rollout to the next: the prompt stream, the memory, the
-    acceptance rate and the carried groups. Knows nothing of models; every process that feeds it the same decides the
-    same.
+    acceptance rate, the carried groups and the prompts drawn ahead. Knows nothing of models; every process that feeds
+    it the same decides the same.
 
     One rollout is
 
@@ -85,6 +90,7 @@ class Sampler:
         sampler.add_round(round_, reasons, counts, step)
     batch = sampler.batch()
     sampler.carry(...)  # the groups of `batch.carry`
+    sampler.draw_ahead(step)  # where the next rollout's first round is asked for before this one trains
     ```
 
     Args:
@@ -115,6 +121,8 @@ class Sampler:
         reward_names (`Sequence[str]`, *optional*):
             Names of the reward functions, whose rewards the carried groups hold; part of what a checkpoint must agree
             with.
+        is_ahead (`bool`, *optional*, defaults to `False`):
+            Whether rounds are sized so that a rollout hardly ever needs a second one.
 
     Example:
 
@@ -142,6 +150,7 @@ class Sampler:
         memory: PromptMemory | None = None,
         num_ranks: int = 1,
         reward_names: Sequence[str] = (),
+        is_ahead: bool = False,
     ):
         if target < 1:
             raise ValueError(f"`target` must be at least 1 group, got {target}.")
@@ -169,9 +178,11 @@ class Sampler:
         self.batch_multiplier = 1.0 if mode == "mask" else batch_multiplier
         self.num_ranks = num_ranks
         self.reward_names = list(reward_names)
+        self.is_ahead = is_ahead
         self.rollout = Rollout(target)
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
+        self._ahead: _Drawn | None = None
         self._barren_since = stream.passes  # where in the stream a group was last accepted
         self._num_told = 0
 
@@ -179,7 +190,9 @@ class Sampler:
 
     def begin(self):
         """Begins a rollout, with the groups carried into it."""
-        self.rollout = Rollout(self.target)
+        # What was passed over while the first round was drawn ahead counts for the rollout it was drawn for.
+        num_skipped = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
+        self.rollout = Rollout(self.target, num_skipped_before=num_skipped)
         if self._carried is not None:
             self.rollout.rounds.append(self._carried)
             self.rollout.carried = [Group(0, i) for i in range(len(self._carried.prompts))]
@@ -204,20 +217,55 @@ class Sampler:
 
         Returns:
             `list[tuple[str, dict]]`: name and example of each prompt; none where the batch is full or the rounds are
-            used up.
+            used up. Where prompts were drawn ahead, these are the first.
         """
         if self.num_missing == 0 or self.is_exhausted:
             return []
-        skip = None
-        if self.memory is not None:
-            skip = lambda name: self.memory.draw_skip(name, step, self.num_generations)  # noqa: E731
-        return self.stream.take(self._round_size(), skip)
+        if self._ahead is not None:
+            drawn, self._ahead = self._ahead, None
+            return drawn.prompts
+        return self._draw(self.rollout.shortfall, step)[0]
 
-    def _round_size(self) -> int:
+    def draw_ahead(self, step: int) -> list[tuple[str, dict[str, Any]]]:
+        """
+        Draws the prompts of the next rollout's first round, once this one's groups are carried. They are in the
+        checkpoints between here and there.
+
+        Args:
+            step (`int`):
+                Optimizer steps made.
+
+        Returns:
+            `list[tuple[str, dict]]`: as from [`Sampler.next_prompts`]; none where carried groups fill the next batch.
+        """
+        num_carried = 0 if self._carried is None else len(self._carried.prompts)
+        if num_carried >= self.target:
+            return []
+        before = self.stream.state_dict()
+        self._ahead = _Drawn(*self._draw(self.target - num_carried, step), before)
+        return self._ahead.prompts
+
+    def _draw(self, shortfall: int, step: int) -> tuple[list[tuple[str, dict[str, Any]]], list[bool]]:
+        """Prompts of a round, and whether each that was looked at was passed over."""
+        skips = []
+
+        def skip(name):
+            skips.append(self.memory.draw_skip(name, step, self.num_generations))
+            return skips[-1]
+
+        prompts = self.stream.take(self._round_size(shortfall), None if self.memory is None else skip)
+        return prompts, skips
+
+    @property
+    def num_skipped(self) -> int:
+        """Prompts passed over for this rollout so far."""
+        return self.stream.num_skipped - self.rollout.num_skipped_before
+
+    def _round_size(self, shortfall: int) -> int:
         if self.batch_multiplier is not None:
             size = int(self.batch_multiplier * self.target)
         else:
-            size = self.acceptance.round_size(self.rollout.shortfall, self.target)
+            size = self.acceptance.round_size(shortfall, self.target, is_rare=self.is_ahead)
         size = -(-size // self.multiple_of) * self.multiple_of
         if self.max_round_size is not None:
             size = min(size, self.max_round_size // self.multiple_of * self.multiple_of)
@@ -261,6 +309,8 @@ class Sampler:
                 self.memory.update(name, num_correct, num_scored, step)
         accepted = [reason is None for reason in reasons for _ in range(self.num_generations)]
         round_.rows.keep([accepted[i] for i in round_.held])
+        if round_.is_stale:
+            round_.rows.old_logps = list(round_.rows.logprobs)
         for group in rollout.dropped[rollout.target :]:
             if group.round == number:
                 round_.rows.release(round_.local_rows(group.index)[1])
@@ -273,6 +323,8 @@ class Sampler:
         )
         # As many as one rollout can train on, in equal shares for the ranks.
         num_carried = min(len(batch.carry), self.target) // self.multiple_of * self.multiple_of
+        if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
+            raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
         self.num_short_rollouts = self.num_short_rollouts + 1 if self._fell_short(batch) else 0
         return batch._replace(carry=batch.carry[:num_carried] if self.carries else [])
 
@@ -318,9 +370,11 @@ class Sampler:
         What a resumed run needs and is the same on every rank, JSON-able (`dict`). What the memory knows of each
         prompt has a file of its own, and the rows of [`Sampler.carried_state_dict`] are each rank's.
         """
+        ahead = self._ahead
         return {
             "header": self.header,
-            "stream": self.stream.state_dict(),
+            "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
+            "ahead": None if ahead is None else {"num_prompts": len(ahead.prompts), "skips": ahead.skips},
             "acceptance": self.acceptance.state_dict(),
             "memory": None if self.memory is None else self.memory.state_dict(),
             "num_short_rollouts": self.num_short_rollouts,
@@ -362,4 +416,19 @@ class Sampler:
             self.memory.load_state_dict(state["memory"])
         fits = not differs and carried is not None
         self._carried = Round.from_state_dict(carried, self.num_generations) if fits else None
+        self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
         return differs
+
+    def _redraw(self, num_prompts: int, skips: list[bool]) -> "_Drawn":
+        """Draws again what was drawn ahead; the memory, which has moved on, is not asked again."""
+        before, verdicts = self.stream.state_dict(), iter(skips)
+        skip = (lambda name: next(verdicts)) if skips else None
+        return _Drawn(self.stream.take(num_prompts, skip), skips, before)
+
+
+class _Drawn(NamedTuple):
+    """Prompts drawn ahead, which of those looked at were passed over, and where the stream was before."""
+
+    prompts: list[tuple[str, dict[str, Any]]]
+    skips: list[bool]
+    stream_before: dict[str, Any]

@@ -1,0 +1,165 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for vLLM: what TRL asks of its client and of its engine is noted, and what they answer is scripted."""
+
+import contextlib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import trl.generation.vllm_generation
+from helpers import number, tiny_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class StandIn:
+    """
+    In the place of TRL's client: samples with weights of its own, which are the trainer's of the last push.
+
+    Each completion depends on its prompt, its place in the request and the weights, and on nothing else: a resumed run
+    is answered as the one that was not interrupted. `gate` holds an answer back until it is set.
+    """
+
+    def __init__(self, model: str):
+        self.model_name = model
+        self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.session = SimpleNamespace(adapters={})
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Event()
+        self.in_flight = 0
+        self.events = []  # ("push" or "generate", how many requests were under way)
+        self.requests = []
+        self.threads = []
+        self.error = None
+
+    def init_communicator(self, device):
+        pass
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def reset_prefix_cache(self):
+        pass
+
+    def update_named_params(self, metadata, named_params):
+        self.events.append(("push", self.in_flight))
+        self.engine.load_state_dict({name: value.clone() for name, value in named_params}, strict=False)
+
+    @torch.no_grad()
+    def generate(self, prompts, features=None, *, n, max_tokens, temperature, **sampling):
+        self.events.append(("generate", self.in_flight))
+        self.requests.append({"prompts": prompts, "n": n, "max_tokens": max_tokens, "temperature": temperature})
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        self.in_flight += 1
+        self.begun.set()
+        try:
+            self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            rows = [self._complete(ids, i, max_tokens, temperature) for ids in prompts for i in range(n)]
+        finally:
+            self.in_flight -= 1
+        completions, logprobs = zip(*rows, strict=True)
+        return {"prompt_ids": prompts, "completion_ids": list(completions), "logprobs": list(logprobs)}
+
+    def _complete(self, prompt, i, max_tokens, temperature):
+        """Prompts 0, 3, 6, ... are answered "a", which is wrong; of the others every second completion is right."""
+        text = "a"
+        if number(self.tokenizer.decode(prompt)) % 3:
+            text = "right" if i % 2 else "wrong"
+        # What the weights have to say of it: the last token is theirs, so that completions differ with the policy.
+        ids = self.tokenizer(text)["input_ids"]
+        ids.append(int(self._logits(prompt, ids)[-1, 3:].argmax()) + 3)
+        ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
+        logits = self._logits(prompt, ids)[:-1] / temperature
+        logprobs = logits.log_softmax(-1)[range(len(ids)), ids]
+        return ids, [[value] for value in logprobs.tolist()]
+
+    def _logits(self, prompt, ids):
+        """Of every token of `ids`, and of the one behind them."""
+        return self.engine(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 :]
+
+
+class SleepingEngine:
+    """In the place of vLLM's `LLM` in the trainer's process: notes what wakes it, and samples by a script."""
+
+    def __init__(self, model, **settings):
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.calls = []
+        worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
+        executor = SimpleNamespace(driver_worker=worker)
+        self.llm_engine = SimpleNamespace(model_executor=executor)
+
+    def load_weights(self, named):
+        ((name, _),) = named
+        if name == "model.norm.weight":  # one of all that a push takes
+            self.calls.append("push")
+
+    def wake_up(self, tags):
+        self.calls.append(f"wake {tags[0]}")
+
+    def sleep(self, level):
+        self.calls.append("sleep")
+
+    def reset_prefix_cache(self):
+        pass
+
+    def generate(self, prompts, sampling_params, use_tqdm):
+        self.calls.append("generate")
+        outputs = []
+        for i, prompt in enumerate(prompts):
+            ids = prompt["prompt_token_ids"]
+            solvable = number(self.tokenizer.decode(ids)) % 3
+            completion = self.tokenizer("right" if solvable and i % 2 else "wrong")["input_ids"]
+            completion.append(self.tokenizer.eos_token_id)
+            logprobs = [{token: SimpleNamespace(logprob=-1.0, rank=1)} for token in completion]
+            output = SimpleNamespace(token_ids=completion, logprobs=logprobs)
+            outputs.append(SimpleNamespace(prompt_token_ids=ids, outputs=[output]))
+        return outputs
+
+
+@contextlib.contextmanager
+def stand_ins(model: str):
+    """TRL's engine runs as it is; what it imports from vLLM is replaced, which need not be installed."""
+    module = trl.generation.vllm_generation
+    clients = []
+
+    def client(**settings):
+        clients.append(StandIn(model))
+        return clients[-1]
+
+    replaced = {
+        "is_vllm_available": lambda *args, **kwargs: True,
+        "VLLMClient": client,
+        "LLM": SleepingEngine,
+        "SamplingParams": lambda **settings: settings,
+        "StructuredOutputsParams": lambda **settings: settings,
+    }
+    usual = {name: vars(module).get(name) for name in replaced}
+    vars(module).update(replaced)
+    try:
+        yield clients
+    finally:
+        vars(module).update(usual)
+
+
+def right(completions, **kwargs):
+    return [float(completion.startswith("right")) for completion in completions]
+
+
+def ahead_config(folder: Path, **overrides):
+    settings = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "rollouts_ahead": 1,
+        "dynamic_sampling_surplus": "carry",
+        "batch_multiplier": 1.5,  # 6 prompts a round, of which 4 are solved: as many as train
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "shuffle_dataset": False,
+        "max_steps": 4,
+    }
+    return tiny_config(folder, **{**settings, **overrides})

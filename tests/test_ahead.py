@@ -1,0 +1,474 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import errors_of_old_logps, number, prompts
+from scripted_server import ahead_config, right, stand_ins
+from transformers import TrainerCallback
+
+import trl_dapo.trainer
+from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.sampling.overlap import Call
+
+
+@pytest.fixture
+def make(tiny_model, tmp_path):
+    """Makes a trainer with a stand-in for vLLM; the stand-in is its `client`."""
+    with stand_ins(tiny_model) as clients:
+
+        def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, **overrides):
+            args = ahead_config(tmp_path / folder, **overrides)
+            datasets = {"train_dataset": prompts(num_prompts), "eval_dataset": eval_dataset}
+            trainer = DAPOTrainer(tiny_model, reward, args, **datasets)
+            if clients:
+                trainer.client = clients[-1]
+            return trainer
+
+        yield make
+
+
+class OnStep(TrainerCallback):
+    """Calls a function at the end of every optimizer step."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.function(state.global_step)
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def untimed(trainer):
+    """The log without what a clock says."""
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(("_seconds", "step_time"))}
+        for entry in trainer.state.log_history
+        if "train_runtime" not in entry
+    ]
+
+
+# ---- Which policy a row is of ----
+
+
+def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch(make, tiny_model):
+    trainer = make(batch_multiplier=1.75)
+    errors = errors_of_old_logps(trainer, tiny_model)
+    trainer.train()
+    # 7 prompts a round, of which 4 or 5 are solved and 4 train. The first rollout samples its own, the others' were
+    # sampled ahead; what was sampled ahead and is surplus is two rollouts old when it trains.
+    assert {age for step, age in errors if step == 0} == {0}
+    assert {age for step, age in errors if step > 0} == {1, 2}
+    assert max(error for found in errors.values() for error in found) < 1e-4
+
+
+def test_a_run_without_that_correction_fails_the_same_check(make, tiny_model, monkeypatch):
+    monkeypatch.setattr(trl_dapo.trainer, "restore_old_logps", lambda rollouts, old_logps: None)
+    trainer = make(batch_multiplier=1.75)
+    errors = errors_of_old_logps(trainer, tiny_model)
+    trainer.train()
+    assert max(error for (_, age), found in errors.items() if age == 0 for error in found) < 1e-4
+    assert min(max(found) for (_, age), found in errors.items() if age > 0) > 1e-2
+
+
+def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
+    """Same prompts in the same order, same parameters; only the weights are older."""
+    ahead, in_turns = make("ahead", temperature=0.9), make("in turns", temperature=0.9, rollouts_ahead=0)
+    ahead.train()
+    in_turns.train()
+    first = [trainer.client.requests[0] for trainer in (ahead, in_turns)]
+    assert first[0] == first[1]
+    decode = ahead.processing_class.decode
+    for trainer in (ahead, in_turns):
+        asked = [number(decode(ids)) for request in trainer.client.requests for ids in request["prompts"]]
+        assert asked == list(range(len(asked)))
+        assert {(request["n"], request["temperature"]) for request in trainer.client.requests} == {(4, 0.9)}
+
+
+def test_all_that_was_asked_for_trains_in_the_order_it_was_asked_for(make):
+    trainer = make(batch_multiplier=1.75, max_steps=6)
+    trained, train_on = [], trainer._train_on
+
+    def spy(batch):
+        rounds = trainer._sampler.rollout.rounds
+        trained.append([number(rounds[g.round].rows.prompts[g.index * 4]) for g in batch.train])
+        return train_on(batch)
+
+    trainer._train_on = spy
+    trainer.train()
+    trained = [prompt for rollout in trained for prompt in rollout]
+    assert trained == [i for i in range(max(trained) + 1) if i % 3]  # all but those that are never solved
+
+
+# ---- When it is asked for ----
+
+
+def hold_back(trainer):
+    """From now on, what is asked for ahead is answered only once the stand-in's gate is opened."""
+    asked = trainer._ahead.ask
+
+    def ask(step):
+        trainer.client.gate.clear()
+        trainer.client.begun.clear()
+        asked(step)
+        if trainer._ahead._is_asked:
+            assert trainer.client.begun.wait(30)
+        else:
+            trainer.client.gate.set()
+
+    trainer._ahead.ask = ask
+
+
+def test_optimizer_steps_run_while_the_request_is_under_way(make):
+    """The answer is held back until a step has been made: a run that waited for it before would never end."""
+    trainer, under_way = make(), []
+
+    def open_gate(step):
+        under_way.append(trainer.client.in_flight)
+        trainer.client.gate.set()
+
+    hold_back(trainer)
+    trainer.add_callback(OnStep(open_gate))
+    trainer.train()
+    assert under_way == [1, 1, 1, 0]  # nothing is asked for behind the last
+
+
+def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(make):
+    trainer = make(max_steps=5)
+    trainer.train()
+    assert {in_flight for _, in_flight in trainer.client.events} == {0}
+    # Before the first round and before each of the rounds asked for ahead but the first, whose weights are there.
+    kinds = [kind for kind, _ in trainer.client.events]
+    assert kinds == ["push", "generate", "generate", "push", "generate", "push", "generate", "push", "generate"]
+
+
+def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make):
+    trainer = make(batch_multiplier=1.0, max_steps=3)
+    trainer.train()
+    # Of prompts 0 to 3 two are solved, of 4 to 7 three, of which one is carried; with it, three of 8 to 11 are enough.
+    # Of 12 to 15 two are solved: the third rollout samples one more round, with a push of its own.
+    assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 1.0, 2.0]
+    kinds = [kind for kind, _ in trainer.client.events]
+    assert kinds == ["push", "generate", "generate", "generate", "push", "generate", "push", "generate"]
+
+
+def test_only_the_request_leaves_the_main_thread(make):
+    seen = set()
+
+    def reward(completions, **kwargs):
+        seen.add(threading.current_thread())
+        return right(completions)
+
+    trainer = make(reward=reward)
+    trainer.train()
+    assert seen == {threading.main_thread()}
+    assert trainer.client.threads == [True, False, False, False]
+
+
+def test_the_last_rollout_asks_for_nothing(make):
+    trainer = make(max_steps=1)
+    trainer.train()
+    assert trainer.client.threads == [True]
+
+
+def test_with_several_steps_a_rollout_none_is_asked_for_behind_the_last(make):
+    trainer = make(gradient_accumulation_steps=2, steps_per_generation=4, max_steps=6)  # 2 steps a rollout
+    trainer.train()
+    assert trainer.client.threads == [True, False, False]
+
+
+# ---- Evaluation, saving, the end ----
+
+
+def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
+    trainer = make(eval_dataset=prompts(5), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+    pushed = []
+
+    def spy(metadata, named, push=trainer.client.update_named_params):
+        pushed.append(trainer.state.global_step)
+        push(metadata, named)
+
+    trainer.client.update_named_params = spy
+    trainer.train()
+    assert {in_flight for _, in_flight in trainer.client.events} == {0}
+    assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation
+    assert len(logged(trainer, "eval_reward")) == 4
+    assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 4.0, 4.0]  # the round is still the one that trains
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"dynamic_sampling_memory": True, "num_prompts": 9, "max_steps": 8}, {"batch_multiplier": 1.75}],
+)
+def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, tmp_path, overrides):
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, **overrides}
+    straight = make("straight", **settings)
+    straight.train()
+    state = torch.load(tmp_path / "straight/checkpoint-2/dapo_state_rank0.pt", weights_only=True)
+    assert state["ahead"]["is_asked"]
+    assert len(state["ahead"]["answer"]["completion_ids"]) > 0
+    resumed = make("resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
+    assert torch.equal(weights(resumed), weights(straight))
+    assert untimed(resumed) == untimed(straight)
+    # The answer is the checkpoint's: it was not asked for again.
+    assert resumed.client.requests == straight.client.requests[-len(resumed.client.requests) :]
+    assert resumed.client.events[0] == ("push", 0)
+
+
+def test_a_checkpoint_inside_a_rollout_holds_the_round_too(make, tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 1}
+    straight = make("straight", max_steps=6, **settings)
+    straight.train()
+    for step in (1, 2, 3):
+        resumed = make(f"from {step}", max_steps=6, **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"straight/checkpoint-{step}"))
+        assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_a_run_that_takes_turns_again_trains_on_the_round_of_the_checkpoint(make, tmp_path):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    resumed = make("in turns", rollouts_ahead=0)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert all(resumed.client.threads)
+
+
+def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    settings = {"use_vllm": False, "vllm_mode": "colocate", "rollouts_ahead": 0, "batch_multiplier": 1.0}
+    resumed = make("transformers", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert "sampled anew" in caplog.text
+
+
+def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    resumed = make("another seed", seed=7)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert caplog.text.count("was written with other settings") == 1
+    assert resumed.client.threads[0]  # its first round is its own
+
+
+def fail_at(step_to_fail, error):
+    def fail(step):
+        if step == step_to_fail:
+            raise error
+
+    return OnStep(fail)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("a callback's own")])
+def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
+    trainer, calls = make(), []
+
+    def interrupt():
+        calls.append(trainer.client.in_flight)
+        trainer.client.error = ConnectionError("the request was interrupted")
+        trainer.client.gate.set()
+
+    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
+    hold_back(trainer)
+    trainer.add_callback(fail_at(1, error))
+    with pytest.raises(type(error)):
+        trainer.train()  # the answer would have been held back for ever
+    assert calls == [1, "resume"]
+    assert trainer.client.in_flight == 0
+    assert "rollout-ahead" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkeypatch):
+    trainer, calls = make(), []
+
+    def interrupt():
+        calls.append(trainer.client.in_flight)
+        trainer.client.error = ConnectionError("the request was interrupted")
+        trainer.client.gate.set()
+
+    def interrupted(call):
+        raise KeyboardInterrupt
+
+    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
+    hold_back(trainer)
+    monkeypatch.setattr(Call, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert calls == [1, "resume"]
+
+
+def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
+    trainer, stop = make(), fail_at(1, ValueError("stop"))
+    trainer.add_callback(stop)
+    with pytest.raises(ValueError, match="stop"):
+        trainer.train()
+    cancelled = trainer.client.requests[-1]
+    num_requests = len(trainer.client.requests)
+    trainer.remove_callback(stop)
+    trainer.train()
+    assert trainer.client.requests[num_requests] == cancelled
+    assert trainer.client.threads[num_requests - 1 : num_requests + 1] == [False, True]
+
+
+def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
+    trainer = make(save_strategy="steps", save_steps=1, vllm_server_base_url="http://gpu-7:8000")
+
+    def lose(step):
+        if step == 2:
+            trainer.client.error = ConnectionError("connection refused")
+
+    trainer.add_callback(OnStep(lose))
+    with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-2"):
+        trainer.train()
+    assert not trainer._ahead._is_asked
+
+
+def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, tmp_path):
+    trainer = make(vllm_request_timeout=7, vllm_server_base_url="http://gpu-7:8000")
+    ReadTimeout = type("ReadTimeout", (ConnectionError,), {})
+    trainer.add_callback(OnStep(lambda step: setattr(trainer.client, "error", ReadTimeout("read timed out"))))
+    with pytest.raises(RuntimeError, match=r"gpu-7:8000 has not answered for 7 s.*`vllm_request_timeout`"):
+        trainer.train()
+
+
+# ---- What is logged ----
+
+
+def test_groups_are_counted_by_age_and_clipping_too(make):
+    trainer = make(batch_multiplier=1.75, max_steps=5)
+    trainer.train()
+    # 7 prompts a round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five. The
+    # third round's rollout trains on one that was carried beside 4 of 5, and so does each behind it.
+    assert logged(trainer, "overlap/groups_by_age/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
+    assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 3.0, 2.0, 2.0]
+    assert logged(trainer, "overlap/groups_by_age/2") == [0.0, 0.0, 1.0, 2.0, 2.0]
+    shares = logged(trainer, "overlap/clip_ratio/age_1")
+    assert len(shares) == 4
+    assert max(shares) > 0
+    assert logged(trainer, "overlap/clip_ratio/age_0") == [0.0]
+
+
+def test_waiting_and_idling_are_told_apart(make):
+    trainer = make()
+    trainer.train()
+    for name in ("sampling", "wait", "idle", "rewards", "update"):
+        seconds = logged(trainer, f"overlap/{name}_seconds")
+        assert len(seconds) == 3  # the first rollout was not sampled ahead
+        assert min(seconds) >= 0
+
+
+def test_without_it_nothing_of_it_is_logged(make):
+    trainer = make(rollouts_ahead=0)
+    trainer.train()
+    assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("overlap/")]
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rollouts_ahead": 2}, "must be 0 or 1, got 2"),
+        ({"use_vllm": False}, "transformers generation.*vllm_mode='server'"),
+        ({"vllm_mode": "colocate"}, "colocate.*vllm_mode='server'"),
+        ({"use_dynamic_sampling": False}, "`use_dynamic_sampling=True`, got False"),
+        (
+            {"dynamic_sampling_mode": "replace", "dynamic_sampling_surplus": "discard"},
+            "`dynamic_sampling_mode='filter'`, got 'replace'",
+        ),
+        (
+            {"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None},
+            "`dynamic_sampling_mode='filter'`, got 'mask'",
+        ),
+        ({"dynamic_sampling_surplus": "discard"}, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
+        ({"loss_type": "grpo"}, "`loss_type='dapo'`, got 'grpo'"),
+        ({"vllm_request_timeout": 0}, "`vllm_request_timeout` must be above 0"),
+        ({"rollouts_ahead": 0, "vllm_mode": "colocate", "vllm_request_timeout": 5}, "`vllm_request_timeout=5`"),
+    ],
+)
+def test_settings_that_could_not_be_honoured_are_refused(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        ahead_config(tmp_path, **overrides)
+
+
+def test_the_request_timeout_is_shorter_than_the_other_processes_patience(tmp_path):
+    assert ahead_config(tmp_path, ddp_timeout=1000).vllm_request_seconds == 900
+    assert ahead_config(tmp_path, vllm_request_timeout=30).vllm_request_seconds == 30
+    assert DAPOConfig(str(tmp_path), report_to="none", bf16=False, use_cpu=True).vllm_request_seconds == 1620
+
+
+def add_tool(a: int) -> int:
+    """
+    Adds one.
+
+    Args:
+        a: A number.
+    """
+    return a + 1
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "what"),
+    [
+        ("rollout_func", print, "rollout_func"),
+        ("tools", [add_tool], "tools"),
+        ("environment_factories", {"": object}, "environments"),
+        ("_is_vlm", True, "images"),
+    ],
+)
+def test_what_takes_more_than_one_request_is_refused(make, attribute, value, what):
+    trainer = make()
+    setattr(trainer, attribute, value)
+    with pytest.raises(ValueError, match=rf"`rollouts_ahead=1` does not support .*{what}.*`rollouts_ahead=0`"):
+        trl_dapo.trainer.check_rollouts_ahead(trainer)
+
+
+# ---- An engine that sleeps ----
+
+
+def test_an_engine_that_sleeps_is_awake_from_a_rollouts_first_round_to_its_last(make):
+    trainer = make(
+        vllm_mode="colocate",
+        vllm_enable_sleep_mode=True,
+        rollouts_ahead=0,
+        dynamic_sampling_surplus="discard",
+        batch_multiplier=1.0,
+        max_steps=2,
+    )
+    trainer.train()
+    calls = trainer.vllm_generation.llm.calls
+    # Of prompts 0 to 3 two are solved, of 4 to 7 three: two rounds a rollout, one push.
+    rollout = ["wake weights", "push", "wake kv_cache", "generate", "generate", "sleep"]
+    assert calls == ["sleep", *rollout, *rollout]
+    assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 2.0]
+
+
+def test_an_engine_sleeps_after_a_reward_function_failed(make):
+    def fails(completions, **kwargs):
+        raise ValueError("no reward")
+
+    trainer = make(reward=fails, vllm_mode="colocate", vllm_enable_sleep_mode=True, rollouts_ahead=0)
+    with pytest.raises(ValueError, match="no reward"):
+        trainer.train()
+    assert trainer.vllm_generation.llm.calls[-2:] == ["generate", "sleep"]
+    assert trainer.vllm_generation.enable_sleep_mode
+
+
+def test_the_state_of_the_round_in_a_checkpoint_is_readable(make, tmp_path):
+    make(save_strategy="steps", save_steps=2).train()
+    shared = json.loads((tmp_path / "run/checkpoint-2/dapo_state.json").read_text())
+    assert shared["ahead"] == {"num_prompts": 6, "skips": []}
+    assert shared["stream"]["position"] == 12  # where it was before the 6 were drawn
