@@ -88,6 +88,7 @@ READS = (
     "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
     "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
+    "_pending_metrics",  # and what they logged of the batch
     "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
     "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
     "_tokenizer",  # the processing class, or the tokenizer inside a processor

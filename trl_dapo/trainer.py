@@ -18,13 +18,12 @@ import math
 import textwrap
 import time
 import zlib
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
 from datasets import IterableDataset
-from tqdm.auto import tqdm
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from transformers.utils import logging
 from trl.trainer.utils import get_config_model_id
@@ -44,16 +43,20 @@ from .engine import eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
+from .preflight import run_preflight
+from .progress import progress_bar
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import advise, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.report import describe_shortfall, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_groups, select_rewards
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
+from .stopping import StopCallback
+from .terminal import bars_on_terminals_only, print_to_terminal
 from .update import UpdatePhase
 
 
@@ -149,7 +152,8 @@ class DAPOTrainer(UpdatePhase):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
         check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        super().__init__(model, reward_funcs, args, *other_args, **kwargs)
+        with bars_on_terminals_only():
+            super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
@@ -159,7 +163,10 @@ class DAPOTrainer(UpdatePhase):
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
         self._prefetch = Prefetch(self._generate_for_evaluation)
+        self.stop = StopCallback(self)
+        self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
+        print_to_terminal(self)
 
     # ---- Reward functions ----
 
@@ -216,7 +223,7 @@ class DAPOTrainer(UpdatePhase):
         sampler, step, seconds = self._sampler, self.state.global_step, []
         num_skipped = sampler.stream.num_skipped
         sampler.begin()
-        with self._progress_bar() as show_progress:
+        with progress_bar(self) as show_progress:
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
@@ -392,21 +399,6 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- What the user sees ----
 
-    @contextmanager
-    def _progress_bar(self):
-        rollout, disable = self._sampler.rollout, self.args.disable_tqdm or not self.accelerator.is_main_process
-        bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
-        with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
-
-            def show():
-                bar.n = rollout.target - rollout.shortfall
-                bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
-                if num_passes := self._sampler.new_barren_passes():
-                    said = f"No group was accepted in {num_passes} passes over the training dataset."
-                    logger.warning(f"{said} {advise(rollout)}")
-
-            yield show
-
     def _speak_of_shortfall(self, batch: Batch):
         """Stops or warns when the rounds were used up before the batch was full."""
         num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
@@ -431,6 +423,13 @@ class DAPOTrainer(UpdatePhase):
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
+    def log(self, logs, start_time=None):
+        """TRL's, without the metrics of which nothing is known: trackers take no `None`."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
+            del metrics[name]
+        super().log(logs, start_time)
+
     # ---- Checkpoints ----
 
     def get_train_dataloader(self):
@@ -449,10 +448,12 @@ class DAPOTrainer(UpdatePhase):
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
         if self._sampler is not None:
             self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with bars_on_terminals_only():
+            run_preflight(self)
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_batch_samples(self, *args):
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
         self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
         return [], None

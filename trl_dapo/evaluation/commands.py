@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..arguments import one_line
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 
@@ -133,7 +134,7 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
         print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
         return _INTERRUPTED
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(f"trl-dapo {name}: {error}", file=sys.stderr)
+        print(f"trl-dapo {name}: {one_line(error)}", file=sys.stderr)
         return _MISTAKE
     return 0
 

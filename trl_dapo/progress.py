@@ -1,0 +1,33 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is seen of a rollout while it is sampled."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+from .sampling.report import advise
+
+
+logger = logging.get_logger(__name__)
+
+
+@contextmanager
+def progress_bar(trainer) -> Iterator[Callable[[], None]]:
+    """A bar of the groups found so far; yields what moves it after each round, and warns of passes without any."""
+    sampler, rollout = trainer._sampler, trainer._sampler.rollout
+    # `None`: shown on a terminal only. In a file a bar is one endless line.
+    disable = True if trainer.args.disable_tqdm or not trainer.accelerator.is_main_process else None
+    bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
+    with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
+
+        def show():
+            bar.n = rollout.target - rollout.shortfall
+            bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
+            if num_passes := sampler.new_barren_passes():
+                said = f"No group was accepted in {num_passes} passes over the training dataset."
+                logger.warning(f"{said} {advise(rollout)}")
+
+        yield show
