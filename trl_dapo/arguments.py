@@ -62,6 +62,24 @@ def check_train_arguments(argv: Sequence[str]):
         check_output_dir(str(settings["output_dir"]))
 
 
+def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """
+    The options of `trl-dapo train` that say which processes run it, named as in TRL's command line, and the rest.
+
+    Args:
+        argv (`Sequence[str]`):
+            Command line of `trl-dapo train`, without its name.
+
+    Returns:
+        `tuple[argparse.Namespace, list[str]]`: `num_processes` and `accelerate_config`, each `None` where it is not
+        given; and what is left of the command line.
+    """
+    parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    return parser.parse_known_args(argv)
+
+
 def _read_recipe(given: Sequence[str]) -> dict:
     import yaml
 
@@ -72,6 +90,9 @@ def _read_recipe(given: Sequence[str]) -> dict:
         recipe = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise OSError(f"Cannot read the recipe {path}: {error.strerror}.") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1
+        raise ValueError(f"The recipe {path} is not YAML: line {line}: {error.problem}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {path} is not YAML: {one_line(error)}") from None
     if not isinstance(recipe, dict):

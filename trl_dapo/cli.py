@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line
+from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .version import __version__
 
@@ -45,7 +45,9 @@ def _make_parser() -> argparse.ArgumentParser:
     quickstart.set_defaults(run=_quickstart)
 
     commands.add_parser(
-        "train", help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value]"
+        "train",
+        help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value] [--num_processes N] "
+        "[--accelerate_config FILE]",
     )
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
@@ -64,11 +66,18 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _train(argv: list[str]) -> int:
+    launch_options, argv = split_launch_options(argv)
     try:
         check_train_arguments(argv)
+        if (file := launch_options.accelerate_config) is not None and not os.path.isfile(file):
+            raise FileNotFoundError(f"`--accelerate_config {file}` names no file.")
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
+    if any(option is not None for option in vars(launch_options).values()):
+        from .processes import launch_processes
+
+        return launch_processes(argv, **vars(launch_options))
     from .launch import launch
 
     return launch(argv)

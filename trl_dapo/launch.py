@@ -94,7 +94,7 @@ def make_parser() -> TrlParser:
     parser = _Parser(
         (LaunchArguments, DAPOConfig, ModelConfig),
         prog="trl-dapo train",
-        usage="trl-dapo train --config RECIPE.yaml [--field value ...]",
+        usage="trl-dapo train --config RECIPE.yaml [--field value ...] [--num_processes N] [--accelerate_config FILE]",
         allow_abbrev=False,
     )
     # Of some three hundred fields those of this package come first.
@@ -142,9 +142,13 @@ def launch(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     # Here, so that a mistake in the recipe is told before the models are imported.
     from .preflight import SetupError
+    from .terminal import bars_on_terminals_only
 
     try:
-        status = train(launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint)
+        with bars_on_terminals_only():
+            status = train(
+                launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint
+            )
     except SetupError as error:
         print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
         status = MISTAKE

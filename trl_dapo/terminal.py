@@ -50,6 +50,14 @@ def _length(value: float) -> str:
     return f"{value:.1f}" if value < 9999.5 else _count(value)
 
 
+def broken_for(file: TextIO, line: str) -> str:
+    """A line as it is, or on a terminal broken between words."""
+    if not file.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False)
+
+
 # ---- The table ----
 
 
@@ -163,7 +171,7 @@ def summarize(
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
     else:
-        moved = f"{empty:,} of them moved no weight" if empty else "each moved the weights"
+        moved = f"{empty:,} steps moved no weight" if empty else "Each step moved the weights"
     lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}. {moved}."]
     if totals is not None and totals.groups_sampled:
         lines.append(
@@ -237,11 +245,9 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._num_rows = 0
 
     def say(self, text: str):
-        """Writes lines, above the bar, broken between words on a terminal."""
+        """Writes a line, above the bar."""
         file = self.file or sys.stdout
-        if file.isatty():
-            width = shutil.get_terminal_size().columns
-            text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+        text = broken_for(file, text)
         if self.training_bar is not None:
             self.training_bar.write(text, file=file)
         else:

@@ -15,6 +15,7 @@ TRL turns prompts into tensors in one private method, which is wrapped, not copi
 
 import copy
 import math
+import sys
 import textwrap
 import time
 import zlib
@@ -56,7 +57,7 @@ from .sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
 from .stopping import StopCallback
-from .terminal import bars_on_terminals_only, print_to_terminal
+from .terminal import bars_on_terminals_only, broken_for, print_to_terminal
 from .update import UpdatePhase
 
 
@@ -447,7 +448,8 @@ class DAPOTrainer(UpdatePhase):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
         if self._sampler is not None:
-            self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
+            line = self._task.describe(filtered=self._group_filter is not None)
+            self.accelerator.print(broken_for(sys.stdout, line))
         with bars_on_terminals_only():
             run_preflight(self)
             return super().train(resume_from_checkpoint, *args, **kwargs)
