@@ -31,6 +31,8 @@ OVERRIDES = {
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
+    # averages `_metrics`, without NaN, into `logs`
+    "log": ("self", "logs", "start_time"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "_save_checkpoint": ("self", "model", "trial"),
     # called by `_save_checkpoint` on every rank, before `trainer_state.json` is written
@@ -54,6 +56,7 @@ CALLS = (
     "get_cp_size",
     "get_sp_size",
     "get_tp_size",
+    "remove_callback",
 )
 
 # Functions of trl.trainer.utils.
@@ -96,6 +99,7 @@ READS = (
     "args",
     "aux_loss_enabled",
     "beta",
+    "callback_handler",
     "control",
     "entropy_coef",
     "environment_factories",  # None, or {name: factory}
@@ -121,6 +125,7 @@ READS = (
     "off_policy_mask_threshold",
     "optimizer",
     "pad_to_multiple_of",
+    "processing_class",
     "reward_func_names",
     "reward_funcs",
     "reward_processing_classes",

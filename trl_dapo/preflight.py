@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging
-from trl.data_utils import is_conversational, maybe_apply_chat_template
+from trl import is_conversational, maybe_apply_chat_template
 
 from .model_checks import context_length
 from .rewards.checks import check_prompt_column, wrap_reward
@@ -146,7 +146,7 @@ def _try_rewards(trainer, example: dict):
             )
     except Exception as error:
         raise SetupError(
-            f"{error} It was called once for the first example, with {num_rows} completions {MADE_UP!r}, before "
+            f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions {MADE_UP!r}, before "
             "anything was generated; `skip_preflight=True` leaves that out."
         ) from error
     finally:

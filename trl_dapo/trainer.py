@@ -407,7 +407,7 @@ class DAPOTrainer(UpdatePhase):
         if num_short and self.args.dynamic_sampling_on_exhausted == "error":
             raise RuntimeError(describe_shortfall(rollout, max_rounds))
         # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
-        if num_short in (1, 5):
+        if num_short in (1, 5) and self.accelerator.is_main_process:
             logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
 
     def _log_sampling(self, batch: Batch, **sampling: float):
