@@ -7,8 +7,8 @@ accelerate launch recipes/train_dapo.py --config recipes/smoke_cpu.yaml [--field
 
 import sys
 
-from trl_dapo.launch import launch
+from trl_dapo.cli import main
 
 
 if __name__ == "__main__":
-    sys.exit(launch())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -24,6 +24,7 @@ from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer, lora_sync
 from trl_dapo.launch import launch
+from trl_dapo.preflight import SetupError, run_preflight
 
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -141,7 +142,9 @@ def reward_fails_on_one_rank(model, folder):
             raise KeyError("no such column")
         return right(completions)
 
-    trainer = ScriptedTrainer(model, fails, tiny_config(folder), train_dataset=prompts(40), script=script)
+    trainer = ScriptedTrainer(
+        model, fails, tiny_config(folder, skip_preflight=True), train_dataset=prompts(40), script=script
+    )
     try:
         trainer.train()
     except (KeyError, RuntimeError) as error:
@@ -201,7 +204,9 @@ def reward_hangs_on_one_rank(model, folder):
 
     # On the CPU transformers does not hand its `ddp_timeout` on to the process group.
     PartialState(cpu=True, timeout=timedelta(seconds=5))
-    ScriptedTrainer(model, hangs, tiny_config(folder), train_dataset=prompts(40), script=script).train()
+    ScriptedTrainer(
+        model, hangs, tiny_config(folder, skip_preflight=True), train_dataset=prompts(40), script=script
+    ).train()
 
 
 def sampled_runs(model, folder, variants):
@@ -299,6 +304,33 @@ def evaluates(model, folder):
             report.setdefault(batch_size, {})[way] = {"calls": trainer.calls, "metrics": metrics}
     write_report(Path(folder), report)
     trainer.accelerator.end_training()
+
+
+def printed(model, folder, settings):
+    """Trains on scripted completions, to be read as it prints."""
+    args = tiny_config(folder, **{"disable_tqdm": False, **json.loads(settings)})
+    ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script).train()
+
+
+def stops(model, folder):
+    """A reward function that fails on one rank, before anything is generated; then a run that finds nothing twice."""
+
+    def fails(completions, **kwargs):
+        if RANK == 1:
+            raise KeyError("no such column")
+        return right(completions)
+
+    trainer = ScriptedTrainer(model, fails, tiny_config(folder), train_dataset=prompts(40), script=script)
+    try:
+        run_preflight(trainer)
+    except SetupError as caught:
+        error = str(caught)
+    settings = {"max_steps": 9, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 2}
+    args = tiny_config(Path(folder) / "run", per_device_train_batch_size=2, **settings)
+    trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=lambda text, i: "wrong")
+    trainer.train()
+    report = {"error": error, "step": trainer.state.global_step, "found_nothing": trainer.stop.found_nothing}
+    write_report(Path(folder), report)
 
 
 def launched(folder, command):

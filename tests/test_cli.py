@@ -1,11 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
+import os
 import subprocess
 import sys
 
 import pytest
 
 from trl_dapo import __version__
+from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import main
 
 
@@ -30,3 +32,50 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
     with pytest.raises(SystemExit) as stop:
         main(argv)
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["train", "--config"], "`--config` is not followed by a file"),
+        (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a file"),
+        (["train", "--config", "nowhere.yaml"], "Cannot read the recipe nowhere.yaml: No such file or directory."),
+        (["train", "--config", "torn.yaml"], "torn.yaml is not YAML: line 2: "),
+        (["train", "--config", "list.yaml"], "list.yaml must be a mapping of fields to values"),
+        (["train", "--config", "into_a_file.yaml"], "Cannot write to the output folder file/out"),
+        (["train", "--output_dir", "file"], "Cannot write to the output folder file"),
+        (["train", "--output_dir=file/out"], "Cannot write to the output folder file/out"),
+        (["train", "--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
+        (["quickstart", "--output_dir", "file/out"], "Cannot write to the output folder file/out"),
+        (["eval", "--model", "m", "--dataset", "d", "--output_dir", "file"], "Cannot write to the output folder file"),
+        (["report", "nope"], "There is no run in nope"),
+        (["compare", "nope", "nope"], "There is no `nope`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command, message):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1,\n")
+    (tmp_path / "list.yaml").write_text("- learning_rate\n")
+    (tmp_path / "into_a_file.yaml").write_text("output_dir: file/out\n")
+    code = f"import sys, trl_dapo.cli as cli\nstatus = cli.main({command})\nprint(status, 'torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
+    assert result.stdout == "2 False\n"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"trl-dapo {command[0]}: ")
+    assert message in line
+
+
+def test_an_unknown_option_is_told_in_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["quickstart", "--sed", "1"])
+    assert capsys.readouterr().err == "trl-dapo: unrecognized arguments: --sed 1 (see --help)\n"
+
+
+def test_the_options_of_a_launch_are_told_from_those_of_a_recipe():
+    options, rest = split_launch_options(["--config", "a.yaml", "--num_processes", "2", "--max_steps", "3"])
+    assert (options.num_processes, options.accelerate_config) == (2, None)
+    assert rest == ["--config", "a.yaml", "--max_steps", "3"]

@@ -213,18 +213,21 @@ def run_compare(*argv):
 
 
 def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     for name, right in (("base", 2), ("trained", 3)):
         server = serve(lambda body, right=right: f"Answer: {right}" if "1+2" in str(body) else "Answer: 2")
         options = ["--model", name, "--dataset", problems_file, "--output-dir", tmp_path / name, "--k", 2]
         assert run_eval(*options, "--base_url", server.url, "--max-completion-length", 9) == 0
     printed = capsys.readouterr().out
-    assert "50.0% [0.0%, 100.0%]" in printed
-    assert "100.0% [34.2%, 100.0%]" in printed  # both of two: Wilson's lower bound 2 / (2 + z^2)
+    assert max(map(len, printed.replace(str(tmp_path), "").splitlines())) <= 80
+    figures, intervals = [line.split() for line in printed.splitlines() if "%" in line or "[" in line][-2:]
+    assert figures[:5] == ["all", "2", "100.0%", "100.0%", "100.0%"]
+    assert intervals == ["[34.2,", "100.0]"] * 3  # both of two: Wilson's lower bound 2 / (2 + z^2)
     assert server.requests[0][2]["max_tokens"] == 9
 
     assert run_compare(tmp_path / "base", tmp_path / "trained" / "summary.json") == 0
     printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
     assert "+50.0 [+0.0, +100.0]" in printed
     assert "1 problems gained: +50.0 points of avg@2." in printed
     assert "0 problems lost: +0.0 points" in printed

@@ -282,7 +282,7 @@ def test_a_reward_of_two_rounds_has_the_spread_of_all_its_rows(tiny_model, tmp_p
         given.extend(best if completion == "right" else 0.0 for completion in completions)
         return given[-len(completions) :]
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=grows, max_steps=1, batch_multiplier=1.0)
+    trainer = make(tiny_model, tmp_path, reward_funcs=grows, max_steps=1, batch_multiplier=1.0, skip_preflight=True)
     trainer.train()
     logs = trainer.state.log_history[0]
     assert logs["dynamic_sampling/rounds"] == 2

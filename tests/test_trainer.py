@@ -217,7 +217,7 @@ def test_the_reward_functions_of_a_trainer_are_the_objects_it_was_given(tiny_mod
             return right(completions)
 
     counts = Counts()
-    trainer = make(tiny_model, tmp_path, reward_funcs=[counts], max_steps=1)
+    trainer = make(tiny_model, tmp_path, reward_funcs=[counts], max_steps=1, skip_preflight=True)
     trainer.train()
     assert trainer.reward_funcs == [counts]
     assert trainer.reward_funcs[0].num_calls == trainer.state.log_history[0]["dynamic_sampling/rounds"]
@@ -572,7 +572,7 @@ def test_a_reward_that_is_text_is_named_with_its_function(tiny_model, tmp_path):
         return ["yes"] * len(completions)
 
     with pytest.raises(TypeError, match=r"'verdict' returned 'yes' \(str\) for completion 0 of 16"):
-        make(tiny_model, tmp_path, reward_funcs=verdict).train()
+        make(tiny_model, tmp_path, reward_funcs=verdict, skip_preflight=True).train()
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, tmp_path):
@@ -580,7 +580,7 @@ def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, t
         raise KeyError("no such column")
 
     with pytest.raises(KeyError, match="no such column"):
-        make(tiny_model, tmp_path, reward_funcs=broken).train()
+        make(tiny_model, tmp_path, reward_funcs=broken, skip_preflight=True).train()
 
 
 def test_an_infinite_reward_is_refused_by_name(tiny_model, tmp_path):
@@ -588,7 +588,7 @@ def test_an_infinite_reward_is_refused_by_name(tiny_model, tmp_path):
         return [math.inf] * len(completions)
 
     with pytest.raises(ValueError, match="'unbounded' returned an infinite reward"):
-        make(tiny_model, tmp_path, reward_funcs=unbounded).train()
+        make(tiny_model, tmp_path, reward_funcs=unbounded, skip_preflight=True).train()
 
 
 def test_groups_that_nothing_scores_are_dropped_as_unscored(tiny_model, tmp_path):

@@ -31,6 +31,8 @@ OVERRIDES = {
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
+    # averages `_metrics`, without NaN, into `logs`
+    "log": ("self", "logs", "start_time"),
     "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "_save_checkpoint": ("self", "model", "trial"),
     # called by `_save_checkpoint` on every rank, before `trainer_state.json` is written
@@ -56,6 +58,7 @@ CALLS = (
     "get_cp_size",
     "get_sp_size",
     "get_tp_size",
+    "remove_callback",
 )
 
 # Functions of trl.trainer.utils.
@@ -90,6 +93,7 @@ READS = (
     "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
     "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
+    "_pending_metrics",  # and what they logged of the batch
     "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
     "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
     "_tokenizer",  # the processing class, or the tokenizer inside a processor
@@ -97,6 +101,7 @@ READS = (
     "args",
     "aux_loss_enabled",
     "beta",
+    "callback_handler",
     "control",
     "entropy_coef",
     "environment_factories",  # None, or {name: factory}
@@ -122,6 +127,7 @@ READS = (
     "off_policy_mask_threshold",
     "optimizer",
     "pad_to_multiple_of",
+    "processing_class",
     "reward_func_names",
     "reward_funcs",
     "reward_processing_classes",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .version import __version__
 
@@ -20,19 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             Command line, without the program's name. Defaults to this process's.
 
     Returns:
-        `int`: Exit status: 0 for success, 2 for a mistake in the command line.
+        `int`: Exit status: 0 for success, 2 for a mistake, which is told in one line, 130 after Ctrl-C, and 3 for a
+        training run that was stopped because its rollouts found nothing.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
-        from .launch import launch
-
-        return launch(argv[1:])
+        return _train(argv[1:])
     args = _make_parser().parse_args(argv)
     return args.run(args)
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trl-dapo", description="Train with DAPO on TRL.")
+    parser = OneLineParser(prog="trl-dapo", description="Train with DAPO on TRL.")
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     formatter = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
@@ -45,12 +45,14 @@ def _make_parser() -> argparse.ArgumentParser:
     quickstart.set_defaults(run=_quickstart)
 
     commands.add_parser(
-        "train", help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value]"
+        "train",
+        help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value] [--num_processes N] "
+        "[--accelerate_config FILE]",
     )
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
     add_eval_arguments(evaluation)
-    evaluation.set_defaults(run=run_eval)
+    evaluation.set_defaults(run=_eval)
 
     comparison = commands.add_parser("compare", help="compare two evaluations problem by problem", **formatter)
     add_compare_arguments(comparison)
@@ -63,24 +65,66 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _train(argv: list[str]) -> int:
+    launch_options, argv = split_launch_options(argv)
+    try:
+        check_train_arguments(argv)
+        if (file := launch_options.accelerate_config) is not None and not os.path.isfile(file):
+            raise FileNotFoundError(f"`--accelerate_config {file}` names no file.")
+    except (ValueError, OSError) as error:
+        return _tell("train", error)
+    # Here, so that these mistakes are told in a moment.
+    if any(option is not None for option in vars(launch_options).values()):
+        from .processes import launch_processes
+
+        return launch_processes(argv, **vars(launch_options))
+    from .launch import launch
+
+    return launch(argv)
+
+
 def _quickstart(args: argparse.Namespace) -> int:
     # Before the hub client is imported, which reads them once.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
-    from .quickstart import run_quickstart
+    try:
+        check_output_dir(args.output_dir)
+        from .quickstart import run_quickstart
 
-    run_quickstart(output_dir=args.output_dir, seed=args.seed)
+        run_quickstart(output_dir=args.output_dir, seed=args.seed)
+    except OSError as error:
+        return _tell("quickstart", error)
+    except KeyboardInterrupt:
+        said = "stopped. A quickstart is not resumed: the same command starts anew."
+        print(f"\ntrl-dapo quickstart: {said}", file=sys.stderr)
+        return 130
     return 0
 
 
+def _eval(args: argparse.Namespace) -> int:
+    try:
+        check_output_dir(args.output_dir)
+    except OSError as error:
+        return _tell("eval", error)
+    return run_eval(args)
+
+
 def _report(args: argparse.Namespace) -> int:
+    for run in args.runs:
+        if not os.path.exists(run):
+            return _tell("report", FileNotFoundError(f"There is no run in {run}: no such file or folder."))
     from .report import write_report
 
     try:
         print(write_report(args.runs, args.output_dir))
     except (OSError, ValueError) as error:
-        print(f"trl-dapo report: {error}", file=sys.stderr)
-        return 2
+        return _tell("report", error)
     return 0
+
+
+def _tell(command: str, error: Exception) -> int:
+    """Tells a mistake in one line; returns the exit status."""
+    print(f"trl-dapo {command}: {one_line(error)}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

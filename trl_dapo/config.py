@@ -4,6 +4,7 @@
 
 import math
 import os
+import warnings
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -12,6 +13,10 @@ from .loss import LOSS_MEANS
 from .rewards import scale_reward
 
 
+# TRL's use of names that transformers has renamed, which nobody who reads the warnings can change.
+for renamed in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
+    warnings.filterwarnings("ignore", f"`{renamed}` is deprecated", FutureWarning)
+
 ON_EXHAUSTED = ("top_up", "error")
 MODES = ("filter", "replace", "mask")
 SURPLUS = ("discard", "carry")
@@ -19,6 +24,7 @@ LORA_SYNCS = ("adapter", "merge")
 ROLLOUTS_AHEAD = (0, 1)
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
+LOGGING_STYLES = ("table", "full")
 
 
 @dataclass
@@ -91,6 +97,16 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups found and
             fills the batch with rows that weigh nothing. `"error"` stops, with the counts by reason.
+        dynamic_sampling_stop_after (`int`, *optional*, defaults to `20`):
+            Rollouts in a row that find no group to train on, after which the run stops, with a checkpoint and advice;
+            `trl-dapo train` then ends with exit status 3. `0` never stops.
+        max_passes (`float`, *optional*):
+            Passes over the dataset after which the run ends, wherever `max_steps` is. `num_train_epochs` counts
+            optimizer steps, while prompts sampled in place of dropped groups make further passes. The learning rate
+            is scheduled over `max_steps` or `num_train_epochs` all the same.
+        max_tokens_generated (`int`, *optional*):
+            Tokens generated, dropped groups included, after which the run ends. The rollout that passes either limit
+            is trained on before the run ends.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that make the task reward, which decides whether a group is accepted and
             which completions are right. Defaults to all but length penalties: a group of wrong completions of
@@ -163,6 +179,15 @@ class DAPOConfig(GRPOConfig):
             Nucleus of evaluation; the paper: 0.7. Defaults to `top_p`.
         eval_top_k (`int`, *optional*):
             Number of tokens that evaluation samples from. Defaults to `top_k`.
+
+        > What a run checks and says
+
+        skip_preflight (`bool`, *optional*, defaults to `False`):
+            Whether to leave out the one call of each reward function on made-up completions of the first example,
+            before anything is generated: for functions that must not be called for nothing.
+        logging_style (`str`, *optional*, defaults to `"table"`):
+            What is printed at each logging step. `"table"`: one line of the figures that say most. `"full"`: every
+            metric. `log_history.jsonl` and the trackers get every metric either way.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.
@@ -245,6 +270,16 @@ class DAPOConfig(GRPOConfig):
             "rows that weigh nothing; `error` stops with the counts by reason.",
             "choices": list(ON_EXHAUSTED),
         },
+    )
+    dynamic_sampling_stop_after: int = field(
+        default=20,
+        metadata={"help": "Rollouts in a row that find nothing, after which the run stops with status 3. 0: never."},
+    )
+    max_passes: float | None = field(
+        default=None, metadata={"help": "Passes over the dataset after which the run ends. Default: no limit."}
+    )
+    max_tokens_generated: int | None = field(
+        default=None, metadata={"help": "Tokens generated after which the run ends. Default: no limit."}
     )
     dynamic_sampling_rewards: list[str] | None = field(
         default=None,
@@ -330,6 +365,17 @@ class DAPOConfig(GRPOConfig):
     eval_top_p: float | None = field(default=None, metadata={"help": "Nucleus of evaluation. Default: `top_p`."})
     eval_top_k: int | None = field(
         default=None, metadata={"help": "Tokens that evaluation samples from. Default: `top_k`."}
+    )
+    skip_preflight: bool = field(
+        default=False,
+        metadata={"help": "Do not call the reward functions once on made-up completions before training."},
+    )
+    logging_style: str = field(
+        default="table",
+        metadata={
+            "help": "What is printed at a logging step: a `table` of one line each, or the `full` dictionary.",
+            "choices": list(LOGGING_STYLES),
+        },
     )
 
     def __post_init__(self):
@@ -435,6 +481,7 @@ class DAPOConfig(GRPOConfig):
             ("dynamic_sampling_on_exhausted", ON_EXHAUSTED),
             ("dynamic_sampling_mode", MODES),
             ("dynamic_sampling_surplus", SURPLUS),
+            ("logging_style", LOGGING_STYLES),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -469,9 +516,28 @@ class DAPOConfig(GRPOConfig):
                 "`None` for all but the length penalty."
             )
 
+        self._check_ends()
         if self.use_dynamic_sampling:
             self._check_refill()
             self._check_filler()
+
+    def _check_ends(self):
+        if self.dynamic_sampling_stop_after < 0:
+            raise ValueError(
+                f"`dynamic_sampling_stop_after` must be at least 1, or 0 for never, got "
+                f"{self.dynamic_sampling_stop_after}."
+            )
+        for name in ("max_passes", "max_tokens_generated"):
+            limit = getattr(self, name)
+            if limit is None:
+                continue
+            if not limit > 0:
+                raise ValueError(f"`{name}` must be above 0, got {limit}. Leave it out for no limit.")
+            if not self.use_dynamic_sampling:
+                raise ValueError(
+                    f"`{name}={limit}` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. "
+                    "Set `max_steps` or `num_train_epochs` in its place."
+                )
 
     def _check_refill(self):
         mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus

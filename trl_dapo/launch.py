@@ -9,17 +9,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from accelerate import PartialState
 from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from .checkpoint import find_checkpoint
+from .arguments import one_line
+from .checkpoint import find_checkpoint, last_complete_checkpoint
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
 from .rewards import dapo_math_reward, math_verify_reward
 
 
+MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 
 
@@ -79,9 +82,35 @@ class LaunchArguments:
     )
 
 
+class _Parser(TrlParser):
+    """TRL's, which tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 def make_parser() -> TrlParser:
     """The parser of recipes and command lines: a misspelt key is an error in both."""
-    return TrlParser((LaunchArguments, DAPOConfig, ModelConfig), prog="trl-dapo train", allow_abbrev=False)
+    parser = _Parser(
+        (LaunchArguments, DAPOConfig, ModelConfig),
+        prog="trl-dapo train",
+        usage="trl-dapo train --config RECIPE.yaml [--field value ...] [--num_processes N] [--accelerate_config FILE]",
+        allow_abbrev=False,
+    )
+    # Of some three hundred fields those of this package come first.
+    others = parser._optionals
+    parser._action_groups.remove(others)
+    for title, fields in (
+        ("data and rewards", LaunchArguments.__annotations__),
+        ("DAPO: what DAPOConfig adds or changes", DAPOConfig.__annotations__),
+        ("model", ModelConfig.__dataclass_fields__),
+    ):
+        group = parser.add_argument_group(title)
+        group._group_actions += [action for action in others._group_actions if action.dest in fields]
+        others._group_actions = [action for action in others._group_actions if action.dest not in fields]
+    others.title = "GRPOConfig and TrainingArguments"
+    parser._action_groups.append(others)
+    return parser
 
 
 def launch(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +122,8 @@ def launch(argv: Sequence[str] | None = None) -> int:
             Command line, without the program's name. Defaults to this process's.
 
     Returns:
-        `int`: Exit status: 0, or 2 after a mistake in the command line, the recipe or the data, told in one line.
+        `int`: Exit status: 0; 2 after a mistake in the command line, the recipe or the data, told in one line; 3 where
+        the run was stopped because its rollouts found nothing; 130 where it was interrupted.
     """
     try:
         launch_args, training_args, model_args = make_parser().parse_args_and_config(argv)
@@ -105,13 +135,31 @@ def launch(argv: Sequence[str] | None = None) -> int:
             )
         checkpoint = checkpoint_to_resume(training_args)
     except (ValueError, OSError, ImportError) as error:
-        print(f"trl-dapo train: {error}", file=sys.stderr)
-        return 2
-    train(launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint)
+        print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("trl-dapo train: stopped before it began.", file=sys.stderr)
+        return INTERRUPTED
+    # Here, so that a mistake in the recipe is told before the models are imported.
+    from .preflight import SetupError
+    from .terminal import bars_on_terminals_only
+
+    try:
+        with bars_on_terminals_only():
+            status = train(
+                launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint
+            )
+    except SetupError as error:
+        print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
+        status = MISTAKE
+    except KeyboardInterrupt:
+        if PartialState().is_main_process:
+            print(f"trl-dapo train: {describe_interruption(training_args.output_dir)}", file=sys.stderr)
+        status = INTERRUPTED
     # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
     # then asks for the interpreter's lock aborts the process, and with it a run that was complete.
     gc.collect()
-    return 0
+    return status
 
 
 def train(
@@ -122,9 +170,14 @@ def train(
     eval_dataset: Dataset | None,
     reward_funcs: list[Callable],
     checkpoint: str | None,
-):
-    """Trains, and saves the model, or the adapter, into `output_dir`."""
-    # Here, so that a mistake in the recipe is told before the models are imported.
+) -> int:
+    """
+    Trains, and saves the model, or the adapter, into `output_dir`.
+
+    Returns:
+        `int`: Exit status: 0, or 3 where the run was stopped because its rollouts found nothing.
+    """
+    from .preflight import SetupError
     from .trainer import DAPOTrainer
 
     if PartialState().is_main_process:
@@ -136,21 +189,34 @@ def train(
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    trainer = DAPOTrainer(
-        model,
-        reward_funcs,
-        training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
-    )
+    try:
+        trainer = DAPOTrainer(
+            model,
+            reward_funcs,
+            training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    except (ValueError, OSError, ImportError) as error:
+        raise SetupError(str(error)) from error
     trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(training_args.output_dir)
-    trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
-    if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=launch_args.dataset_name)
+    if not trainer.stop.found_nothing:
+        trainer.save_model(training_args.output_dir)
+        trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
+        if training_args.push_to_hub:
+            trainer.push_to_hub(dataset_name=launch_args.dataset_name)
     trainer.accelerator.end_training()
+    return FOUND_NOTHING if trainer.stop.found_nothing else 0
+
+
+def describe_interruption(output_dir: str) -> str:
+    """What is left of a run that was interrupted, in one line."""
+    checkpoint = last_complete_checkpoint(output_dir)
+    if checkpoint is None:
+        return f"stopped. {output_dir} holds no checkpoint yet: the same command starts from the beginning."
+    return f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
 
 
 def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tuple[Dataset, Dataset | None]:

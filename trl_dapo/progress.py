@@ -18,7 +18,8 @@ logger = logging.get_logger(__name__)
 def progress_bar(trainer) -> Iterator[Callable[[], None]]:
     """A bar of the groups found so far; yields what moves it after each round, and warns of passes without any."""
     sampler, rollout = trainer._sampler, trainer._sampler.rollout
-    disable = trainer.args.disable_tqdm or not trainer.accelerator.is_main_process
+    # `None`: shown on a terminal only. In a file a bar is one endless line.
+    disable = True if trainer.args.disable_tqdm or not trainer.accelerator.is_main_process else None
     bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
     with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
 

@@ -12,7 +12,6 @@ Numbers are written as one adds by hand: operands of two digits, answers from th
 import os
 import random
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,16 +25,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    PrinterCallback,
     Qwen3Config,
     Qwen3ForCausalLM,
-    TrainerCallback,
     set_seed,
 )
 
 from .config import DAPOConfig
 from .evaluation import compare, evaluate, print_comparison
-from .report import plot_run, series
+from .report import plot_run
+from .terminal import TerminalCallback
 from .trainer import DAPOTrainer
 
 
@@ -311,39 +309,6 @@ def exact_answer_reward(completions, solution, **kwargs):
     ]
 
 
-class _Progress(TrainerCallback):
-    """Moves the bar with every step, and prints a line of means ten times in a run."""
-
-    METRICS = (
-        "reward",
-        "filtered_reward",
-        "dynamic_sampling/acceptance_rate",
-        "entropy",
-        "completions/mean_length",
-    )
-    HEADER = f"{'step':>7}  {'reward':>8}  {'filtered':>8}  {'accepted':>8}  {'entropy':>8}  {'length':>8}"
-
-    def __init__(self, progress: Progress, task):
-        self.progress, self.task, self.window = progress, task, []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.progress.console.print(f"[dim]{self.HEADER}[/dim]", highlight=False)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "reward" not in logs:
-            return
-        self.window.append({"step": state.global_step, **logs})
-        self.progress.update(self.task, completed=state.global_step)
-        if state.global_step % max(1, state.max_steps // 10):
-            return
-        cells = []
-        for metric in self.METRICS:
-            _, values = series(self.window, metric)
-            cells.append(f"{sum(values) / len(values):8.2f}" if values else f"{'-':>8}")
-        self.progress.console.print(f"{state.global_step:7d}  " + "  ".join(cells), highlight=False)
-        self.window = []
-
-
 def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAPOConfig:
     """
     Settings of the quickstart's DAPO phase: 16 prompts x 8 completions, one optimizer step a rollout batch.
@@ -375,7 +340,6 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        disable_tqdm=True,
     )
 
 
@@ -420,8 +384,6 @@ def run_quickstart(
     output_dir.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # TRL's use of names that transformers has renamed is nothing a user can act on.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # Matrices this small gain little from a second thread, and lose minutes to it where the cores are shared.
     torch.set_num_threads(1)
 
@@ -445,17 +407,16 @@ def run_quickstart(
     _save(model, tokenizer, output_dir / "warm_up")
     before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
 
-    with _progress_bar(console) as progress:
-        trainer = DAPOTrainer(
-            model,
-            exact_answer_reward,
-            dapo_config(output_dir, seed, num_steps),
-            train_dataset=_prompts(problems.draw(4096)),
-            processing_class=tokenizer,
-            callbacks=[_Progress(progress, progress.add_task("DAPO", total=num_steps, info=""))],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+    trainer = DAPOTrainer(
+        model,
+        exact_answer_reward,
+        dapo_config(output_dir, seed, num_steps),
+        train_dataset=_prompts(problems.draw(4096)),
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(TerminalCallback)
+    trainer.add_callback(TerminalCallback(trainer, every=max(1, num_steps // 10), file=console.file))
+    trainer.train()
     trainer.save_state()
     _save(model, tokenizer, output_dir / "trained")
     after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
@@ -470,7 +431,7 @@ def run_quickstart(
             soft_wrap=True,
         )
     change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
-    print_comparison(change, console)
+    print_comparison(change, console, in_brief=True)
     result = QuickstartResult(change, output_dir / "trained", output_dir / "run.png")
     console.print(
         f"Checkpoint: {result.checkpoint}\n"

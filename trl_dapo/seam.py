@@ -113,6 +113,17 @@ def _scratch_metrics(trainer) -> Iterator[dict[str, list[float]]]:
         trainer._metrics = metrics
 
 
+@contextmanager
+def keeping_pending_logs(trainer) -> Iterator[None]:
+    """Forgets what reward functions log meanwhile of rows that are none."""
+    pending = trainer._pending_extra_logs, trainer._pending_metrics
+    trainer._pending_extra_logs, trainer._pending_metrics = defaultdict(list), defaultdict(list)
+    try:
+        yield
+    finally:
+        trainer._pending_extra_logs, trainer._pending_metrics = pending
+
+
 def _empty_logs(logs: dict) -> dict:
     """The structure of TRL's `_logs`, empty and without a bound."""
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}

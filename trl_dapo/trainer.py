@@ -15,6 +15,7 @@ TRL turns prompts into tensors in one private method, which is wrapped, not copi
 
 import copy
 import math
+import sys
 import textwrap
 import time
 import zlib
@@ -46,6 +47,7 @@ from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .lora_sync import making_the_engine
+from .preflight import run_preflight
 from .progress import progress_bar
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards
@@ -65,6 +67,8 @@ from .sampling.rollouts import (
 )
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
+from .stopping import StopCallback
+from .terminal import bars_on_terminals_only, broken_for, print_to_terminal
 from .update import UpdatePhase
 
 
@@ -150,7 +154,7 @@ class DAPOTrainer(UpdatePhase):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
         check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        with making_the_engine(args):
+        with bars_on_terminals_only(), making_the_engine(args):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)
@@ -163,7 +167,10 @@ class DAPOTrainer(UpdatePhase):
         self._scores = EvaluationScores(self.num_generations_eval)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = RoundAhead(self)
+        self.stop = StopCallback(self)
+        self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
+        print_to_terminal(self)
 
     # ---- Reward functions ----
 
@@ -407,7 +414,7 @@ class DAPOTrainer(UpdatePhase):
         if num_short and self.args.dynamic_sampling_on_exhausted == "error":
             raise RuntimeError(describe_shortfall(rollout, max_rounds))
         # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
-        if num_short in (1, 5):
+        if num_short in (1, 5) and self.accelerator.is_main_process:
             logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
 
     def _log_sampling(self, batch: Batch, **sampling: float):
@@ -425,6 +432,13 @@ class DAPOTrainer(UpdatePhase):
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
+
+    def log(self, logs, start_time=None):
+        """TRL's, without the metrics of which nothing is known: trackers take no `None`."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
+            del metrics[name]
+        super().log(logs, start_time)
 
     # ---- Checkpoints ----
 
@@ -444,14 +458,17 @@ class DAPOTrainer(UpdatePhase):
             resume_from_checkpoint = find_checkpoint(self.args.output_dir)
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
-            self.accelerator.print(self._task.describe(filtered=self._group_filter is not None))
-        try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        finally:
-            self._ahead.cancel()
+            line = self._task.describe(filtered=self._group_filter is not None)
+            self.accelerator.print(broken_for(sys.stdout, line))
+        with bars_on_terminals_only():
+            run_preflight(self)
+            try:
+                return super().train(resume_from_checkpoint, *args, **kwargs)
+            finally:
+                self._ahead.cancel()
 
     def get_batch_samples(self, *args):
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
         self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
         return [], None

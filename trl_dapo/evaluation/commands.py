@@ -6,9 +6,10 @@ import argparse
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..arguments import one_line
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 
@@ -133,7 +134,7 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
         print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
         return _INTERRUPTED
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(f"trl-dapo {name}: {error}", file=sys.stderr)
+        print(f"trl-dapo {name}: {one_line(error)}", file=sys.stderr)
         return _MISTAKE
     return 0
 
@@ -141,24 +142,24 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
 def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     k = summary["settings"]["k"]
-    metrics = [f"avg@{k}", f"pass@{k}", f"maj@{k}"]
-    table = Table(title=f"{escape(summary['settings']['model'])}: {k} completions a problem, 95 % intervals")
-    for column in ("source", "problems", *metrics, "length", "truncated"):
-        table.add_column(column, justify="left" if column == "source" else "right")
+    metrics, bounds = [f"avg@{k}", f"pass@{k}", f"maj@{k}"], ("mean", "low", "high")
+    table = _table("source", "problems", *metrics, "length", "cut off")
     sources = summary["sources"]
     for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", summary)]:
         if source == "all":
             table.add_section()
         length = "-" if figures["mean_length"] is None else f"{figures['mean_length']:,.0f}"
+        # The interval stands under its figure, so that three of each fit beside one another.
         shares = [
-            "{mean:.1%} [{low:.1%}, {high:.1%}]".format(**figures["metrics"][metric]).replace("[", "\\[")
-            for metric in metrics
+            f"{mean:.1%}\n\\[{100 * low:.1f}, {100 * high:.1f}]"
+            for mean, low, high in ([figures["metrics"][metric][bound] for bound in bounds] for metric in metrics)
         ]
         table.add_row(escape(source), str(figures["num_problems"]), *shares, length, f"{figures['truncated']:.1%}")
     console = Console()
+    title = f"{summary['settings']['model']}: {k} completions a problem, 95 % intervals"
+    console.print(escape(title), highlight=False)
     console.print(table)
     if summary["num_unscored_problems"]:
         console.print(
@@ -167,7 +168,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
-def print_comparison(change: dict[str, Any], console=None) -> None:
+def print_comparison(change: dict[str, Any], console=None, in_brief: bool = False) -> None:
     """
     Print what [`compare`] returns.
 
@@ -176,19 +177,20 @@ def print_comparison(change: dict[str, Any], console=None) -> None:
             From [`compare`].
         console ([`~rich.console.Console`], *optional*):
             Where to write. Defaults to standard output.
+        in_brief (`bool`, *optional*, defaults to `False`):
+            Whether to print avg@k alone, of each source and in all.
     """
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     console = console or Console()
     k = change["k"]
-    table = Table(title=f"{change['num_problems']} problems, {k} completions each: difference with 95 % interval")
-    for column in ("source", "metric", "base", "trained", "difference", ""):
-        table.add_column(column, justify="left" if column in ("source", "metric", "") else "right")
+    table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
     sources = change["sources"]
     for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", change)]:
-        for metric in (f"avg@{k}", f"pass@{k}", f"maj@{k}"):
+        if source == "all" or not in_brief:
+            table.add_section()
+        for metric in [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]:
             values = figures["metrics"][metric]
             mean, low, high = (100 * values["difference"][bound] for bound in ("mean", "low", "high"))
             table.add_row(
@@ -197,19 +199,44 @@ def print_comparison(change: dict[str, Any], console=None) -> None:
                 f"{values['base']:.1%}",
                 f"{values['trained']:.1%}",
                 f"{mean:+.1f} \\[{low:+.1f}, {high:+.1f}]",
-                "up" if low > 0 else "down" if high < 0 else "no clear change",
+                "up" if low > 0 else "down" if high < 0 else "unclear",
             )
-        table.add_section()
-    console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
+    if not in_brief:
+        console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
     for name, (base, trained) in change["differing_settings"].items():
         console.print(f"[yellow]Not the same:[/yellow] {name} is {base!r} for base, {trained!r} for trained.")
+    title = f"{change['num_problems']} problems, {k} completions each: difference with 95 % interval"
+    console.print(title, highlight=False)
     console.print(table)
+    if in_brief:
+        return
     for verb in ("gained", "lost"):
         problems = change[verb]
         points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
         console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
-            line = f"  {problem['id']}  {problem['base']:.1%} -> {problem['trained']:.1%}"
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            line = f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}"
+            _print_in_a_line(console, line)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
+
+
+def _print_in_a_line(console, line: str):
+    """One line of a terminal, cut off at its end; in a file the whole of it."""
+    from rich.text import Text
+
+    console.print(
+        Text(line), no_wrap=True, overflow="ellipsis", crop=console.is_terminal, soft_wrap=not console.is_terminal
+    )
+
+
+def _table(*columns: str, left: Sequence[str] = ("source",)):
+    """A table that fits 80 columns: a long source is broken, a number never."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    for column in columns:
+        is_left = column in left
+        table.add_column(column, justify="left" if is_left else "right", no_wrap=column != "source", overflow="fold")
+    return table

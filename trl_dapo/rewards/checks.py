@@ -11,7 +11,7 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -204,6 +204,31 @@ def with_checked_values(reward_func: Callable, name: str) -> Callable:
     Returns:
         `Callable`: The function, asynchronous if the given one is.
     """
+    return wrap_reward(reward_func, name, then=functools.partial(check_reward_values, name))
+
+
+def wrap_reward(
+    reward_func: Callable,
+    name: str,
+    within: Callable[[], AbstractContextManager] = nullcontext,
+    then: Callable[[Any, int], Any] = lambda values, num_rows: values,
+) -> Callable:
+    """
+    A reward function that does more whenever it is called.
+
+    Args:
+        reward_func (`Callable`):
+            The reward function. A reward model is returned as it is.
+        name (`str`):
+            Its name.
+        within (`Callable[[], ContextManager]`, *optional*):
+            Makes what each call is made in.
+        then (`Callable[[Any, int], Any]`, *optional*):
+            Called with what it returned and the number of completions; returns what stands in its place.
+
+    Returns:
+        `Callable`: The function, asynchronous if the given one is.
+    """
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
     inner = reward_func
@@ -212,17 +237,19 @@ def with_checked_values(reward_func: Callable, name: str) -> Callable:
 
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__):
 
-        async def checked(*, completions, **kwargs):
-            return check_reward_values(name, await reward_func(completions=completions, **kwargs), len(completions))
+        async def wrapped(*, completions, **kwargs):
+            with within():
+                return then(await reward_func(completions=completions, **kwargs), len(completions))
 
     else:
 
-        def checked(*, completions, **kwargs):
-            return check_reward_values(name, reward_func(completions=completions, **kwargs), len(completions))
+        def wrapped(*, completions, **kwargs):
+            with within():
+                return then(reward_func(completions=completions, **kwargs), len(completions))
 
-    checked.__name__ = name
-    checked.__wrapped__ = reward_func
-    return checked
+    wrapped.__name__ = name
+    wrapped.__wrapped__ = reward_func
+    return wrapped
 
 
 @contextmanager

@@ -164,6 +164,25 @@ def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, nu
     return f"Dynamic sampling fell short ({num_short} rollouts in a row): {what} This rollout {outcome}. {advice}."
 
 
+def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
+    """
+    Why a run stops that finds nothing, what to do, and where to go on from.
+
+    Args:
+        rollout ([`Rollout`]):
+            The last rollout.
+        num_rollouts (`int`):
+            Rollouts in a row that found nothing.
+        checkpoint (`str`):
+            Where the run's state is saved.
+    """
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
+    return (
+        f"Training stops: {num_rollouts} rollouts in a row found no group to train on (the last dropped: {reasons}). "
+        f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
+    )
+
+
 def advise(rollout: Rollout) -> str:
     """What to change, by the commonest reason: one sentence and a space, or nothing where none is known."""
     return "".join(f"{ADVICE[reason]} " for reason, _ in rollout.reasons.most_common(1) if reason in ADVICE)

@@ -4,7 +4,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from .acceptance import AcceptanceRate
@@ -73,6 +73,39 @@ class Rollout:
     def acceptance_rate(self) -> float:
         """Share of the sampled groups that were accepted."""
         return len(self.accepted) / self.num_groups
+
+
+@dataclass
+class Totals:
+    """
+    What a run has sampled so far, through every resume.
+
+    Args:
+        groups_sampled, groups_trained, tokens_generated (`int`):
+            Over all rollouts that have ended.
+        first_acceptance_rate, last_acceptance_rate (`float`, *optional*):
+            Of the first rollout that sampled, and of the last.
+        barren_rollouts (`int`):
+            Rollouts in a row that found no group to train on.
+    """
+
+    groups_sampled: int = 0
+    groups_trained: int = 0
+    tokens_generated: int = 0
+    first_acceptance_rate: float | None = None
+    last_acceptance_rate: float | None = None
+    barren_rollouts: int = 0
+
+    def add(self, rollout: Rollout, batch: Batch):
+        """Adds a rollout that has ended."""
+        self.groups_sampled += rollout.num_groups
+        self.groups_trained += len(batch.train)
+        self.tokens_generated += sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled)
+        self.barren_rollouts = 0 if batch.train else self.barren_rollouts + 1
+        if rollout.num_groups:
+            self.last_acceptance_rate = rollout.acceptance_rate
+            if self.first_acceptance_rate is None:
+                self.first_acceptance_rate = rollout.acceptance_rate
 
 
 class Sampler:
@@ -180,6 +213,7 @@ class Sampler:
         self.reward_names = list(reward_names)
         self.is_ahead = is_ahead
         self.rollout = Rollout(target)
+        self.totals = Totals()
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
         self._ahead: _Drawn | None = None
@@ -326,6 +360,7 @@ class Sampler:
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
         self.num_short_rollouts = self.num_short_rollouts + 1 if self._fell_short(batch) else 0
+        self.totals.add(rollout, batch)
         return batch._replace(carry=batch.carry[:num_carried] if self.carries else [])
 
     def _fell_short(self, batch: Batch) -> bool:
@@ -378,6 +413,7 @@ class Sampler:
             "acceptance": self.acceptance.state_dict(),
             "memory": None if self.memory is None else self.memory.state_dict(),
             "num_short_rollouts": self.num_short_rollouts,
+            "totals": asdict(self.totals),
             "barren_since": self._barren_since,
         }
 
@@ -412,6 +448,7 @@ class Sampler:
         self._num_told = int(self.stream.passes - self._barren_since)
         self.acceptance.load_state_dict(state["acceptance"])
         self.num_short_rollouts = state["num_short_rollouts"]
+        self.totals = Totals(**state["totals"])
         if self.memory is not None and state["memory"] is not None:
             self.memory.load_state_dict(state["memory"])
         fits = not differs and carried is not None

@@ -1,0 +1,78 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A terminal of 80 columns to run a program in, and what stands on it in the end."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+
+
+COLUMNS = 80
+
+
+def run_in_terminal(
+    command: list[str], *, timeout: float, interrupt_at: Callable[[str], bool] | None = None, **settings
+) -> tuple[int, str]:
+    """
+    Runs a program whose standard streams are a terminal; Ctrl-C is pressed once `interrupt_at` says so of what was
+    written. Returns its exit status and all that it wrote.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    written, deadline = b"", time.monotonic() + timeout
+
+    def begin():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=begin, **settings)
+    os.close(theirs)
+    try:
+        with contextlib.suppress(OSError):  # the other end was closed
+            while part := os.read(ours, 65536):
+                written += part
+                if time.monotonic() > deadline:
+                    raise TimeoutError(written.decode(errors="replace")[-2000:])
+                if interrupt_at is not None and interrupt_at(written.decode(errors="replace")):
+                    os.write(ours, b"\x03")
+                    interrupt_at = None
+        return process.wait(timeout=timeout), written.decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        os.close(ours)
+
+
+def screen(written: str) -> list[str]:
+    """The lines that such a terminal shows after so much was written to it, those that were scrolled away too."""
+    lines, row, column = [[]], 0, 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.", written, flags=re.DOTALL):
+        if token == "\r":
+            column = 0
+        elif token == "\n":
+            row += 1
+        elif token.startswith("\x1b["):
+            count = int(token[2:-1]) if token[2:-1].isdigit() else 1
+            if token[-1] == "A":
+                row = max(row - count, 0)
+            elif token[-1] == "K":
+                del lines[row][0 if token == "\x1b[2K" else column :]
+        else:
+            if column == COLUMNS:
+                row, column = row + 1, 0
+            while len(lines) <= row:
+                lines.append([])
+            lines[row] += " " * (column - len(lines[row]))
+            lines[row][column : column + 1] = token
+            column += 1
+        while len(lines) <= row:
+            lines.append([])
+    return ["".join(line).rstrip() for line in lines]

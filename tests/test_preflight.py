@@ -1,0 +1,147 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried before the first token."""
+
+import re
+
+import pytest
+from datasets import Dataset, IterableDataset
+from helpers import ScriptedTrainer, prompts, tiny_config
+
+from trl_dapo.preflight import SetupError, run_preflight, too_few_processes
+
+
+def make_trainer(tiny_model, output_dir, reward, dataset=None, **settings):
+    return ScriptedTrainer(
+        tiny_model,
+        reward,
+        tiny_config(output_dir, max_steps=1, **settings),
+        train_dataset=prompts(16, answer=[7] * 16) if dataset is None else dataset,
+        script=lambda prompt, index: str(index % 2),
+    )
+
+
+def zeros(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def fails(completions, answer, **kwargs):
+    return [float(completion == answer.strip()) for completion in completions]
+
+
+def forgets_one(completions, **kwargs):
+    return [0.0] * (len(completions) - 1)
+
+
+def says_yes(completions, **kwargs):
+    return ["yes"] * len(completions)
+
+
+async def looks_up(completions, **kwargs):
+    return [kwargs["gold"]] * len(completions)
+
+
+def is_infinite(completions, **kwargs):
+    return [float("inf")] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (fails, "The reward function 'fails' failed with AttributeError: 'list' object has no attribute 'strip'"),
+        (forgets_one, "The reward function 'forgets_one' returned 3 values for 4 completions"),
+        (says_yes, "The reward function 'says_yes' returned 'yes' (str) for completion 0 of 4"),
+        (looks_up, "The reward function 'looks_up' failed with KeyError: 'gold'"),
+        (is_infinite, "The reward function 'is_infinite' returned an infinite reward"),
+    ],
+)
+def test_a_reward_function_that_cannot_score_is_named_before_anything_is_generated(
+    tiny_model, tmp_path, reward, message
+):
+    trainer = make_trainer(tiny_model, tmp_path, [zeros, reward])
+    with pytest.raises(SetupError, match=re.escape(message)) as error:
+        trainer.train()
+    assert "`skip_preflight=True` leaves that out" in str(error.value)
+    assert trainer.sampled == []
+
+
+def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing_of_it_is_logged(tiny_model, tmp_path):
+    calls = []
+
+    def reward(prompts, completions, completion_ids, answer, log_extra, log_metric, **kwargs):
+        calls.append((list(prompts), list(completions), len(completion_ids), list(answer)))
+        log_extra("verdict", ["?"] * len(prompts))
+        log_metric("asked", 1.0)
+        answer.clear()
+        return [float(completion == "1") for completion in completions]
+
+    trainer = make_trainer(tiny_model, tmp_path, reward)
+    trainer.model.eval()
+    run_preflight(trainer)
+    assert calls == [(["prompt 0:"] * 4, ["Answer: 0"] * 4, 4, [7] * 4)]
+    assert not trainer.model.training
+    assert not trainer._pending_extra_logs
+    assert not trainer._pending_metrics
+    assert not trainer._metrics["train"]
+    assert [len(column) for column in trainer._logs.values()] == [0] * len(trainer._logs)
+    trainer.train()
+    assert len(calls) > 1
+    assert trainer.state.log_history[0]["reward"] == 0.5
+
+
+def test_chats_are_scored_as_chats(tiny_model, tmp_path):
+    seen = []
+
+    def reward(prompts, completions, **kwargs):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    chat = Dataset.from_list([{"prompt": [{"role": "user", "content": "2+2"}]}] * 4)
+    run_preflight(make_trainer(tiny_model, tmp_path, reward, chat))
+    assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
+
+
+def test_skipped_functions_are_not_called(tiny_model, tmp_path):
+    run_preflight(make_trainer(tiny_model, tmp_path, fails, skip_preflight=True))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "2+2"}, "has no column `prompt`; its columns are `question`"),
+        ({"prompt": 4}, "The first example's `prompt` is 4 (int)"),
+        ({"prompt": []}, "The first example's `prompt` is [] (list)"),
+        ({"prompt": [{"text": "2+2"}]}, "Expected text, or a list of messages with `role` and `content`"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_first_example_without_a_prompt_is_refused(tiny_model, tmp_path, row, message):
+    def rows():
+        while True:
+            yield row
+
+    streamed = IterableDataset.from_generator(rows)  # of which no column is known before
+    trainer = make_trainer(tiny_model, tmp_path, zeros, streamed, remove_unused_columns=False)
+    with pytest.raises(SetupError, match=re.escape(message)):
+        run_preflight(trainer)
+
+
+def test_a_prompt_that_leaves_too_little_of_the_context_is_warned_of(tiny_model, tmp_path, caplog):
+    for num_letters, is_warned in [(2032, False), (2033, True)]:  # of 2048 tokens: 16 for the completion
+        caplog.clear()
+        dataset = Dataset.from_dict({"prompt": ["x" * num_letters] * 4})
+        run_preflight(make_trainer(tiny_model, tmp_path, zeros, dataset, max_completion_length=16))
+        assert (f"has {num_letters} tokens" in caplog.text) is is_warned
+
+
+def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` leaves in the environment of the one process it starts."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert too_few_processes(1) is None
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert "asked for several processes and started one" in too_few_processes(1)
+    assert too_few_processes(2) is None
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert too_few_processes(1) is None

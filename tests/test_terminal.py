@@ -1,0 +1,215 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says, as it is read on a terminal of 80 columns and in a file."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ScriptedTrainer, prompts, run_alone, tiny_config
+from terminals import run_in_terminal, screen
+from transformers import PrinterCallback, ProgressCallback
+
+from trl_dapo.sampling.sampler import Totals
+from trl_dapo.terminal import (
+    HEADER,
+    TerminalCallback,
+    count_empty_steps,
+    describe_passes,
+    format_duration,
+    format_evaluation,
+    format_row,
+    summarize,
+)
+
+
+JOBS = Path(__file__).parent / "jobs.py"
+
+
+def job(name: str, *args) -> list[str]:
+    """A function of `jobs.py`, in a process of its own."""
+    return [sys.executable, str(JOBS), name, *map(str, args)]
+
+
+# Figures as text
+
+
+def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
+    logs = [
+        {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "dynamic_sampling/tokens_generated": 1200.0},
+        {"reward": 0.75, "dynamic_sampling/acceptance_rate": 0.25, "filtered_reward": None, "step_time": 1.5},
+    ]
+    row = format_row(logs, 12, 3725.4)
+    assert row.split() == ["12", "0.500", "-", "37.5%", "-", "1.2k", "-", "-", "1.50", "1:02:05"]
+    assert len(row) == len(HEADER) == 79
+
+
+def test_a_row_of_large_figures_is_no_wider():
+    logs = [
+        {
+            "reward": -123.456,
+            "filtered_reward": -12.3456,
+            "dynamic_sampling/acceptance_rate": 1.0,
+            "dynamic_sampling/rounds": 100.0,
+            "dynamic_sampling/tokens_generated": 167_772_160.0,
+            "completions/mean_length": 20480.0,
+            "entropy": 11.93,
+            "step_time": 3599.9,
+        }
+    ]
+    row = format_row(logs, 100_000, 8_640_000)
+    assert row.split() == "100000 -123.5 -12.346 100.0% 100.0 167.8M 20.5k 11.930 3600 100d 00h".split()
+    assert len(row) == 79
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (359_999, "99:59:59"), (360_000, "4d 04h")]
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
+    scores = {"eval_aime_avg@4": 0.416, "eval_aime_pass@4": 0.6, "eval_aime_avg@4/geometry": 0.1}
+    entry = {"step": 10, "eval_aime_runtime": 1.0, "eval_reward": 0.2, **scores}
+    assert format_evaluation(entry) == "    10 eval aime: avg@4 41.6%, pass@4 60.0%"
+    assert format_evaluation({"step": 10, "eval_runtime": 1.0, "eval_reward": 0.2}) == "    10 eval: reward 0.200"
+    assert format_evaluation({"step": 10, "train_runtime": 1.0}) is None
+    assert format_evaluation({"step": 10, "loss": 0.0}) is None
+
+
+def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
+    history = [
+        {"step": 5, "loss": 0.0, "frac_empty_steps": 0.4},  # 2 of 5
+        {"step": 5, "eval_reward": 1.0},
+        {"step": 8, "loss": 0.0, "frac_empty_steps": 1 / 3},  # 1 of 3
+        {"step": 9, "loss": 0.0},
+    ]
+    assert count_empty_steps(history) == 3
+
+
+def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
+    history = [
+        {"step": 0, "eval_runtime": 1.0, "eval_avg@4": 0.416, "eval_pass@4": 0.7},
+        {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5},
+        {"step": 2, "eval_runtime": 1.0, "eval_avg@4": 0.5, "eval_pass@4": 0.7},
+        {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0},
+        {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
+    ]
+    totals = Totals(1234, 800, 56789, 0.654, 0.381)
+    assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out") == [
+        "Ended:     step 4 of 9, after 0:01:23. 1 steps moved no weight.",
+        "Groups:    800 trained of 1,234 sampled; 65.4% accepted in the first rollout, 38.1% in the last.",
+        "Tokens:    56,789 generated.",
+        "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
+        "Next:      trl-dapo report out (each step: log_history.jsonl)",
+    ]
+
+
+def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
+    line = describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
+    assert line.startswith("`num_train_epochs=2` is 1,500 optimizer steps.")
+    assert "`max_passes=2` ends the run by passes" in line
+    for settings in ({"max_steps": 7}, {"max_passes": 2.0}, {"dynamic_sampling_mode": "mask"}):
+        assert describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
+
+
+# Which callback
+
+
+def make_trainer(tiny_model, output_dir, **settings):
+    return ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [float(completion == "1") for completion in completions],
+        tiny_config(output_dir, **settings),
+        train_dataset=prompts(16),
+        script=lambda prompt, index: str(index % 2),
+    )
+
+
+@pytest.mark.parametrize(("disable_tqdm", "removed"), [(True, PrinterCallback), (False, ProgressCallback)])
+def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_model, tmp_path, disable_tqdm, removed):
+    trainer = make_trainer(tiny_model, tmp_path, disable_tqdm=disable_tqdm)
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert kinds.count(TerminalCallback) == 1
+    assert not {PrinterCallback, ProgressCallback} & set(kinds)
+    trainer.remove_callback(removed)
+    assert TerminalCallback not in [type(callback) for callback in trainer.callback_handler.callbacks]
+
+
+def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model, tmp_path):
+    trainer, file = make_trainer(tiny_model, tmp_path, max_steps=5), io.StringIO()
+    trainer.remove_callback(TerminalCallback)
+    trainer.add_callback(TerminalCallback(trainer, every=2, file=file))
+    trainer.train()
+    rows = [line.split() for line in file.getvalue().splitlines()[1:4]]
+    assert [row[0] for row in rows] == ["2", "4", "5"]
+    assert [row[1] for row in rows] == ["0.500"] * 3  # one completion in two is right
+    assert rows[2][9] == "0:00:00"
+
+
+def test_trackers_are_given_no_metric_of_which_nothing_is_known(tiny_model, tmp_path):
+    trainer = ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [None] * len(completions),
+        tiny_config(tmp_path, max_steps=1, dynamic_sampling_max_rounds=1, skip_preflight=True),
+        train_dataset=prompts(16),
+        script=lambda prompt, index: "1",
+    )
+    trainer.train()
+    (entry, _) = trainer.state.log_history
+    assert [name for name, value in entry.items() if value is None] == []
+    assert "reward" not in entry
+    assert entry["dynamic_sampling/dropped/unscored"] == 4
+
+
+# On a terminal, in a file
+
+
+def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
+    status, written = run_in_terminal(job("printed", tiny_model, tmp_path, "{}"), timeout=200)
+    assert status == 0, written
+    lines = screen(written)
+    start = lines.index(HEADER.rstrip())
+    rows = [line for line in lines[start + 1 :] if line[:6].strip().isdigit() and "eval" not in line]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert all(len(row) == 79 for row in rows)
+    # Of 4 prompts and 4 completions each, one in four right of those not divisible by 3.
+    assert [row.split()[5] for row in rows] != ["-", "-"]
+    ended = next(i for i, line in enumerate(lines) if line.startswith("Ended:"))
+    assert lines[ended].startswith("Ended:     step 2 of 2, after 0:00:")
+    assert lines[ended + 1].startswith("Groups:    8 trained of ")
+    # Lines are broken between words.
+    text = " ".join(line.strip() for line in lines)
+    assert "A completion is right if 'right' is above 0." in text
+    assert "{'loss'" not in written
+
+
+def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
+    result = run_alone(job("printed", tiny_model, tmp_path, "{}"), timeout=200, stderr=subprocess.STDOUT)
+    assert result.returncode == 0, result.stdout
+    assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[lines.index(HEADER) + 1 :][:2]] == ["1", "2"]
+    assert not any("it/s" in line or "FutureWarning" in line for line in lines)
+
+
+def test_the_full_dictionary_comes_back_when_asked_for(tiny_model, tmp_path, capsys):
+    make_trainer(tiny_model, tmp_path, logging_style="full").train()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("'dynamic_sampling/acceptance_rate'" in line for line in lines) == 2
+    assert HEADER not in lines
+    assert any(line.startswith("Ended:") for line in lines)
+
+
+def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
+    make_trainer(tiny_model, tmp_path, max_steps=3, **settings).train(resume_from_checkpoint=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Resumed at step 1 of 3." in lines
+    # Of the whole run: 4 groups a step, all of which train.
+    assert lines[-3].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")

@@ -1,0 +1,100 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known of a command line before anything heavy is imported. Needs neither torch nor transformers."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Tells a mistake in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message on one line, however many it was written on."""
+    return " ".join(str(error).split())
+
+
+def check_output_dir(folder: str | os.PathLike):
+    """
+    Refuse a folder that cannot be written to, or made.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            Where a command is to leave its files.
+
+    Raises:
+        OSError: If that is impossible; it says why.
+    """
+    path = Path(folder).expanduser().absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"Cannot write to the output folder {folder}: {existing} is a file.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
+
+
+def check_train_arguments(argv: Sequence[str]):
+    """
+    Refuse a recipe that cannot be read and a run that could not be saved.
+
+    Args:
+        argv (`Sequence[str]`):
+            Command line of `trl-dapo train`, without its name. Its fields are left to the parser.
+
+    Raises:
+        ValueError, OSError: In one line.
+    """
+    settings = {}
+    if "--config" in argv:
+        settings = _read_recipe(argv[argv.index("--config") + 1 :][:1])
+    for place, argument in enumerate(argv):
+        name, _, value = argument.partition("=")
+        if name in ("--output_dir", "--output-dir"):
+            settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
+    if settings.get("output_dir"):
+        check_output_dir(str(settings["output_dir"]))
+
+
+def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """
+    The options of `trl-dapo train` that say which processes run it, named as in TRL's command line, and the rest.
+
+    Args:
+        argv (`Sequence[str]`):
+            Command line of `trl-dapo train`, without its name.
+
+    Returns:
+        `tuple[argparse.Namespace, list[str]]`: `num_processes` and `accelerate_config`, each `None` where it is not
+        given; and what is left of the command line.
+    """
+    parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    return parser.parse_known_args(argv)
+
+
+def _read_recipe(given: Sequence[str]) -> dict:
+    import yaml
+
+    if not given or given[0].startswith("--"):
+        raise ValueError("`--config` is not followed by a file. Name a recipe, such as recipes/smoke_cpu.yaml.")
+    (path,) = given
+    try:
+        recipe = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise OSError(f"Cannot read the recipe {path}: {error.strerror}.") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1
+        raise ValueError(f"The recipe {path} is not YAML: line {line}: {error.problem}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"The recipe {path} is not YAML: {one_line(error)}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"The recipe {path} must be a mapping of fields to values, such as `learning_rate: 1.0e-6`.")
+    return recipe

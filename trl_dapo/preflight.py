@@ -1,0 +1,154 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is tried once before a run generates its first token, so that no mistake in it costs a rollout.
+
+Columns and signatures are checked when the trainer is made, and its settings are warned of there (`construction.py`,
+`model_checks.py`). Here the first example is read and every reward function is called.
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+from trl import is_conversational, maybe_apply_chat_template
+
+from .model_checks import context_length
+from .rewards.checks import check_prompt_column, wrap_reward
+from .seam import keeping_pending_logs
+
+
+logger = logging.get_logger(__name__)
+
+MADE_UP = "Answer: 0"
+
+
+class SetupError(ValueError):
+    """What a user can mend, found before anything was generated."""
+
+
+def run_preflight(trainer):
+    """
+    Tries a run out on its first example. Every rank must call it.
+
+    Args:
+        trainer ([`DAPOTrainer`]):
+            The run.
+
+    Raises:
+        SetupError: If the first example has no prompt, or a reward function cannot score a completion of it; on every
+            rank.
+    """
+    if trainer.accelerator.is_main_process and (warning := too_few_processes(trainer.accelerator.num_processes)):
+        logger.warning(warning)
+    if trainer.rollout_func is not None or trainer.environment_factories is not None:
+        return  # what is asked, and what reward functions are given, comes with the rollout
+    example = _first_example(trainer)
+    _check_prompt(example)
+    if trainer.accelerator.is_main_process and (warning := _describe_context(trainer, example["prompt"])):
+        logger.warning(warning)
+    if not trainer.args.skip_preflight:
+        _try_rewards(trainer, example)
+
+
+def too_few_processes(num_processes: int) -> str | None:
+    """
+    What `accelerate launch` does not say: that it was asked for several processes and started one, as it does on a
+    CPU.
+
+    Args:
+        num_processes (`int`):
+            Processes that were started.
+
+    Returns:
+        `str`, or `None` where as many were started as asked for.
+    """
+    # Its launcher of one process names a meeting place only where several processes were asked for, and no world.
+    asked_for_several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+    if num_processes > 1 or not asked_for_several or "WORLD_SIZE" in os.environ:
+        return None
+    return (
+        "`accelerate launch` was asked for several processes and started one, as it does on a CPU. Launch with "
+        "`accelerate launch --multi_gpu --num_processes N` or `torchrun --nproc-per-node N`, which start them on a "
+        "CPU too."
+    )
+
+
+def _first_example(trainer) -> dict:
+    """The first example, with the columns that training gives to the reward functions."""
+    args, example = trainer.args, next(iter(trainer.train_dataset))
+    if not args.remove_unused_columns:
+        return example
+    trainer._set_signature_columns_if_needed()
+    return {name: value for name, value in example.items() if name in trainer._signature_columns}
+
+
+def _check_prompt(example: dict):
+    try:
+        check_prompt_column(list(example))
+    except ValueError as error:
+        raise SetupError(str(error)) from None
+    prompt = example["prompt"]
+    if isinstance(prompt, str) or (prompt and is_conversational({"prompt": prompt})):
+        return
+    raise SetupError(
+        f"The first example's `prompt` is {prompt!r:.80} ({type(prompt).__name__}). Expected text, or a list of "
+        "messages with `role` and `content`."
+    )
+
+
+def _describe_context(trainer, prompt) -> str | None:
+    """A warning where the first example's prompt and a completion do not fit the model's context together."""
+    context, longest = context_length(trainer.model.config), trainer.max_completion_length
+    if context is None or longest is None or longest >= context or trainer._is_vlm:
+        return None  # or warned of when the trainer was made
+    text = maybe_apply_chat_template({"prompt": prompt}, trainer.processing_class)["prompt"]
+    num_tokens = len(trainer.processing_class(text, add_special_tokens=False)["input_ids"])
+    if num_tokens + longest <= context:
+        return None
+    return (
+        f"The first example's prompt has {num_tokens} tokens, which with `max_completion_length` ({longest}) is more "
+        f"than the model's context of {context}, beyond which it writes noise. Lower it, or set rope scaling in the "
+        "model's config."
+    )
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Says which reward function it was that failed."""
+    try:
+        yield
+    except Exception as error:
+        raise SetupError(f"The reward function {name!r} failed with {type(error).__name__}: {error}") from error
+
+
+def _try_rewards(trainer, example: dict):
+    """Has every reward function score a group of completions that nobody generated, as TRL has it score others."""
+    num_rows, conversational = trainer.num_generations, is_conversational(example)
+    completion = [{"role": "assistant", "content": MADE_UP}] if conversational else MADE_UP
+    ids = trainer._tokenizer(MADE_UP, add_special_tokens=False)["input_ids"]
+    inputs = [copy.deepcopy(example) for _ in range(num_rows)]
+    own, was_training = trainer.reward_funcs, trainer.model.training
+    trainer.reward_funcs = [
+        wrap_reward(reward_func, name, within=lambda name=name: _naming(name))
+        for reward_func, name in zip(own, trainer.reward_func_names, strict=True)
+    ]
+    trainer._completion_lengths = [len(ids)] * num_rows
+    trainer.model.train()  # what is evaluated is kept for the scores
+    try:
+        with keeping_pending_logs(trainer), trainer._seam.recording(trainer):
+            trainer._calculate_rewards(
+                inputs,
+                [row["prompt"] for row in inputs],
+                [copy.deepcopy(completion) for _ in inputs],
+                [list(ids) for _ in inputs],
+            )
+    except Exception as error:
+        raise SetupError(
+            f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions {MADE_UP!r}, before "
+            "anything was generated; `skip_preflight=True` leaves that out."
+        ) from error
+    finally:
+        trainer.reward_funcs = own
+        trainer.model.train(was_training)

@@ -1,0 +1,46 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`trl-dapo train` in several processes: `accelerate launch`, which ends as the processes ended."""
+
+import logging
+import subprocess
+from collections.abc import Sequence
+
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_config: str | None) -> int:
+    """
+    Runs `trl-dapo train` through `accelerate launch`.
+
+    Args:
+        argv (`Sequence[str]`):
+            Command line of `trl-dapo train`, without its name.
+        num_processes (`int`, *optional*):
+            Processes to start; accelerate's to decide if not given.
+        accelerate_config (`str`, *optional*):
+            File of accelerate's, as `accelerate config` writes one.
+
+    Returns:
+        `int`: Exit status of the processes: of the first that failed. `accelerate launch` itself ends with a traceback
+        of its own and status 1, whatever they said.
+    """
+    options = [] if accelerate_config is None else ["--config_file", accelerate_config]
+    if num_processes is not None:
+        options += ["--num_processes", str(num_processes)]
+        if accelerate_config is None and num_processes > 1:
+            options.append("--multi_gpu")  # without it, one process is started on a machine without GPUs
+    arguments = launch_command_parser().parse_args([*options, "--module", "trl_dapo.cli", "train", *argv])
+    # What it says of a process that failed; the process has said why.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # values not passed to it
+    try:
+        launch_command(arguments)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    except ChildFailedError as error:
+        return error.get_first_failure()[1].exitcode
+    except KeyboardInterrupt:
+        return 130
+    return 0
