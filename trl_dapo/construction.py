@@ -7,6 +7,7 @@ import math
 import torch
 from datasets import Dataset, IterableDataset
 
+from .ledger import Ledger
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .sampling.memory import PromptMemory
@@ -154,6 +155,15 @@ def make_sampler(trainer) -> Sampler:
         num_ranks=num_ranks,
         reward_names=trainer.reward_func_names,
     )
+
+
+def make_ledger(trainer) -> Ledger | None:
+    """The ledger that follows the sampler; `None` where there is none to be written."""
+    if trainer._sampler is None or not trainer.args.log_rollouts:
+        return None
+    ledger = Ledger(trainer._sampler, trainer._task, trainer.reward_func_names, trainer.args.log_groups)
+    trainer.add_callback(ledger)
+    return ledger
 
 
 def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:

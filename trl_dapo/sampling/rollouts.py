@@ -216,6 +216,10 @@ class Round:
             What reward functions logged of all ranks' rows.
         metrics (`dict[str, list[float]]`):
             What TRL measured of the round.
+        sources (`list[str | None]`, *optional*):
+            Source of each prompt; `None` where it has none. Defaults to none for all.
+        seconds (`float`, *optional*, defaults to `0.0`):
+            How long it took to sample and score.
     """
 
     prompts: list[str]
@@ -225,6 +229,12 @@ class Round:
     truncated_B: torch.Tensor
     extra_logs: dict[str, list]
     metrics: dict[str, list[float]]
+    sources: list[str | None] | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        if self.sources is None:
+            self.sources = [None] * len(self.prompts)
 
     @classmethod
     def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int) -> "Round":

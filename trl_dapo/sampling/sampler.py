@@ -16,6 +16,8 @@ from .rollouts import Round
 
 # What of the header says in which order prompts come.
 ORDER = {"seed", "shuffle_dataset", "dataset"}
+# Sources with metrics of their own: those that the run met first.
+MAX_SOURCES = 8
 
 
 @dataclass
@@ -26,28 +28,36 @@ class Rollout:
     Args:
         target (`int`):
             Groups of its batch.
+        number (`int`, *optional*, defaults to `0`):
+            Its place in the run, from 0.
         rounds (`list[Round]`):
             Its rounds; where groups were carried into it, they stand in the first.
         carried, accepted, dropped (`list[Group]`):
             Groups by what became of them, in prompt order.
-        reasons (`Counter[str]`):
-            Dropped groups by reason.
+        drop_reasons (`dict[Group, str]`):
+            Why each dropped group was.
         num_rounds (`int`):
             Rounds that were sampled.
     """
 
     target: int
+    number: int = 0
     rounds: list[Round] = field(default_factory=list)
     carried: list[Group] = field(default_factory=list)
     accepted: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
-    reasons: Counter = field(default_factory=Counter)
+    drop_reasons: dict[Group, str] = field(default_factory=dict)
     num_rounds: int = 0
 
     @property
     def sampled(self) -> list[Round]:
         """The rounds that this rollout sampled itself."""
         return self.rounds[len(self.rounds) - self.num_rounds :]
+
+    @property
+    def reasons(self) -> Counter:
+        """Dropped groups by reason (`Counter[str]`)."""
+        return Counter(self.drop_reasons.values())
 
     @property
     def num_groups(self) -> int:
@@ -64,6 +74,11 @@ class Rollout:
         """Groups that the batch lacks."""
         return max(self.target - self.num_found, 0)
 
+    def describe_outcomes(self, batch: Batch) -> list[str]:
+        """For each group that trains or fills the batch, in its order: what became of it, and why (`list[str]`)."""
+        fill = [self.drop_reasons.get(group) for group in batch.fill]
+        return ["trained"] * len(batch.train) + [f"dropped: {reason}" if reason else "copy" for reason in fill]
+
     @property
     def acceptance_rate(self) -> float:
         """Share of the sampled groups that were accepted."""
@@ -73,8 +88,8 @@ class Rollout:
 class Sampler:
     """
     Owns everything that dynamic sampling keeps from one rollout to the next: the prompt stream, the memory, the
-    acceptance rate and the carried groups. Knows nothing of models; every process that feeds it the same decides the
-    same.
+    acceptance rate, the carried groups, the number of rollouts and the first sources met. Knows nothing of models;
+    every process that feeds it the same decides the same.
 
     One rollout is
 
@@ -170,6 +185,8 @@ class Sampler:
         self.num_ranks = num_ranks
         self.reward_names = list(reward_names)
         self.rollout = Rollout(target)
+        self.num_rollouts = 0
+        self.sources: list[str] = []
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
         self._barren_since = stream.passes  # where in the stream a group was last accepted
@@ -179,7 +196,8 @@ class Sampler:
 
     def begin(self):
         """Begins a rollout, with the groups carried into it."""
-        self.rollout = Rollout(self.target)
+        self.rollout = Rollout(self.target, self.num_rollouts)
+        self.num_rollouts += 1
         if self._carried is not None:
             self.rollout.rounds.append(self._carried)
             self.rollout.carried = [Group(0, i) for i in range(len(self._carried.prompts))]
@@ -250,8 +268,15 @@ class Sampler:
         rollout.rounds.append(round_)
         rollout.num_rounds += 1
         for index, reason in enumerate(reasons):
-            (rollout.accepted if reason is None else rollout.dropped).append(Group(number, index))
-        rollout.reasons.update(reason for reason in reasons if reason is not None)
+            group = Group(number, index)
+            if reason is None:
+                rollout.accepted.append(group)
+            else:
+                rollout.dropped.append(group)
+                rollout.drop_reasons[group] = reason
+        for source in round_.sources:
+            if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
+                self.sources.append(source)
         num_accepted = sum(reason is None for reason in reasons)
         self.acceptance.update(num_accepted, len(reasons))
         if num_accepted:
@@ -323,6 +348,8 @@ class Sampler:
             "stream": self.stream.state_dict(),
             "acceptance": self.acceptance.state_dict(),
             "memory": None if self.memory is None else self.memory.state_dict(),
+            "num_rollouts": self.num_rollouts,
+            "sources": self.sources,
             "num_short_rollouts": self.num_short_rollouts,
             "barren_since": self._barren_since,
         }
@@ -357,6 +384,8 @@ class Sampler:
             self._barren_since = state["barren_since"]
         self._num_told = int(self.stream.passes - self._barren_since)
         self.acceptance.load_state_dict(state["acceptance"])
+        self.num_rollouts = state["num_rollouts"]
+        self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
         if self.memory is not None and state["memory"] is not None:
             self.memory.load_state_dict(state["memory"])
