@@ -14,7 +14,7 @@ from helpers import ScriptedTrainer, launch, number, prompts, tiny_config
 from test_trainer import make, right
 
 from trl_dapo import DAPOConfig, ledger
-from trl_dapo.ledger import Parts, as_text, choose_groups, describe_groups, read_ledger
+from trl_dapo.ledger import Parts, as_text, choose, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rollouts import Round, Rows
@@ -110,10 +110,10 @@ def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
 def test_text_is_kept_of_every_verdict_before_a_second_of_any():
     a, b, c, d, e = (Group(0, i) for i in range(5))
     verdicts = {a: None, b: None, c: "all_wrong", d: "all_wrong", e: "masked"}
-    assert choose_groups(verdicts, 3) == [a, c, e]
-    assert choose_groups(verdicts, 4) == [a, b, c, e]
-    assert choose_groups(verdicts, 0) == []
-    assert choose_groups(verdicts, 9) == [a, b, c, d, e]
+    assert choose(verdicts, 3) == [a, c, e]
+    assert choose(verdicts, 4) == [a, b, c, e]
+    assert choose(verdicts, 0) == []
+    assert choose(verdicts, 9) == [a, b, c, d, e]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
 
 def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "describe_groups", None)
-    monkeypatch.setattr(ledger, "choose_groups", None)
+    monkeypatch.setattr(ledger, "choose", None)
     make(tiny_model, tmp_path / "off", max_steps=1, log_rollouts=False).train()
     make(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
     assert not list(tmp_path.glob("*/rollouts"))
