@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the distributed tests run in each process: `torchrun jobs.py JOB ARGS`."""
 
+import functools
+import io
+import itertools
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +26,7 @@ from scripted_server import right as solved
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
-from trl_dapo import DAPOTrainer, lora_sync
+from trl_dapo import DAPOTrainer, ledger, lora_sync
 from trl_dapo.launch import launch
 from trl_dapo.preflight import SetupError, run_preflight
 
@@ -89,7 +93,7 @@ def record_rollouts(trainer):
         rollout = generate(inputs)
         live = rollout["completion_mask"].sum(1) > 0
         columns = [rollout[name][live].tolist() for name in ("prompt_ids", "completion_ids", "advantages")]
-        decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
+        decode = functools.partial(trainer.processing_class.decode, skip_special_tokens=True)
         rollouts.append([(decode(p), decode(c), round(a, 5)) for p, c, a in zip(*columns, strict=True)])
         return rollout
 
@@ -331,6 +335,81 @@ def stops(model, folder):
     trainer.train()
     report = {"error": error, "step": trainer.state.global_step, "found_nothing": trainer.stop.found_nothing}
     write_report(Path(folder), report)
+
+
+def ledger_trainer(model, folder, **overrides):
+    """Rollouts of 3 prompts, in prompt order, of which surplus is carried."""
+    settings = {"per_device_train_batch_size": 12 // WORLD_SIZE, "gradient_accumulation_steps": 1, **overrides}
+    return ScriptedTrainer(
+        model,
+        right,
+        tiny_config(folder, shuffle_dataset=False, dynamic_sampling_surplus="carry", **settings),
+        train_dataset=prompts(1000, source=[f"s{i % 2}" for i in range(1000)]),
+        script=script,
+    )
+
+
+def keeps_a_ledger(model, folder):
+    """Groups of 4 rows over two processes that have 6 rows of a round each: the second of three groups straddles."""
+    ledger_trainer(model, Path(folder) / f"run-{WORLD_SIZE}", log_groups=100).train()
+
+
+def killed_over_and_over(model, folder, num_kills):
+    """
+    Trains in processes of which each is killed, at a place drawn anew: in the middle of a part, before and after it is
+    put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after one that
+    is let live, the ledger is copied for the test.
+    """
+    draw, folder = random.Random(0), Path(folder)
+    settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
+    ledger.PART_BYTES = 2**13
+    trainer = ledger_trainer(model, folder / "killed", **settings)  # made once, and trained by none but the children
+    for n in range(int(num_kills) + 1):
+        place, call = draw.choice(["in", "before", "after", "rollout", "checkpoint"]), draw.randint(1, 5)
+        child = os.fork()
+        if child == 0:
+            if n < int(num_kills):
+                die_at(place, call)
+            trainer.train(resume_from_checkpoint=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) == (n < int(num_kills)), (n, place, call, status)
+        shutil.copytree(folder / "killed" / "rollouts", folder / "copies" / str(n) / "rollouts")
+    ledger_trainer(model, folder / "whole", **settings).train()
+
+
+def die_at(place, call):
+    """Lets this process kill itself at the given call of what stands at a place."""
+
+    def dying(function, before):
+        calls = itertools.count(1)
+
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            if next(calls) < call:
+                return function(*args, **kwargs)
+            before(function, *args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return called
+
+    def half_written(function, rows, file, **kwargs):
+        whole = io.BytesIO()
+        function(rows, whole, **kwargs)
+        file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+        file.flush()
+
+    def not_at_all(*args, **kwargs):
+        pass
+
+    owner, name, before = {
+        "in": (ledger.pq, "write_table", half_written),
+        "before": (ledger, "_replace", not_at_all),
+        "after": (ledger, "_replace", lambda function, *args: function(*args)),
+        "rollout": (DAPOTrainer, "_sample_round", not_at_all),
+        "checkpoint": (torch, "save", not_at_all),
+    }[place]
+    setattr(owner, name, dying(getattr(owner, name), before))
 
 
 def launched(folder, command):

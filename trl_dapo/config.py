@@ -189,6 +189,15 @@ class DAPOConfig(GRPOConfig):
             What is printed at each logging step. `"table"`: one line of the figures that say most. `"full"`: every
             metric. `log_history.jsonl` and the trackers get every metric either way.
 
+        > Logging
+
+        log_rollouts (`bool`, *optional*, defaults to `True`):
+            Whether dynamic sampling keeps a ledger in `rollouts/` in the output folder: a row for every group, trained
+            or not, which `trl-dapo report` reads. See [`~trl_dapo.ledger`].
+        log_groups (`int`, *optional*, defaults to `4`):
+            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. Beside
+            TRL's `log_completions`, which shows what is in the batch.
+
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.
 
@@ -377,6 +386,13 @@ class DAPOConfig(GRPOConfig):
             "choices": list(LOGGING_STYLES),
         },
     )
+    log_rollouts: bool = field(
+        default=True,
+        metadata={"help": "Keep a row for every group that is sampled, trained or not, in `rollouts/`."},
+    )
+    log_groups: int = field(
+        default=4, metadata={"help": "Groups a rollout of which `rollouts/` keeps prompt and completions as text."}
+    )
 
     def __post_init__(self):
         if self.num_generations is not None and self.num_generations < 2:
@@ -391,6 +407,7 @@ class DAPOConfig(GRPOConfig):
         self._check_lora_sync()
         self._check_reward_scaling()
         self._check_evaluation()
+        self._check_ledger()
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
         num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
@@ -669,6 +686,16 @@ class DAPOConfig(GRPOConfig):
             raise ValueError(f"`eval_top_p` must be above 0 and at most 1, got {self.eval_top_p}.")
         if self.eval_top_k is not None and self.eval_top_k < 0:
             raise ValueError(f"`eval_top_k` must be 0 (all tokens) or more, got {self.eval_top_k}.")
+
+    def _check_ledger(self):
+        if self.log_groups < 0:
+            raise ValueError(f"`log_groups` must be 0 (no text) or more, got {self.log_groups}.")
+        for name, needed in (("log_rollouts", self.log_rollouts), ("use_dynamic_sampling", self.use_dynamic_sampling)):
+            if self.log_groups != self.__dataclass_fields__["log_groups"].default and not needed:
+                raise ValueError(
+                    f"`log_groups={self.log_groups}` has no effect with `{name}=False`, which keeps no ledger. Set "
+                    f"`{name}=True`, or leave `log_groups` out."
+                )
 
     def _check_budget(self):
         budget = self.max_tokens_per_microbatch

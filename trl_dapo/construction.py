@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
+from .ledger import Ledger
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .sampling.memory import PromptMemory
@@ -187,6 +188,15 @@ def make_sampler(trainer) -> Sampler:
         reward_names=trainer.reward_func_names,
         is_ahead=bool(args.rollouts_ahead),
     )
+
+
+def make_ledger(trainer) -> Ledger | None:
+    """The ledger that follows the sampler; `None` where there is none to be written."""
+    if trainer._sampler is None or not trainer.args.log_rollouts:
+        return None
+    ledger = Ledger(trainer._sampler, trainer._task, trainer.reward_func_names, trainer.args.log_groups)
+    trainer.add_callback(ledger)
+    return ledger
 
 
 def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:

@@ -1,21 +1,30 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves for whoever reads it: a log that grows with it."""
+"""What a run leaves for whoever reads it: its settings, and a log that grows with it."""
 
+import dataclasses
 import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from transformers import TrainerCallback
 
 
-LOG_HISTORY_NAME = "log_history.jsonl"
+LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
+# Where the default says only that the value is worked out, what it is worked out to.
+_WORKED_OUT = {"activation_checkpointing": True, "debug": [], "disable_tqdm": False, "pad_to_multiple_of": None}
+_WORKED_OUT |= {"report_to": []}
+# Worked out from the machine or from other settings; another name of one; masked, whether set or not.
+_NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size"}
+_NOT_SET |= {"gradient_checkpointing", "hub_token"}
 
 
 class LogHistoryCallback(TrainerCallback):
     """
-    Appends every entry of the log to `log_history.jsonl` in the run's output folder, one JSON object a line.
+    Appends every entry of the log to `log_history.jsonl` in the run's output folder, one JSON object a line, and puts
+    the settings that are not the defaults into `settings.json`.
 
     A run that starts begins a file of its own; what an earlier one wrote there is kept as `log_history-1.jsonl`,
     `log_history-2.jsonl` and so on. A run that resumes keeps the entries of its checkpoint: steps beyond it are about
@@ -30,6 +39,8 @@ class LogHistoryCallback(TrainerCallback):
             return
         self._path = Path(args.output_dir) / LOG_HISTORY_NAME
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        settings = json.dumps(changed_settings(args), indent=1, default=str)
+        self._path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
         if not state.log_history and self._path.exists():
             _keep(self._path)
         temporary = self._path.with_suffix(".tmp")
@@ -42,6 +53,35 @@ class LogHistoryCallback(TrainerCallback):
         # Opened for each line, so that nothing waits in a buffer when the run is killed.
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(state.log_history[-1], state))
+
+
+def changed_settings(args) -> dict[str, dict[str, Any]]:
+    """
+    The settings of a run that are not the defaults.
+
+    Args:
+        args ([`~transformers.TrainingArguments`]):
+            The run's configuration.
+
+    Returns:
+        `dict[str, dict]`: `value` and `default` of each, by its name.
+
+    Example:
+
+    ```python
+    >>> changed_settings(DAPOConfig("out", epsilon_high=0.3, report_to="none"))["epsilon_high"]
+    {'value': 0.3, 'default': 0.28}
+    ```
+    """
+    values, changed = args.to_dict(), {}
+    for field in dataclasses.fields(args):
+        name, default = field.name, field.default
+        if default is dataclasses.MISSING:
+            default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = _WORKED_OUT.get(name, default)
+        if name in values and name not in _NOT_SET and values[name] != default:
+            changed[name] = {"value": values[name], "default": default}
+    return changed
 
 
 def _keep(path: Path):

@@ -38,6 +38,7 @@ from .construction import (
     check_rewards_and_data,
     check_rollouts_ahead,
     choose_task_reward,
+    make_ledger,
     make_sampler,
     pace_dataset,
     settings_of,
@@ -50,12 +51,12 @@ from .lora_sync import making_the_engine
 from .preflight import run_preflight
 from .progress import progress_bar
 from .rewards import scale_reward
-from .rewards.checks import check_reward_weights, checked_rewards
+from .rewards.checks import check_reward_weights, checked_rewards, raise_on_every_rank
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import age_metrics, describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.report import age_metrics, describe_shortfall, rollout_metrics, sampling_metrics, source_metrics
 from .sampling.rollouts import (
     Round,
     Rows,
@@ -165,6 +166,7 @@ class DAPOTrainer(UpdatePhase):
         check_rollouts_ahead(self)
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
+        self._ledger = make_ledger(self)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = RoundAhead(self)
         self.stop = StopCallback(self)
@@ -187,7 +189,7 @@ class DAPOTrainer(UpdatePhase):
             rewards = torch.full((len(prompts), len(self.reward_funcs)), torch.inf, device=self.accelerator.device)
             rewards = self.accelerator.gather(rewards)
         if torch.isinf(rewards).any():
-            self._raise_on_every_rank(error, rewards)
+            raise_on_every_rank(error, rewards, self.reward_func_names)
         if self.model.training:
             rewards = self._scaled(rewards)
         if self._seam.recorded is not None:
@@ -206,34 +208,26 @@ class DAPOTrainer(UpdatePhase):
             rewards[:, i] = torch.tensor(scaled, device=rewards.device)
         return rewards
 
-    def _raise_on_every_rank(self, error: Exception | None, rewards: torch.Tensor):
-        messages = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
-        if error is not None:
-            raise error
-        for rank, message in enumerate(messages):
-            if message is not None:
-                raise RuntimeError(f"The reward functions failed on process {rank}: {message}")
-        name = self.reward_func_names[int(torch.isinf(rewards).any(dim=0).nonzero()[0])]
-        raise ValueError(
-            f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that cannot be "
-            "scored."
-        )
-
     # ---- Algorithm 1: sample until the batch is full ----
 
     def _generate_and_score_completions(self, inputs):
         if not (self.model.training and self.args.use_dynamic_sampling):
             return super()._generate_and_score_completions(inputs)
-        sampler, step, seconds = self._sampler, self.state.global_step, []
+        sampler, step = self._sampler, self.state.global_step
         sampler.begin()
         with progress_bar(self) as show_progress, awake(self) if sampler.num_missing else nullcontext():
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
-                sampler.add_round(round_, *self._drop_reasons(round_, prompts), step)
-                seconds.append(time.perf_counter() - started)
+                reasons, counts = self._drop_reasons(round_, prompts)
+                if self._ledger is not None:
+                    self._ledger.add_round(round_, reasons)
+                sampler.add_round(round_, reasons, counts, step)
+                round_.seconds = time.perf_counter() - started
                 show_progress()
         batch = sampler.batch()
+        if self._ledger is not None:
+            self._ledger.end_rollout(batch, step)
         self._speak_of_shortfall(batch)
         sampler.carry(self._carried_groups(batch.carry))
         num_skipped = sampler.num_skipped
@@ -244,7 +238,7 @@ class DAPOTrainer(UpdatePhase):
             batch,
             tokens_trained=int(rollouts["num_items_in_batch"]),
             skipped_by_memory=num_skipped,
-            refill_seconds=sum(seconds[1:]),
+            refill_seconds=sum(round_.seconds for round_ in sampler.rollout.sampled[1:]),
         )
         return rollouts
 
@@ -275,6 +269,7 @@ class DAPOTrainer(UpdatePhase):
             extra_logs={column: list(values) for column, values in logs if len(values) == len(examples)},
             metrics=recorded.metrics,
             ages=[int(is_ahead)] * len(names),
+            sources=[problem_source(example) for _, example in prompts],
         )
 
     def _drop_reasons(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
@@ -292,17 +287,22 @@ class DAPOTrainer(UpdatePhase):
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
         rounds, groups, G = self._sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
         rows = assign_to_ranks(rounds, batch.train, batch.fill, self.accelerator.device)
-        rewards = select_rewards(rounds, groups)
+        given = select_rewards(rounds, groups)
+        rewards = given.clone()
         rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
         extra_logs = select_extra_logs(rounds, groups).items()
         self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
+        outcomes = self._sampler.rollout.describe_outcomes(batch)
+        self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
         inputs = [
             {"prompt": prompt, "environment": environment}
             for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
         ]
         with self._seam.replaying(self, rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
+        for name, given_B in zip(self.reward_func_names, given.T, strict=True):
+            self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: in place of the NaN
         num_train = min(max(len(batch.train) * G - mine.start, 0), len(rows))
         mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
@@ -421,6 +421,7 @@ class DAPOTrainer(UpdatePhase):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
         metrics, rollout = self._metrics["train"], self._sampler.rollout
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
+        sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
         sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.stream.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
         if self.args.rollouts_ahead:

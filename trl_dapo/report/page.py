@@ -3,10 +3,11 @@
 """Runs to one HTML page that stands alone. What a model wrote is shown, never obeyed."""
 
 import base64
+import json
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .panels import (
     Panel,
     plot_panel,
     plot_runs,
+    plot_sources,
     render,
     smooth,
     smoothing_window,
@@ -29,8 +31,9 @@ from .panels import (
 from .runs import Run, is_number, load_runs, series
 
 
-PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
+PAGE_NAME, OVERVIEW_NAME, SOURCES_NAME = "report.html", "overview.png", "sources.png"
 NUM_OVERVIEW_PANELS = 6
+MAX_EVALUATIONS = 12  # during training, of one run
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
 
 
@@ -74,6 +77,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     # Outcomes of several runs do not fit into one small picture.
     overview = [panel for panel in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
+    if any(_by_source(runs)):
+        (output_dir / SOURCES_NAME).write_bytes(render(plot_sources(_by_source(runs), labels), "png"))
     path = output_dir / PAGE_NAME
     path.write_text(_page(runs, labels, shown), encoding="utf-8")
     return path
@@ -81,13 +86,16 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
 def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(visible=_visible, cut=_cut, figure=_figure)
+    environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=_percent)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     left_out = [panel.title for panel in PANELS if panel not in shown]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
-        panels=[_rendered(panel, runs, labels) for panel in shown],
+        panels=[_rendered(panel, runs, labels) for panel in shown] + _rendered_sources(runs, labels),
+        settings=_settings(runs),
+        outcomes=_outcomes(runs),
+        evaluated=[_evaluated(run.log_history) for run in runs],
         left_out=left_out,
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
@@ -133,22 +141,107 @@ def _last_evaluation(log_history: list[dict]) -> str | None:
     return None
 
 
+# ---- Tables of several runs ----
+
+
+def _settings(runs: list[Run]) -> list[dict[str, Any]]:
+    """Settings that any run changed: the default, and each run's value; first those in which the runs differ."""
+    defaults = {name: setting["default"] for run in runs for name, setting in (run.settings or {}).items()}
+    rows = []
+    for name, default in sorted(defaults.items()):
+        values = [
+            None if run.settings is None else _as_set(run.settings.get(name, {"value": default})["value"])
+            for run in runs
+        ]
+        known = [value for value in values if value is not None]
+        rows.append({"name": name, "default": _as_set(default), "values": values, "differs": len(set(known)) > 1})
+    return sorted(rows, key=lambda row: not row["differs"])
+
+
+def _as_set(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _outcomes(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
+    """What became of the groups: for each outcome, each run's figures."""
+    found = [{row["outcome"]: row for row in run.groups.outcomes} if run.groups else {} for run in runs]
+    names = dict.fromkeys(outcome for of_run in found for outcome in of_run)
+    return [(name, [of_run.get(name) for of_run in found]) for name in names]
+
+
+def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
+    """The evaluations during training in order of time: names of the scores, and steps with their values."""
+    scored = [
+        (entry["step"], {name: value for name, value in entry.items() if _is_score(name) and is_number(value)})
+        for entry in log_history
+    ]
+    scored = [(step, values) for step, values in scored if values]
+    if not scored:
+        return None
+    names = list(dict.fromkeys(name for _, values in scored for name in values))
+    # The first, the last, and others between them, evenly.
+    count = min(len(scored), MAX_EVALUATIONS)
+    chosen = sorted({round(i * (len(scored) - 1) / max(count - 1, 1)) for i in range(count)})
+    return {
+        "names": [name.removeprefix("eval_") for name in names],
+        "rows": [(scored[i][0], [scored[i][1].get(name) for name in names]) for i in chosen],
+        "num_left_out": len(scored) - len(chosen),
+    }
+
+
+def _is_score(name: str) -> bool:
+    return re.fullmatch(r"eval_(\S+_)?(avg|pass|maj)@\d+", name) is not None
+
+
 # ---- Pictures ----
 
 
 def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any]:
     histories = [run.log_history for run in runs]
-    pictures = {theme: render(plot_panel(panel, histories, labels, theme=theme), "svg", theme) for theme in PAPER}
     return {
         "name": panel.name,
         "title": panel.title,
         "caption": panel.caption,
         "is_wide": panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1,
         "alt": _in_words(panel, runs, labels),
-        **{
-            theme: f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-            for theme, picture in pictures.items()
-        },
+        **_pictures(lambda theme: plot_panel(panel, histories, labels, theme=theme)),
+    }
+
+
+def _rendered_sources(runs: list[Run], labels: list[str]) -> list[dict[str, Any]]:
+    """The picture of acceptance by source, where any run's prompts have several."""
+    by_source = _by_source(runs)
+    if not any(by_source):
+        return []
+    sentences = [
+        f"{label}, {source}: {rates[0]:.3g} at step {steps[0]}, {rates[-1]:.3g} at step {steps[-1]}."
+        for label, of_run in zip(labels, by_source, strict=True)
+        for source, (steps, rates) in of_run.items()
+    ]
+    return [
+        {
+            "name": "sources",
+            "title": "Acceptance rate by source",
+            "caption": "A source that falls to zero has nothing left to teach, or is beyond the model: the share of "
+            "right completions below says which.",
+            "is_wide": sum(map(bool, by_source)) > 1,
+            "alt": "Acceptance rate by source, share of groups sampled over optimizer steps. " + " ".join(sentences),
+            **_pictures(lambda theme: plot_sources(by_source, labels, theme)),
+        }
+    ]
+
+
+def _by_source(runs: list[Run]) -> list[dict[str, tuple[list[int], list[float]]]]:
+    """For each run what is drawn by source: nothing where there is only one."""
+    found = [run.groups.by_source if run.groups else {} for run in runs]
+    return [{_visible(name): points for name, points in of_run.items()} if len(of_run) > 1 else {} for of_run in found]
+
+
+def _pictures(plot: Callable[[str], Any]) -> dict[str, str]:
+    """A picture on each paper, as an address that holds it."""
+    pictures = {theme: render(plot(theme), "svg", theme) for theme in PAPER}
+    return {
+        theme: f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}" for theme, picture in pictures.items()
     }
 
 
@@ -187,6 +280,10 @@ def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
         return text, 0, ""
     half = limit // 2
     return text[:half], len(text) - 2 * half, text[-half:]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _figure(value: Any) -> str:

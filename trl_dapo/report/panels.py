@@ -32,6 +32,8 @@ OUTCOME_COLOURS = {
     "unscored": "#AA4499",
     "masked": "#999933",
 }
+# For the sources of prompts, the largest first.
+SOURCE_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
 # Of what the server and the trainer do, in the order in which they do it.
@@ -268,19 +270,56 @@ def plot_panel(
         return figure
 
 
-def _plot_each(panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
-    """A picture for each run that has something to show, two in a row."""
-    shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
-    num_columns = min(len(shown), 2)
-    num_rows = -(-len(shown) // num_columns)
+def plot_sources(
+    by_source: Sequence[dict[str, tuple[list[int], list[float]]]], labels: Sequence[str], theme: str = "light"
+) -> Figure:
+    """
+    Draws the acceptance rate of each source of prompts, in a picture for each run, two in a row.
+
+    Args:
+        by_source (`Sequence[dict[str, tuple[list[int], list[float]]]]`):
+            For each run steps and rates by source, at most 8 of them; empty where it has no ledger.
+        labels (`Sequence[str]`):
+            A name for each run, drawn where there are several.
+        theme (`str`, *optional*, defaults to `"light"`):
+            `"light"` or `"dark"`.
+
+    Returns:
+        [`~matplotlib.figure.Figure`]: The picture.
+    """
+    with _style(theme):
+        shown = [i for i, of_run in enumerate(by_source) if of_run]
+        figure, places = _one_for_each(len(shown))
+        for place, i in zip(places, shown, strict=True):
+            for colour, (source, (steps, rates)) in zip(SOURCE_COLOURS, by_source[i].items(), strict=False):
+                marker = "o" if len(steps) < 15 else None
+                place.plot(steps, rates, color=colour, marker=marker, markersize=3, label=_shorten(source))
+            if len(labels) > 1:
+                place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
+            place.legend(loc="best")
+            _label(place, ACCEPTANCE)
+        return figure
+
+
+def _one_for_each(number: int) -> tuple[Figure, list[Axes]]:
+    """A picture with a place for each of so many runs, two in a row."""
+    num_columns = min(number, 2)
+    num_rows = -(-number // num_columns)
     figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
     places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
-    for place, i in zip(places, shown, strict=False):
+    for place in places[number:]:
+        place.remove()
+    return figure, places[:number]
+
+
+def _plot_each(panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
+    """A picture for each run that has something to show."""
+    shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
+    figure, places = _one_for_each(len(shown))
+    for place, i in zip(places, shown, strict=True):
         _draw_one(place, panel, log_histories[i])
         if len(log_histories) > 1:
             place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
-    for place in places[len(shown) :]:
-        place.remove()
     return figure
 
 

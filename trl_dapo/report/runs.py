@@ -14,8 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ..evaluation import compare
 from ..evaluation.run import SUMMARY_FILE
-from ..history import LOG_HISTORY_NAME
+from ..history import LOG_HISTORY_NAME, SETTINGS_NAME
+from ..ledger import read_ledger
+from .groups import GroupFigures, summarize_groups
 
 
 STATE_NAME = "trainer_state.json"
@@ -41,7 +44,14 @@ class Run:
         samples (`list[dict]`, *optional*):
             Prompts with their best and their worst completion, from the first and the last table of completions.
         evaluations (`dict[str, dict]`, *optional*):
-            Summaries of the evaluations in its folder, by the name of theirs.
+            Summaries of the evaluations in its folder, by the name of theirs, in the order they were made in.
+        changes (`list[dict]`, *optional*):
+            Each evaluation beside the first of the same problems: `before` and `after` (their names) and what
+            [`~trl_dapo.evaluation.compare`] says.
+        settings (`dict[str, dict]`, *optional*):
+            `value` and `default` of the settings that are not the defaults, by name; `None` where they are not known.
+        groups ([`GroupFigures`], *optional*):
+            What its ledger says; `None` where it has none.
     """
 
     label: str
@@ -51,6 +61,9 @@ class Run:
     notes: list[str] = field(default_factory=list)
     samples: list[dict] = field(default_factory=list)
     evaluations: dict[str, dict] = field(default_factory=dict)
+    changes: list[dict] = field(default_factory=list)
+    settings: dict[str, dict] | None = None
+    groups: GroupFigures | None = None
 
     @property
     def last_step(self) -> int:
@@ -117,6 +130,7 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
             "in itself or in a checkpoint. It is not the `output_dir` of a run, or the run has not logged yet."
         )
     path, log_history, max_steps = log
+    evaluations, rows = _read_evaluations(run_dir), read_ledger(run_dir, notes)
     return Run(
         label=label or run_dir.resolve().name,
         log_history=log_history,
@@ -124,7 +138,10 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
         written=datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
         notes=notes,
         samples=_read_samples(run_dir / "completions", notes),
-        evaluations=_read_evaluations(run_dir),
+        evaluations=evaluations,
+        changes=_changes(run_dir, list(evaluations)),
+        settings=_read_settings(run_dir / SETTINGS_NAME),
+        groups=None if rows is None else summarize_groups(rows),
     )
 
 
@@ -277,8 +294,35 @@ def _as_text(messages: Any) -> str:
 
 
 def _read_evaluations(run_dir: Path) -> dict[str, dict]:
-    summaries = {path.parent.name: _parse(path.read_bytes()) for path in sorted(run_dir.glob(f"*/{SUMMARY_FILE}"))}
+    paths = sorted(run_dir.glob(f"*/{SUMMARY_FILE}"), key=lambda path: (path.stat().st_mtime_ns, path))
+    summaries = {path.parent.name: _parse(path.read_bytes()) for path in paths}
     return {name: summary for name, summary in summaries.items() if _is_summary(summary)}
+
+
+def _changes(run_dir: Path, names: list[str]) -> list[dict]:
+    """Each evaluation beside the first one, of those in the run's folder, that it can be compared with."""
+    changes, firsts = [], []
+    for name in names:
+        for first in firsts:
+            try:
+                changes.append({"before": first, "after": name, **compare(run_dir / first, run_dir / name)})
+                break
+            except ValueError:  # other problems, or another number of completions
+                continue
+        else:
+            firsts.append(name)
+    return changes
+
+
+def _read_settings(path: Path) -> dict[str, dict] | None:
+    settings = _parse(path.read_bytes()) if path.exists() else None
+    if not isinstance(settings, dict):
+        return None
+    return {
+        name: setting
+        for name, setting in settings.items()
+        if isinstance(setting, dict) and {"value", "default"} <= setting.keys()
+    }
 
 
 def _is_summary(summary: Any) -> bool:

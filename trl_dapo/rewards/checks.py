@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
@@ -264,6 +265,36 @@ def checked_rewards(trainer) -> Iterator[None]:
         yield
     finally:
         trainer.reward_funcs = own
+
+
+def raise_on_every_rank(error: Exception | None, rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
+    """
+    Stop all ranks where the reward functions failed on one. Collective: every rank must call it.
+
+    Args:
+        error (`Exception` or `None`):
+            What they raised on this rank.
+        rewards_BF (`torch.Tensor` of shape `(B, F)`):
+            Rewards of all ranks' completions, infinite where a function failed or returned such a reward.
+        names (`Sequence[str]` of length F):
+            Names of the reward functions.
+
+    Raises:
+        Exception: What was raised on this rank.
+        RuntimeError: With what was raised on another.
+        ValueError: If no function failed, but one returned an infinite reward.
+    """
+    messages = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise RuntimeError(f"The reward functions failed on process {rank}: {message}")
+    name = names[int(torch.isinf(rewards_BF).any(dim=0).nonzero()[0])]
+    raise ValueError(
+        f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that cannot be "
+        "scored."
+    )
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .groups import REASONS
-from .refill import Batch
+from .refill import Batch, Group
 from .rollouts import Round
 from .sampler import MAX_AGE, ORDER, Rollout
 
@@ -61,6 +61,42 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
         metrics[f"completions/mean_{name}length"] = values.mean().item()
         metrics[f"completions/min_{name}length"] = values.min().item()
         metrics[f"completions/max_{name}length"] = values.max().item()
+    return metrics
+
+
+def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
+    """
+    Acceptance rate and mean reward of what a rollout sampled of each source.
+
+    Args:
+        rollout ([`Rollout`]):
+            What was sampled.
+        sources (`Sequence[str]`):
+            The sources to tell of.
+        weights_F (`torch.Tensor` of shape `(F,)`):
+            Weights of the reward functions.
+
+    Returns:
+        `dict[str, float]`: `dynamic_sampling/acceptance_rate/<source>` of those sampled, `reward/<source>` of those
+        scored.
+    """
+    if not rollout.num_rounds:
+        return {}
+    rounds, first = rollout.sampled, len(rollout.rounds) - rollout.num_rounds
+    of_groups = [source for round_ in rounds for source in round_.sources]
+    groups = [Group(first + i, index) for i, round_ in enumerate(rounds) for index in range(len(round_.prompts))]
+    accepted_N = torch.tensor([group not in rollout.drop_reasons for group in groups])
+    rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
+    total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)
+    total_NG = total_B.masked_fill(rewards_BF.isnan().all(dim=1), torch.nan).view(len(groups), -1)
+    metrics = {}
+    for source in sources:
+        chosen_N = torch.tensor([of_group == source for of_group in of_groups])
+        if chosen_N.any():
+            metrics[f"dynamic_sampling/acceptance_rate/{source}"] = accepted_N[chosen_N].double().mean().item()
+            reward = total_NG[chosen_N].nanmean().item()
+            if reward == reward:
+                metrics[f"reward/{source}"] = reward
     return metrics
 
 

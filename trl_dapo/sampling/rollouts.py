@@ -219,6 +219,10 @@ class Round:
         ages (`list[int]`, *optional*):
             For each group, how many rollouts ago the policy was the one that sampled it. Defaults to 0 for all: the
             present policy.
+        sources (`list[str | None]`, *optional*):
+            Source of each prompt; `None` where it has none. Defaults to none for all.
+        seconds (`float`, *optional*, defaults to `0.0`):
+            How long it took to sample and score.
     """
 
     prompts: list[str]
@@ -230,9 +234,14 @@ class Round:
     metrics: dict[str, list[float]]
     ages: list[int] | None = None
 
+    sources: list[str | None] | None = None
+    seconds: float = 0.0
+
     def __post_init__(self):
         if self.ages is None:
             self.ages = [0] * len(self.prompts)
+        if self.sources is None:
+            self.sources = [None] * len(self.prompts)
 
     @classmethod
     def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int, ages: list[int]) -> "Round":

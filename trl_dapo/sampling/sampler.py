@@ -18,6 +18,8 @@ from .rollouts import Round, select_ages
 ORDER = {"seed", "shuffle_dataset", "dataset"}
 # Sampled one rollout ahead, and carried once.
 MAX_AGE = 2
+# Sources with metrics of their own: those that the run met first.
+MAX_SOURCES = 8
 
 
 @dataclass
@@ -28,31 +30,42 @@ class Rollout:
     Args:
         target (`int`):
             Groups of its batch.
+        number (`int`, *optional*, defaults to `0`):
+            Its place in the run, from 0.
         rounds (`list[Round]`):
             Its rounds; where groups were carried into it, they stand in the first.
         carried, accepted, dropped (`list[Group]`):
             Groups by what became of them, in prompt order.
-        reasons (`Counter[str]`):
-            Dropped groups by reason.
+        drop_reasons (`dict[Group, str]`):
+            Why each dropped group was.
         num_rounds (`int`):
             Rounds that were sampled.
         num_skipped_before (`int`):
             Prompts passed over before the first that was drawn for it.
+        ahead_step (`int`, *optional*):
+            Optimizer steps behind the policy that sampled its first round, where that was asked for one rollout ahead.
     """
 
     target: int
+    number: int = 0
     rounds: list[Round] = field(default_factory=list)
     carried: list[Group] = field(default_factory=list)
     accepted: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
-    reasons: Counter = field(default_factory=Counter)
+    drop_reasons: dict[Group, str] = field(default_factory=dict)
     num_rounds: int = 0
     num_skipped_before: int = 0
+    ahead_step: int | None = None
 
     @property
     def sampled(self) -> list[Round]:
         """The rounds that this rollout sampled itself."""
         return self.rounds[len(self.rounds) - self.num_rounds :]
+
+    @property
+    def reasons(self) -> Counter:
+        """Dropped groups by reason (`Counter[str]`)."""
+        return Counter(self.drop_reasons.values())
 
     @property
     def num_groups(self) -> int:
@@ -68,6 +81,11 @@ class Rollout:
     def shortfall(self) -> int:
         """Groups that the batch lacks."""
         return max(self.target - self.num_found, 0)
+
+    def describe_outcomes(self, batch: Batch) -> list[str]:
+        """For each group that trains or fills the batch, in its order: what became of it, and why (`list[str]`)."""
+        fill = [self.drop_reasons.get(group) for group in batch.fill]
+        return ["trained"] * len(batch.train) + [f"dropped: {reason}" if reason else "copy" for reason in fill]
 
     @property
     def acceptance_rate(self) -> float:
@@ -214,6 +232,8 @@ class Sampler:
         self.is_ahead = is_ahead
         self.rollout = Rollout(target)
         self.totals = Totals()
+        self.num_rollouts = 0
+        self.sources: list[str] = []
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
         self._ahead: _Drawn | None = None
@@ -226,7 +246,8 @@ class Sampler:
         """Begins a rollout, with the groups carried into it."""
         # What was passed over while the first round was drawn ahead counts for the rollout it was drawn for.
         num_skipped = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
-        self.rollout = Rollout(self.target, num_skipped_before=num_skipped)
+        self.rollout = Rollout(self.target, self.num_rollouts, num_skipped_before=num_skipped)
+        self.num_rollouts += 1
         if self._carried is not None:
             self.rollout.rounds.append(self._carried)
             self.rollout.carried = [Group(0, i) for i in range(len(self._carried.prompts))]
@@ -257,6 +278,7 @@ class Sampler:
             return []
         if self._ahead is not None:
             drawn, self._ahead = self._ahead, None
+            self.rollout.ahead_step = drawn.step
             return drawn.prompts
         return self._draw(self.rollout.shortfall, step)[0]
 
@@ -276,7 +298,7 @@ class Sampler:
         if num_carried >= self.target:
             return []
         before = self.stream.state_dict()
-        self._ahead = _Drawn(*self._draw(self.target - num_carried, step), before)
+        self._ahead = _Drawn(*self._draw(self.target - num_carried, step), before, step)
         return self._ahead.prompts
 
     def _draw(self, shortfall: int, step: int) -> tuple[list[tuple[str, dict[str, Any]]], list[bool]]:
@@ -332,8 +354,15 @@ class Sampler:
         rollout.rounds.append(round_)
         rollout.num_rounds += 1
         for index, reason in enumerate(reasons):
-            (rollout.accepted if reason is None else rollout.dropped).append(Group(number, index))
-        rollout.reasons.update(reason for reason in reasons if reason is not None)
+            group = Group(number, index)
+            if reason is None:
+                rollout.accepted.append(group)
+            else:
+                rollout.dropped.append(group)
+                rollout.drop_reasons[group] = reason
+        for source in round_.sources:
+            if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
+                self.sources.append(source)
         num_accepted = sum(reason is None for reason in reasons)
         self.acceptance.update(num_accepted, len(reasons))
         if num_accepted:
@@ -409,9 +438,11 @@ class Sampler:
         return {
             "header": self.header,
             "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
-            "ahead": None if ahead is None else {"num_prompts": len(ahead.prompts), "skips": ahead.skips},
+            "ahead": None if ahead is None else ahead.state_dict(),
             "acceptance": self.acceptance.state_dict(),
             "memory": None if self.memory is None else self.memory.state_dict(),
+            "num_rollouts": self.num_rollouts,
+            "sources": self.sources,
             "num_short_rollouts": self.num_short_rollouts,
             "totals": asdict(self.totals),
             "barren_since": self._barren_since,
@@ -447,6 +478,8 @@ class Sampler:
             self._barren_since = state["barren_since"]
         self._num_told = int(self.stream.passes - self._barren_since)
         self.acceptance.load_state_dict(state["acceptance"])
+        self.num_rollouts = state["num_rollouts"]
+        self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
         self.totals = Totals(**state["totals"])
         if self.memory is not None and state["memory"] is not None:
@@ -456,16 +489,20 @@ class Sampler:
         self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
         return differs
 
-    def _redraw(self, num_prompts: int, skips: list[bool]) -> "_Drawn":
+    def _redraw(self, num_prompts: int, skips: list[bool], step: int) -> "_Drawn":
         """Draws again what was drawn ahead; the memory, which has moved on, is not asked again."""
         before, verdicts = self.stream.state_dict(), iter(skips)
         skip = (lambda name: next(verdicts)) if skips else None
-        return _Drawn(self.stream.take(num_prompts, skip), skips, before)
+        return _Drawn(self.stream.take(num_prompts, skip), skips, before, step)
 
 
 class _Drawn(NamedTuple):
-    """Prompts drawn ahead, which of those looked at were passed over, and where the stream was before."""
+    """Prompts drawn ahead, which of those looked at were passed over, where the stream was before, and the step."""
 
     prompts: list[tuple[str, dict[str, Any]]]
     skips: list[bool]
     stream_before: dict[str, Any]
+    step: int
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_prompts": len(self.prompts), "skips": self.skips, "step": self.step}
