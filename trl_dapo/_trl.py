@@ -196,7 +196,6 @@ VLLM_GENERATED = ("prompt_ids", "completion_ids", "logprobs")
 LATER_READS = (
     "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
     "vllm_generation",
-    "_last_loaded_step",  # the step that vLLM's weights are of
     "_batch_environments",  # the environment's name of each row of the batch
     "_environment_pool",  # {name: [instance]}, `reset` once a rollout
 )
