@@ -241,9 +241,12 @@ def server_dies_ahead(model, folder, group, settings):
 def resumes_ahead(model, folder, settings):
     folder = Path(folder)
     trainer = make_trainer(model, folder, **AHEAD, **json.loads(settings))
-    # The round in the checkpoint after two steps was asked for after one.
-    launched_with = AutoModelForCausalLM.from_pretrained(folder / "run" / "checkpoint-1", dtype=torch.float32).eval()
-    watched_run(trainer, model, folder, snapshots={1: launched_with}, resume_from_checkpoint=True)
+    # The round in the checkpoint after two steps was asked for after one, and what it carries before the first.
+    paths = {0: model, 1: folder / "run" / "checkpoint-1"}
+    snapshots = {
+        step: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for step, path in paths.items()
+    }
+    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=True)
 
 
 def is_interrupted(model, folder, group, settings):
