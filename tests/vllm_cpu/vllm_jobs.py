@@ -266,9 +266,19 @@ def is_interrupted(model, folder, group, settings):
 
 
 def server_hangs(model, folder, group, settings):
-    """The server stops with its port open while a round is in flight."""
+    """The server stops with its port open while a round is in flight, and has 5 seconds from then on."""
     trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
     when_asked_ahead(trainer, 1, lambda: os.killpg(int(group), signal.SIGSTOP))
+    ask = trainer._ahead.ask
+
+    def asks_impatiently(step):  # a server's first answers take long on a busy machine
+        if step == 1:
+            trainer.args.vllm_request_timeout = 5
+            for adapter in trainer._ahead._adapters:
+                adapter._timeout = 5
+        ask(step)
+
+    trainer._ahead.ask = asks_impatiently
     watched_run(trainer, model, Path(folder))
 
 
