@@ -53,6 +53,8 @@ class StandIn:
         self.events.append(("generate", self.in_flight))
         self.requests.append({"prompts": prompts, "n": n, "max_tokens": max_tokens, "temperature": temperature})
         self.threads.append(threading.current_thread() is threading.main_thread())
+        if self.in_flight:
+            raise RuntimeError("The server was asked for something while a round is in flight.")
         self.in_flight += 1
         self.begun.set()
         try:

@@ -200,7 +200,12 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
         pushed.append(trainer.state.global_step)
         push(metadata, named)
 
-    trainer.client.update_named_params = spy
+    def join(join=trainer._ahead.join):
+        trainer.client.gate.set()  # not before: until somebody waits for it the round is in flight
+        join()
+
+    trainer.client.update_named_params, trainer._ahead.join = spy, join
+    hold_back(trainer)
     trainer.train()
     assert {in_flight for _, in_flight in trainer.client.events} == {0}
     assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation

@@ -88,7 +88,7 @@ def test_ctrl_c_ends_a_run_whose_server_hangs_with_a_round_in_flight(models, run
 
 
 def test_a_server_that_hangs_with_a_round_in_flight_is_named_when_its_time_is_up(models, run_job, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 1, "vllm_request_timeout": 5}
+    settings = {"save_strategy": "steps", "save_steps": 1}
     with vllm_server(models["tied"], tmp_path / "log") as server:
         try:
             options = json.dumps(on_server(server, **settings))

@@ -398,9 +398,12 @@ def server_dies_ahead(model, folder, group, settings):
 def resumes_ahead(model, folder, settings):
     folder = Path(folder)
     trainer = make_trainer(model, folder, **AHEAD, **json.loads(settings))
-    # The round in the checkpoint after two steps was asked for after one.
-    launched_with = AutoModelForCausalLM.from_pretrained(folder / "run" / "checkpoint-1", dtype=torch.float32).eval()
-    watched_run(trainer, model, folder, snapshots={1: launched_with}, resume_from_checkpoint=True)
+    # The round in the checkpoint after two steps was asked for after one, and what it carries before the first.
+    paths = {0: model, 1: folder / "run" / "checkpoint-1"}
+    snapshots = {
+        step: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for step, path in paths.items()
+    }
+    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=True)
 
 
 def is_interrupted(model, folder, group, settings):
@@ -420,9 +423,19 @@ def is_interrupted(model, folder, group, settings):
 
 
 def server_hangs(model, folder, group, settings):
-    """The server stops with its port open while a round is in flight."""
+    """The server stops with its port open while a round is in flight, and has 5 seconds from then on."""
     trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
     when_asked_ahead(trainer, 1, lambda: os.killpg(int(group), signal.SIGSTOP))
+    ask = trainer._ahead.ask
+
+    def asks_impatiently(step):  # a server's first answers take long on a busy machine
+        if step == 1:
+            trainer.args.vllm_request_timeout = 5
+            for adapter in trainer._ahead._adapters:
+                adapter._timeout = 5
+        ask(step)
+
+    trainer._ahead.ask = asks_impatiently
     watched_run(trainer, model, Path(folder))
 
 
