@@ -269,9 +269,9 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return
         if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
             raise ValueError(
-                f"The adapter of a quantized model cannot travel by itself, because {why}; and weights merged into a "
-                "quantized base cannot be handed to vLLM. Change the first, load the model without quantization, or "
-                "set `use_vllm=False`."
+                "Weights merged into a quantized base cannot be handed to vLLM, and the adapter of a quantized model "
+                f"cannot travel by itself, because {why}. Or load the model without quantization, or set "
+                "`use_vllm=False`."
             )
         if self.lora_sync is None and self.accelerator.is_main_process:
             logger.warning(f"At every sync the adapter is merged and vLLM is handed all weights, because {why}.")
@@ -362,6 +362,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         try:
             self._serve(state_dict)
         except AdapterRefused as error:
+            shutil.rmtree(self._adapter_root)
             return str(error)
         return None
 
@@ -531,3 +532,5 @@ class AdapterClient:
                 self._unload(name, path)
         for path in self._adapters.values():
             shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another adapter is in it
+                path.parent.rmdir()

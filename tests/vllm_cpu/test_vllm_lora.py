@@ -3,6 +3,7 @@
 """LoRA with vLLM: the adapter travels and the base stays, in this process and on a server."""
 
 import json
+import urllib.request
 
 import pytest
 from vllm_server import vllm_server
@@ -60,6 +61,11 @@ def run_all(models, run_job, folder, variants, settings):
 def errors(report, *, updated):
     """The oracle: vLLM's log-probabilities against those of the live adapter, before or after the first update."""
     return [call["error"] for call in report["calls"] if (call["step"] > 0) == updated]
+
+
+def served_adapters(server):
+    with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as answer:
+        return [model["id"] for model in json.load(answer)["data"] if "trl-policy" in model["id"]]
 
 
 def run_and_report(run_job, job, model, folder, *args):
@@ -141,10 +147,12 @@ def test_an_adapter_stays_until_no_request_in_flight_names_it(models, server, ru
     report, _ = run_and_report(
         run_job, "serves_while_in_flight", models["tied"], tmp_path, json.dumps(on_server(server))
     )
-    start, first, both, second = ([name for name in names if "trl-policy" in name] for names in report["models"])
-    assert len(first) == len(second) == len(start)
-    assert {*both} == {*first, *second}
-    assert len(both) == len(first) + 1
+    first, moved, both, second = ([name for name in names if "trl-policy" in name] for names in report["models"])
+    assert len(first) == len(moved) == len(second) == 1
+    assert both == [*moved, *second]
+    # At its end the run leaves nothing behind, on the server or on the disk.
+    assert served_adapters(server) == []
+    assert [*tmp_path.rglob("trl-policy-*")] == [*tmp_path.rglob("_vllm_lora")] == []
     in_flight, after, stale = report["errors"]
     assert in_flight < CLOSE  # answered by the adapter that it names
     assert after < CLOSE

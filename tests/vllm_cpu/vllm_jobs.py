@@ -274,7 +274,7 @@ def refuses(model, folder, variants):
         elif sabotage == "said to serve adapters":
             lora_sync.AdapterClient.server_config = lambda client: {
                 **server_config(client),
-                "lora_config": {"max_lora_rank": 8},
+                "lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.float32"},
             }
         try:
             trainer = make_trainer(model, Path(folder) / name, **settings)
