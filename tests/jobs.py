@@ -3,7 +3,6 @@
 """What the distributed tests run in each process: `torchrun jobs.py JOB ARGS`."""
 
 import functools
-import io
 import itertools
 import json
 import os
@@ -362,7 +361,7 @@ def killed_over_and_over(model, folder, num_kills):
     """
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
-    ledger.PART_BYTES = 2**13
+    ledger.PART_GROUPS = 20
     trainer = ledger_trainer(model, folder / "killed", **settings)  # made once, and trained by none but the children
     for n in range(int(num_kills) + 1):
         place, call = draw.choice(["in", "before", "after", "rollout", "checkpoint"]), draw.randint(1, 5)
@@ -393,17 +392,14 @@ def die_at(place, call):
 
         return called
 
-    def half_written(function, rows, file, **kwargs):
-        whole = io.BytesIO()
-        function(rows, whole, **kwargs)
-        file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
-        file.flush()
+    def half_written(function, path, whole):
+        function(path, memoryview(whole)[: len(whole) // 2])
 
     def not_at_all(*args, **kwargs):
         pass
 
     owner, name, before = {
-        "in": (ledger.pq, "write_table", half_written),
+        "in": (Path, "write_bytes", half_written),
         "before": (ledger, "_replace", not_at_all),
         "after": (ledger, "_replace", lambda function, *args: function(*args)),
         "rollout": (DAPOTrainer, "_sample_round", not_at_all),

@@ -8,12 +8,15 @@ import shutil
 from html.parser import HTMLParser
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
+from trl_dapo.report.groups import summarize_groups
 from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.panels import OUTCOMES, PAPER, RUN_COLOURS, TIMELINE, plot_panel, smooth, thin
 
@@ -68,20 +71,75 @@ def write_completions(run, step: int, rows: list[dict]):
         pd.DataFrame([{"step": step, **row} for row in rows]).to_parquet(file)
 
 
+def group(rollout: int, prompt_id: str, correct: int | None, drop_reason: str | None = None, **columns) -> dict:
+    """A row of a ledger: a group of 4 completions of 5 tokens each, of which the first `correct` are right."""
+    rewards = [float(i < (correct or 0)) for i in range(4)]
+    return {
+        "rollout": rollout,
+        "step": rollout + 1,
+        "round": 1,
+        "prompt_id": prompt_id,
+        "source": None,
+        "outcome": "dropped" if drop_reason else "trained",
+        "drop_reason": drop_reason,
+        "correct": correct,
+        "scored": 4,
+        "tokens": 20,
+        "lengths": [5] * 4,
+        "truncated": [False] * 4,
+        "rewards/right": rewards,
+        "prompt": None,
+        "completions": None,
+        **columns,
+    }
+
+
+def ledger_of(*rows: dict) -> pa.Table:
+    table = pa.Table.from_pylist(list(rows))
+    kinds = {"source": pa.string(), "drop_reason": pa.string(), "correct": pa.int16(), "prompt": pa.string()}
+    kinds["completions"] = pa.list_(pa.string())
+    for name, kind in kinds.items():
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+    return table
+
+
+def write_ledger(run, *rows: dict):
+    (run / "rollouts").mkdir()
+    with (run / "rollouts" / "part-00001.parquet").open("wb") as file:
+        pq.write_table(ledger_of(*rows), file)
+
+
+def write_summary(folder, num_correct: list[int], written: int, k: int = 4):
+    """What `trl-dapo eval` leaves of problems of which so many of `k` completions are right."""
+    folder.mkdir(parents=True)
+    problems = [
+        {"id": str(i), "source": "s", "num_correct": count, "num_completions": k, "maj": 0.0}
+        for i, count in enumerate(num_correct)
+    ]
+    mean = sum(num_correct) / k / len(num_correct)
+    summary = {"settings": {"k": k, "model": folder.name}, "scorer": "exact", "problems": problems}
+    summary["metrics"] = {f"avg@{k}": {"mean": mean, "low": mean, "high": mean}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    os.utime(folder / "summary.json", (written, written))
+
+
 class Page(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
+    """The tags of a page with their attributes, its text, and that of each cell of its tables."""
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.text = [], ""
+        self.tags, self.text, self.cells = [], "", [""]
         self.source = path.read_text("utf-8")
         self.feed(self.source)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
+        if tag in ("td", "th"):
+            self.cells.append("")
 
     def handle_data(self, data):
         self.text += data
+        self.cells[-1] += data
 
     def all(self, tag: str) -> list[dict]:
         return [attributes for name, attributes in self.tags if name == tag]
@@ -110,6 +168,16 @@ def hostile_runs(tmp_path_factory):
             {"completion": "w" * 100_000, "advantage": -1.5, "right": 0.0, "note": "\x07"},
         ]
         write_completions(run, 40, [{"prompt": [{"role": "user", "content": f"{HOSTILE} prompt"}], **r} for r in rows])
+        texts = {"prompt": f"{HOSTILE} asked", "completions": [HOSTILE, "\x1b[2J", "w" * 100_000, ""]}
+        hostile = {"source": f"{HOSTILE} source", "rewards/<b>": [-1234567.891] * 4, **texts}
+        plain_groups = [group(i, f"p{i % 7}", i % 4, source=["aime", "a" * 64][i % 2]) for i in range(40)]
+        write_ledger(
+            run, group(0, HOSTILE, 0, HOSTILE, **hostile), *({"rewards/<b>": None, **g} for g in plain_groups)
+        )
+        changed = {"epsilon_high": {"value": reward, "default": 0.28}, HOSTILE: {"value": HOSTILE, "default": None}}
+        (run / "settings.json").write_text(json.dumps(changed))
+        for name, right, written in (("before", [1, 2, 3], 10), ("after", [4, 2, 4], 20)):
+            write_summary(run / name, right, written)
     return runs
 
 
@@ -238,8 +306,8 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
 def test_every_picture_says_in_words_what_it_shows(hostile_page):
     page = Page(hostile_page)
     images = {figure["id"]: image for figure, image in zip(page.all("figure"), page.all("img"), strict=True)}
-    assert list(images) == [panel.name for panel in PANELS]
-    assert len(page.all("figcaption")) == len(PANELS)
+    assert list(images) == [*(panel.name for panel in PANELS), "sources"]
+    assert len(page.all("figcaption")) == len(PANELS) + 1
     # A twentieth of 40 steps is 2: (0.1 + 0.2) / 2 ... (3.9 + 4.0) / 2.
     assert (
         "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
@@ -252,7 +320,7 @@ def test_the_page_stands_alone(hostile_page):
     sources = [
         value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "srcset", "href")
     ]
-    assert len(sources) == 2 * len(PANELS) + 1  # light and dark, and the icon
+    assert len(sources) == 2 * (len(PANELS) + 1) + 1  # sources are drawn too; light and dark, and the icon
     assert all(source.startswith("data:") for source in sources)
     assert "url(" not in page.source
     assert "@import" not in page.source
@@ -264,11 +332,13 @@ def test_the_page_stands_alone(hostile_page):
 
 def test_what_a_model_wrote_is_shown_and_never_obeyed(hostile_page):
     page = Page(hostile_page)
-    allowed = "html head meta link title style body header h1 h2 h3 p div table thead tbody tr th td span br figure"
-    assert {tag for tag, _ in page.tags} <= {*f"{allowed} picture source img figcaption section pre footer".split()}
+    allowed = "html head meta link title style body header h1 h2 h3 p div table thead tbody tr th td span br b figure"
+    assert {tag for tag, _ in page.tags} <= {
+        *f"{allowed} picture source img figcaption section pre footer details summary code".split()
+    }
     assert len(page.all("style")) == 1
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert page.text.count(HOSTILE) == 2 * 2  # prompt and completion of each run
+    assert len(page.all("details")) == 2  # of each run the one group that was kept as text
     assert "_a$\\frac$ <b>bold" in page.text
     assert f"note {HOSTILE[:30]} ... {HOSTILE[-30:]}" in page.text
 
@@ -330,7 +400,7 @@ def test_another_programs_summary_is_no_evaluation(tmp_path):
         (run / name).mkdir()
         (run / name / "summary.json").write_text(json.dumps(summary))
     text = Page(write_report([run])).text
-    assert "avg@4\u00a050.0% [40.0%, 60.0%]" in text
+    assert "avg@4 50.0% [40.0%, 60.0%]" in text
     assert "theirs" not in text
 
 
@@ -344,6 +414,132 @@ def test_the_same_log_gives_the_same_files(tmp_path):
 def test_a_run_without_some_metrics_is_drawn_all_the_same(tmp_path):
     plot_run([plain(1)], tmp_path / "plots" / "run.png")
     assert (tmp_path / "plots" / "run.png").read_bytes()[:8] == PNG
+
+
+# ---- The ledger ----
+
+
+def test_outcomes_count_groups_and_tokens_by_reason():
+    rows = ledger_of(
+        group(0, "a", 0, "all_wrong", tokens=70),
+        group(0, "b", 2, tokens=10),
+        group(0, "c", 4, "all_correct", tokens=10),
+        group(1, "d", 0, "all_wrong", tokens=10),
+    )
+    figures = summarize_groups(rows)
+    assert figures.num_groups == 4
+    assert {row["outcome"]: (row["num_groups"], row["share"], row["tokens"]) for row in figures.outcomes} == {
+        "all_wrong": (2, 0.5, 0.8),
+        "trained": (1, 0.25, 0.1),
+        "all_correct": (1, 0.25, 0.1),
+    }
+
+
+def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all():
+    # "a" is accepted in the first 5 of 10 rollouts, "b" never.
+    rows = [group(i, "x", 1 if i < 5 else 0, None if i < 5 else "all_wrong", source="a") for i in range(10)]
+    rows += [group(i, "y", 4, "all_correct", source="b") for i in range(9)]
+    figures = summarize_groups(ledger_of(*sorted(rows, key=lambda row: row["rollout"])))
+    a, b = figures.sources
+    assert (a["source"], a["num_groups"], a["first"], a["last"], a["all"]) == ("a", 10, 1.0, 0.0, 0.5)
+    assert a["correct"] == 5 / 40
+    assert (b["source"], b["num_groups"], b["first"], b["last"], b["all"], b["correct"]) == ("b", 9, 0, 0, 0, 1.0)
+    assert figures.by_source["a"] == (list(range(1, 11)), [1.0] * 5 + [0.0] * 5)
+
+
+def test_many_rollouts_are_drawn_as_thirty_spans_by_groups_not_by_rollouts():
+    # Rollout 0 has one accepted group, rollout 1 three dropped ones, and so on: a quarter of each span of two.
+    rows = []
+    for i in range(60):
+        rows += [group(i, "x", 1, source="a")] if i % 2 == 0 else [group(i, "x", 0, "all_wrong", source="a")] * 3
+    steps, rates = summarize_groups(ledger_of(*rows)).by_source["a"]
+    assert steps == list(range(2, 61, 2))
+    assert rates == [0.25] * 30
+
+
+def test_hardest_and_easiest_prompts_are_those_with_most_evidence():
+    rows = [group(0, "never, once", 0), group(0, "always, once", 4), group(0, "half", 2)]
+    rows += [group(i, "never, twice", 0) for i in range(2)] + [group(i, "always, twice", 4) for i in range(2)]
+    rows += [group(2, "unknown", None)]
+    figures = summarize_groups(ledger_of(*rows))
+    assert [prompt["prompt_id"] for prompt in figures.hardest] == ["never, twice", "never, once", "half"]
+    assert [prompt["prompt_id"] for prompt in figures.easiest] == ["always, twice", "always, once", "half"]
+    first = figures.hardest[0]
+    assert (first["correct"], first["scored"], first["num_groups"], first["step"]) == (0, 8, 2, 2)
+
+
+def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_reward():
+    texts = {"prompt": "2+2", "completions": ["5", "4", "six", "4 "], "truncated": [False, False, True, False]}
+    rewards = {"rewards/right": [0.0, 1.0, 0.0, 1.0], "rewards/form": [None, 0.5, 0.0, 0.5]}
+    rows = [group(i, f"p{i}", 2, **texts, **rewards) for i in range(5)]
+    rows += [group(5, "q", 0, "all_wrong", **texts, **rewards), group(6, "r", 0, "masked", **rewards)]
+    opened = summarize_groups(ledger_of(*rows)).opened
+    assert [(row["verdict"], row["prompt_id"]) for row in opened] == [
+        ("all_wrong", "q"),
+        *[("accepted", f"p{i}") for i in (2, 3, 4)],
+    ]
+    first, second, third = opened[0]["completions"]
+    assert (first["number"], first["text"], first["rewards"]) == (1, "5", {"right": 0.0, "form": None})
+    assert (second["number"], second["text"], second["rewards"]) == (2, "4", {"right": 1.0, "form": 0.5})
+    assert (third["number"], third["text"], third["truncated"]) == (3, "six", True)
+    assert opened[0]["num_completions"] == 4
+
+
+def test_a_run_that_found_nothing_shows_what_it_sampled(tmp_path):
+    run = write_state(tmp_path / "run", [plain(1)])
+    texts = {"prompt": "2+2", "completions": ["5", "6", "7", "8"]}
+    write_ledger(run, *(group(0, f"p{i}", 0, "all_wrong", **texts) for i in range(4)))
+    text = Page(write_report([run])).text
+    assert "4 groups, 100.0%" in text
+    assert "all_wrong, step 1, round 1, prompt p3, 0 of 4 right" in text
+    assert "Completion 1 of 4: 5 tokens; right 0" in " ".join(text.split())
+    assert "Easiest" not in text
+
+
+def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_differ_first(tmp_path):
+    runs = [write_state(tmp_path / name, [plain(1)]) for name in ("one", "two")]
+    both, lr = {"value": 8, "default": 4}, {"value": 0.001, "default": 1e-06}
+    (runs[0] / "settings.json").write_text(json.dumps({"a_both": both, "learning_rate": lr}))
+    (runs[1] / "settings.json").write_text(json.dumps({"a_both": both}))
+    cells = [cell.strip() for cell in Page(write_report(runs, tmp_path / "page")).cells]
+    start = cells.index("learning_rate")
+    assert [cell.split()[0] for cell in cells[start : start + 8]] == [
+        "learning_rate",
+        "1e-06",
+        "0.001",
+        "1e-06",
+        "a_both",
+        "4",
+        "8",
+        "8",
+    ]
+
+
+def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(tmp_path):
+    run = write_state(tmp_path / "run", [plain(1)])
+    write_summary(run / "a_after", [4, 2, 4], written=300)
+    write_summary(run / "z_before", [1, 2, 3], written=100)
+    write_summary(run / "other", [1, 2], written=200)
+    loaded = load_run(run)
+    assert list(loaded.evaluations) == ["z_before", "other", "a_after"]
+    (change,) = loaded.changes
+    assert (change["before"], change["after"]) == ("z_before", "a_after")
+    # 6 of 12 and 10 of 12; problems gain 3/4, 0 and 1/4.
+    cells = Page(write_report([run])).cells
+    start = cells.index("z_before \u2192 a_after, avg@4")
+    assert cells[start + 1 : start + 3] == ["50.0%", "83.3%"]
+    assert cells[start + 3].startswith("+33.3 [")
+    assert cells[start + 4].startswith("3\n2 better, 0 worse")
+
+
+def test_evaluations_during_training_are_listed_from_the_first_to_the_last(tmp_path):
+    log_history = [{"step": step, "eval_avg@4": step / 100, "eval_reward": 1.0} for step in range(0, 100, 5)]
+    run = write_state(tmp_path / "run", [plain(1), *log_history])
+    page = Page(write_report([run]))
+    start = page.cells.index("step 0")
+    listed = [cell.split()[0] for cell in page.cells[start + 1 : start + 24 : 2]]
+    assert (len(listed), listed[0], listed[1], listed[11]) == (12, "0.0%", "10.0%", "95.0%")
+    assert "8 between them are left out." in page.text
 
 
 # ---- Several runs ----
@@ -423,7 +619,7 @@ def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_
     browser.get_log("performance")
     browser.get(hostile_page.as_uri())
     widths = browser.execute_script("return [...document.images].map(i => i.complete && i.naturalWidth)")
-    assert len(widths) == len(PANELS)
+    assert len(widths) == len(PANELS) + 1
     assert all(width > 0 for width in widths)
     assert browser.title == "_a$\\frac$ <b>bold, second - trl-dapo report"
     assert browser.execute_script("return document.querySelectorAll('script, [onerror], a').length") == 0
@@ -437,3 +633,40 @@ def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_
     browser.execute_script("document.querySelectorAll('.swatch').forEach(swatch => swatch.remove())")
     assert min(share_of_pixels(browser, colour) for colour in RUN_COLOURS[:2]) > 5e-5
     assert share_of_pixels(browser, PAPER[scheme]) > 0.5
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_at_any_width_nothing_sticks_out_and_no_number_breaks(browser, hostile_page, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get(hostile_page.as_uri())
+        summary = browser.find_elements("tag name", "summary")[0]
+        summary.click()
+        assert summary.find_element("xpath", "..").get_attribute("open")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        numbers, broken = browser.execute_script(NUMBERS)
+        assert numbers > 200
+        assert broken == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+# Every number on the page but in what a model wrote, and those that stand on more than one line.
+NUMBERS = """
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), broken = [];
+let numbers = 0;
+while (walker.nextNode()) {
+  const node = walker.currentNode;
+  if (node.parentElement.closest('pre')) continue;
+  for (const match of node.data.matchAll(/[-+]?\\d[\\d.,:-]*%?/g)) {
+    const range = document.createRange();
+    range.setStart(node, match.index);
+    range.setEnd(node, match.index + match[0].length);
+    const tops = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
+    if (tops.size > 0) numbers += 1;
+    if (tops.size > 1) broken.push(match[0]);
+  }
+}
+return [numbers, broken];
+"""

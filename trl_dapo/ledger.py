@@ -42,7 +42,8 @@ from .sampling.task import TaskReward
 logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
-PART_BYTES = 2**18  # from here on a part is left alone: what is written anew with every rollout stays small
+# From here on a part is left alone: what is written anew with every rollout stays small.
+PART_GROUPS, PART_BYTES = 1000, 2**18
 REWARDS = "rewards/"
 
 
@@ -318,8 +319,7 @@ class Parts:
             self._number = int(path.stem.rpartition("-")[2])
             if kept.num_rows < rows.num_rows:
                 _replace(path, kept)
-            if path.stat().st_size < PART_BYTES:
-                self._rows = kept
+            self._leave(path, kept)
             break
 
     def append(self, rows: pa.Table):
@@ -336,14 +336,19 @@ class Parts:
             self._number += 1
         path = self.folder / f"part-{self._number:05d}.parquet"
         _replace(path, rows)
-        self._rows = rows if path.stat().st_size < PART_BYTES else None
+        self._leave(path, rows)
+
+    def _leave(self, path: Path, rows: pa.Table):
+        """Ends the last part where it is large enough."""
+        self._rows = rows if rows.num_rows < PART_GROUPS and path.stat().st_size < PART_BYTES else None
 
 
 def _replace(path: Path, rows: pa.Table):
     """Writes a part beside its place and puts it there, in one step."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:  # pyarrow itself opens no path that is not UTF-8
-        pq.write_table(rows, file, compression="zstd")
+    whole = pa.BufferOutputStream()  # one write to the disk, not one a column
+    pq.write_table(rows, whole, compression="zstd", write_statistics=False)
+    temporary.write_bytes(whole.getvalue())
     os.replace(temporary, path)
 
 

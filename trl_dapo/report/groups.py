@@ -41,7 +41,7 @@ class GroupFigures:
         opened (`list[dict]`):
             Groups whose text was kept, dropped ones first: `verdict` (why, or "accepted"), `step`, `round`,
             `prompt_id`, `source`, `correct`, `scored`, `num_completions`, `prompt` and some `completions`, each with
-            `text`, `length`, `truncated` and `rewards`.
+            `number`, `text`, `length`, `truncated` and `rewards`.
     """
 
     num_groups: int
@@ -135,7 +135,7 @@ def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tup
 
 
 def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], list[dict]]:
-    """The prompts with the least and with the largest share of right completions, the surest first."""
+    """The prompts with the least share of right completions and with the largest, the surest first."""
     totals = groups.groupby("prompt_id").agg(
         source=("source", "first"),
         num_groups=("rollout", "size"),
@@ -148,8 +148,9 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
     texts = dict(zip(with_text["prompt_id"].to_pylist(), with_text["prompt"].to_pylist(), strict=True))
     # As if one completion more were right and one wrong: 0 of 16 is harder than 0 of 8.
     estimate = (totals["correct"] + 1) / (totals["scored"] + 2)
-    half = min(NUM_PROMPTS, len(totals) // 2)
     ends = estimate.sort_values(kind="stable").index
+    hardest = ends[totals.loc[ends, "correct"] < totals.loc[ends, "scored"]][:NUM_PROMPTS]
+    easiest = ends[totals.loc[ends, "correct"] > 0][::-1][:NUM_PROMPTS]
     return tuple(
         [
             {
@@ -160,7 +161,7 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
             }
             for name in names
         ]
-        for names in (ends[:half], ends[::-1][:half])
+        for names in (hardest, easiest)
     )
 
 
@@ -191,6 +192,7 @@ def _completions(row: dict[str, Any]) -> list[dict[str, Any]]:
     rewards = list(zip(*named.values(), strict=True))
     return [
         {
+            "number": i + 1,
             "text": row["completions"][i],
             "length": row["lengths"][i],
             "truncated": row["truncated"][i],

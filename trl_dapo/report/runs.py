@@ -307,7 +307,7 @@ def _changes(run_dir: Path, names: list[str]) -> list[dict]:
             try:
                 changes.append({"before": first, "after": name, **compare(run_dir / first, run_dir / name)})
                 break
-            except ValueError:  # other problems, or another number of completions
+            except (ValueError, TypeError):  # other problems, another number of completions, or no figures
                 continue
         else:
             firsts.append(name)
