@@ -450,7 +450,7 @@ class DAPOTrainer(UpdatePhase):
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(broken_for(sys.stdout, line))
-        with bars_on_terminals_only():
+        with bars_on_terminals_only(loading=False):
             run_preflight(self)
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
