@@ -70,8 +70,8 @@ def too_few_processes(num_processes: int) -> str | None:
         return None
     return (
         "`accelerate launch` was asked for several processes and started one, as it does on a CPU. Launch with "
-        "`accelerate launch --multi_gpu --num_processes N` or `torchrun --nproc-per-node N`, which start them on a "
-        "CPU too."
+        "`trl-dapo train --num_processes N` or `accelerate launch --multi_gpu --num_processes N`, which start them on "
+        "a CPU too."
     )
 
 

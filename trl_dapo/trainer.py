@@ -52,7 +52,7 @@ from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import describe_shortfall, rollout_metrics, sampling_metrics
+from .sampling.report import describe_shortfall, drop_unknown, rollout_metrics, sampling_metrics
 from .sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_groups, select_rewards
 from .sampling.task import SCORES_LEFT_OUT
 from .seam import Seam, policy_logps, restore_old_logps
@@ -425,10 +425,7 @@ class DAPOTrainer(UpdatePhase):
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
     def log(self, logs, start_time=None):
-        """TRL's, without the metrics of which nothing is known: trackers take no `None`."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
-            del metrics[name]
+        drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`
         super().log(logs, start_time)
 
     # ---- Checkpoints ----

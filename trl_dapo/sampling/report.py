@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured of a rollout, and what is said about it. Pure."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -62,6 +63,12 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
         metrics[f"completions/min_{name}length"] = values.min().item()
         metrics[f"completions/max_{name}length"] = values.max().item()
     return metrics
+
+
+def drop_unknown(metrics: dict[str, list[float]]):
+    """Drops the metrics that have no value but NaN."""
+    for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
+        del metrics[name]
 
 
 def _mean_and_std(values: torch.Tensor) -> tuple[float, float]:
