@@ -55,7 +55,7 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
 )
 def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command, message):
     (tmp_path / "file").write_text("")
-    (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1,\n")
+    (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1}\n")
     (tmp_path / "list.yaml").write_text("- learning_rate\n")
     (tmp_path / "into_a_file.yaml").write_text("output_dir: file/out\n")
     code = f"import sys, trl_dapo.cli as cli\nstatus = cli.main({command})\nprint(status, 'torch' in sys.modules)"

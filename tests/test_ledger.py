@@ -27,7 +27,9 @@ def sampled(rewards_NF, lengths, sources=None, seconds=0.0):
     rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
     names = [f"p{i}" for i in range(len(lengths) // 2)]
     truncated_B = torch.tensor(lengths) == 9
-    return Round(names, Rows.empty(), rewards_BF, torch.tensor(lengths), truncated_B, {}, {}, sources=sources, seconds=seconds)
+    return Round(
+        names, Rows.empty(), rewards_BF, torch.tensor(lengths), truncated_B, {}, {}, sources=sources, seconds=seconds
+    )
 
 
 def new_sampler(target, **options):
@@ -284,7 +286,17 @@ def test_a_row_without_text_takes_less_than_200_bytes(tmp_path):
     names = [f"{torch.randint(2**62, ()).item():016x}" for _ in range(512)]
     rewards_BF = torch.stack([torch.randint(2, (8192,)).float(), torch.rand(8192) * (torch.rand(8192) < 0.2)], dim=1)
     lengths_B = torch.randint(1, 20_480, (8192,))
-    round_ = Round(names, Rows.empty(), rewards_BF, lengths_B, lengths_B > 18_000, {}, {}, sources=["math_dapo"] * 512, seconds=61.5)
+    round_ = Round(
+        names,
+        Rows.empty(),
+        rewards_BF,
+        lengths_B,
+        lengths_B > 18_000,
+        {},
+        {},
+        sources=["math_dapo"] * 512,
+        seconds=61.5,
+    )
     stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 512, "id": list(range(512))}), seed=0)
     sampler = Sampler(stream, target=512, num_generations=16)
     sampler.begin()

@@ -101,6 +101,21 @@ def test_chats_are_scored_as_chats(tiny_model, tmp_path):
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
 
 
+def test_no_tracker_is_told_of_it(tiny_model, tmp_path):
+    """TRL tells trackers how long a function took; trackio refuses it before training begins."""
+    told = []
+
+    def reward(completions, **kwargs):
+        told.append(list(trainer.args.report_to))
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tiny_model, tmp_path, reward)
+    trainer.args.report_to = ["trackio"]
+    run_preflight(trainer)
+    assert told == [[]]
+    assert trainer.args.report_to == ["trackio"]
+
+
 def test_skipped_functions_are_not_called(tiny_model, tmp_path):
     run_preflight(make_trainer(tiny_model, tmp_path, fails, skip_preflight=True))
 

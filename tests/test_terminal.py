@@ -4,6 +4,8 @@
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,9 +96,9 @@ def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
 def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
     history = [
         {"step": 0, "eval_runtime": 1.0, "eval_avg@4": 0.416, "eval_pass@4": 0.7},
-        {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5},
+        {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5, "reward": 0.5, "rewards/right/mean": 0.25},
         {"step": 2, "eval_runtime": 1.0, "eval_avg@4": 0.5, "eval_pass@4": 0.7},
-        {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0},
+        {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0, "reward": 0.5, "rewards/right/mean": 0.75},
         {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
     ]
     totals = Totals(1234, 800, 56789, 0.654, 0.381)
@@ -104,6 +106,7 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
         "Ended:     step 4 of 9, after 0:01:23. 1 steps moved no weight.",
         "Groups:    800 trained of 1,234 sampled; 65.4% accepted in the first rollout, 38.1% in the last.",
         "Tokens:    56,789 generated.",
+        "Rewards:   right 0.250 -> 0.750 (steps 2 -> 4).",
         "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
         "Next:      trl-dapo report out (each step: log_history.jsonl)",
     ]
@@ -212,4 +215,52 @@ def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
     # Of the whole run: 4 groups a step, all of which train.
-    assert lines[-3].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")
+    assert lines[-4].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")
+
+
+# Interrupted, and started in several processes
+
+
+def train(folder: Path, *options: str) -> dict:
+    """`trl-dapo train` of a random model on sums, and where: in a folder with a recipe of its own."""
+    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(16)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    smoke = Path(__file__).parent.parent / "recipes" / "smoke_cpu.yaml"
+    options = ("--config", smoke, "--dataset_name", "problems.jsonl", "--output_dir", "out", *options)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "trl_dapo.cli", "train", *map(str, options)]
+    return {"command": command, "cwd": folder, "env": environment, "timeout": 200}
+
+
+def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
+    def is_second_row(written):
+        return re.search(r"     2 +-?\d", written) is not None
+
+    status, written = run_in_terminal(**train(tmp_path, "--max_steps", "500"), interrupt_at=is_second_row)
+    assert status == 130, written
+    assert "Traceback" not in written
+    text = " ".join(line.strip() for line in screen(written))
+    said = (
+        "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoint-"
+    )
+    assert said in text
+
+
+def test_ctrl_c_ends_a_quickstart_with_one_line(tmp_path):
+    command = train(tmp_path)
+    command["command"][3:] = ["quickstart", "--output_dir", "out"]
+    status, written = run_in_terminal(**command, interrupt_at=lambda written: "Warm-up" in written)
+    assert status == 130, written
+    assert "Traceback" not in written
+    text = "".join(line.ljust(80) for line in screen(written)).rstrip()
+    assert text.endswith("trl-dapo quickstart: stopped. A quickstart is not resumed: the same command starts anew.")
+
+
+def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path):
+    options = ["--num_processes", "2", "--dynamic_sampling_stop_after", "1"]
+    result = run_alone(**train(tmp_path, *options))
+    assert result.returncode == 3, result.stderr[-3000:]
+    assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
+    assert "Training stops: 1 rollouts in a row found no group to train on" in result.stderr
+    assert "Saved to" not in result.stdout
+    assert "Traceback" not in result.stderr

@@ -178,10 +178,11 @@ def train(
         `int`: Exit status: 0, or 3 where the run was stopped because its rollouts found nothing.
     """
     from .preflight import SetupError
+    from .terminal import broken_for
     from .trainer import DAPOTrainer
 
     if PartialState().is_main_process:
-        print(training_args.batch_arithmetic)
+        print(broken_for(sys.stdout, training_args.batch_arithmetic))
     model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

@@ -70,8 +70,8 @@ def too_few_processes(num_processes: int) -> str | None:
         return None
     return (
         "`accelerate launch` was asked for several processes and started one, as it does on a CPU. Launch with "
-        "`accelerate launch --multi_gpu --num_processes N` or `torchrun --nproc-per-node N`, which start them on a "
-        "CPU too."
+        "`trl-dapo train --num_processes N` or `accelerate launch --multi_gpu --num_processes N`, which start them on "
+        "a CPU too."
     )
 
 
@@ -129,13 +129,14 @@ def _try_rewards(trainer, example: dict):
     completion = [{"role": "assistant", "content": MADE_UP}] if conversational else MADE_UP
     ids = trainer._tokenizer(MADE_UP, add_special_tokens=False)["input_ids"]
     inputs = [copy.deepcopy(example) for _ in range(num_rows)]
-    own, was_training = trainer.reward_funcs, trainer.model.training
+    own, was_training, report_to = trainer.reward_funcs, trainer.model.training, trainer.args.report_to
     trainer.reward_funcs = [
         wrap_reward(reward_func, name, within=lambda name=name: _naming(name))
         for reward_func, name in zip(own, trainer.reward_func_names, strict=True)
     ]
     trainer._completion_lengths = [len(ids)] * num_rows
     trainer.model.train()  # what is evaluated is kept for the scores
+    trainer.args.report_to = []  # TRL reports how long each function takes, and no tracker is open yet
     try:
         with keeping_pending_logs(trainer), trainer._seam.recording(trainer):
             trainer._calculate_rewards(
@@ -146,9 +147,10 @@ def _try_rewards(trainer, example: dict):
             )
     except Exception as error:
         raise SetupError(
-            f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions {MADE_UP!r}, before "
-            "anything was generated; `skip_preflight=True` leaves that out."
+            f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions "
+            f"{MADE_UP!r}, before anything was generated; `skip_preflight=True` leaves that out."
         ) from error
     finally:
         trainer.reward_funcs = own
+        trainer.args.report_to = report_to
         trainer.model.train(was_training)

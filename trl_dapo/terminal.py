@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, TextIO
 
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -180,6 +180,14 @@ def summarize(
             f"{totals.last_acceptance_rate:.1%} in the last."
         )
         lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
+    rewards = [entry for entry in log_history if "loss" in entry and entry.get("reward") is not None]
+    names = [name for name in (rewards[0] if rewards else ()) if re.fullmatch("rewards/.*/mean", name)]
+    if changes := [
+        f"{name.split('/')[1]} {_number(rewards[0][name])} -> {_number(rewards[-1][name])}"
+        for name in names
+        if rewards[0][name] is not None and rewards[-1].get(name) is not None
+    ]:
+        lines.append(f"Rewards:   {', '.join(changes)} (steps {rewards[0]['step']:,} -> {rewards[-1]['step']:,}).")
     evaluations: dict[str, list[dict]] = {}
     for entry in log_history:
         if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
@@ -333,20 +341,23 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
 
 
 @contextmanager
-def bars_on_terminals_only() -> Iterator[None]:
+def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
     """
-    Keeps transformers' bars out of files and pipes, and what is logged on a terminal from running into a bar.
+    Keeps bars out of files and pipes, and what is logged on a terminal from running into a bar.
+
+    Args:
+        loading (`bool`, *optional*, defaults to `True`):
+            Whether transformers may show its own bars, of models that are loaded and saved, on a terminal.
     """
-    if sys.stderr.isatty():
-        with logging_redirect_tqdm([logging.getLogger(), transformers_logging.get_logger()]):
-            yield
-        return
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    on_terminal, were_enabled = sys.stderr.isatty(), transformers_logging.is_progress_bar_enabled()
+    if not (on_terminal and loading):
+        transformers_logging.disable_progress_bar()
+    loggers = [logging.getLogger(), transformers_logging.get_logger()]
     try:
-        yield
+        with logging_redirect_tqdm(loggers) if on_terminal else nullcontext():
+            yield
     finally:
-        if was_enabled:
+        if were_enabled:
             transformers_logging.enable_progress_bar()
 
 

@@ -56,7 +56,14 @@ from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import age_metrics, describe_shortfall, rollout_metrics, sampling_metrics, source_metrics
+from .sampling.report import (
+    age_metrics,
+    describe_shortfall,
+    drop_unknown,
+    rollout_metrics,
+    sampling_metrics,
+    source_metrics,
+)
 from .sampling.rollouts import (
     Round,
     Rows,
@@ -435,10 +442,7 @@ class DAPOTrainer(UpdatePhase):
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
     def log(self, logs, start_time=None):
-        """TRL's, without the metrics of which nothing is known: trackers take no `None`."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
-            del metrics[name]
+        drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`
         super().log(logs, start_time)
 
     # ---- Checkpoints ----
@@ -461,7 +465,7 @@ class DAPOTrainer(UpdatePhase):
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(broken_for(sys.stdout, line))
-        with bars_on_terminals_only():
+        with bars_on_terminals_only(loading=False):
             run_preflight(self)
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured of a rollout, and what is said about it. Pure."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -98,6 +99,12 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
             if reward == reward:
                 metrics[f"reward/{source}"] = reward
     return metrics
+
+
+def drop_unknown(metrics: dict[str, list[float]]):
+    """Drops the metrics that have no value but NaN."""
+    for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
+        del metrics[name]
 
 
 def _mean_and_std(values: torch.Tensor) -> tuple[float, float]:
