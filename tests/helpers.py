@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
+from peft import get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -132,8 +134,12 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
     def look(inputs):
         step = trainer.state.global_step
         if step not in snapshots:
-            snapshots[step] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-            snapshots[step].load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
+            live = trainer.accelerator.unwrap_model(trainer.model)
+            copied = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            if is_peft_model(live):
+                copied = get_peft_model(copied, live.peft_config["default"])
+            copied.load_state_dict(live.state_dict())
+            snapshots[step] = copied.eval()
         for i, mask in enumerate(inputs["completion_mask"].bool()):
             if not mask.any():
                 continue

@@ -185,3 +185,15 @@ def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job
     assert "`output_dir` that both see" in messages["folder"]
     assert "quantized model cannot travel by itself, because the vLLM server" in messages["qlora"]
     assert "`use_dora=True`" in messages["dora"]
+
+
+def test_one_rollout_ahead_every_row_trains_with_the_log_probabilities_of_the_adapter_at_its_launch(
+    server, models, run_job, tmp_path
+):
+    settings = {"model": models["tied"], "lora": {}, "max_steps": 5, **on_server(server)}
+    result = run_job("ahead_runs", tmp_path, json.dumps({"ahead": settings}))
+    assert result.returncode == 0, result.stdout[-5000:]
+    report = json.loads((tmp_path / "ahead" / "ahead-0.json").read_text())
+    assert {age for _, age, _ in report["errors"]} == {0, 1, 2}
+    assert max(error for _, _, error in report["errors"]) < CLOSE
+    assert served_adapters(server) == []
