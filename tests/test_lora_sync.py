@@ -103,7 +103,8 @@ def test_a_base_that_was_changed_in_memory_is_told_from_its_checkpoint(tmp_path,
     assert changed_weight(again).endswith("_proj.weight")
     grown = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     grown.resize_token_embeddings(grown.config.vocab_size + 8)
-    assert changed_weight(get_peft_model(grown, LoraConfig(target_modules=["q_proj"]))) == "model.embed_tokens.weight"
+    changed = changed_weight(get_peft_model(grown, LoraConfig(target_modules=["q_proj"])))
+    assert changed in ("lm_head.weight", "model.embed_tokens.weight")  # in one file or in two
 
 
 def test_a_model_without_a_checkpoint_has_nothing_to_compare():

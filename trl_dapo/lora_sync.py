@@ -116,7 +116,7 @@ def changed_weight(model) -> str | None:
     }
     for path in _checkpoint_files(model.name_or_path):
         with safe_open(path, framework="pt") as file:
-            for name in weights.keys() & file.keys():
+            for name in sorted(weights.keys() & file.keys()):
                 stored, weight = file.get_slice(name), weights[name]
                 if stored.get_dtype() not in ("F32", "F16", "BF16") or not weight.ndim:
                     continue
