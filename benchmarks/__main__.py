@@ -48,6 +48,7 @@ BENCHMARKS = {
     "drop_in": Benchmark("A drop-in for GRPOTrainer"),
     "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
     "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
+    "ledger": Benchmark("What the ledger costs"),
     "gpu": Benchmark("A training step on a GPU"),
 }
 
