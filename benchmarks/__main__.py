@@ -50,6 +50,7 @@ BENCHMARKS = {
     "overlap": Benchmark("One rollout ahead beside taking turns"),
     "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
     "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
+    "ledger": Benchmark("What the ledger costs"),
     "gpu": Benchmark("A training step on a GPU"),
 }
 

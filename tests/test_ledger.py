@@ -244,8 +244,10 @@ def test_rollouts_after_the_checkpoint_are_taken_out_before_they_are_sampled_aga
     parts.begin(0)
     for rollout in range(6):
         parts.append(part_of(rollout, rollout))
+    (parts.folder / "part-00007.tmp").touch()  # killed at it
     resumed = Parts(tmp_path / "rollouts")
     resumed.begin(4)
+    assert {path.suffix for path in parts.folder.iterdir()} == {".parquet"}
     assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
     resumed.append(part_of(4))
     assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]

@@ -10,6 +10,7 @@ import shlex
 import statistics
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
@@ -19,6 +20,7 @@ from trl import GRPOConfig
 from trl_dapo import DAPOConfig
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
+from trl_dapo.ledger import LEDGER_NAME, Parts
 
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +58,18 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
+    (code,) = [block for block in code_blocks("python") if "read_ledger" in block]
+    parts = Parts(tmp_path / "outputs" / "run" / LEDGER_NAME)
+    parts.begin(0)
+    parts.append(pa.table({"step": [1, 1, 1], "drop_reason": [None, "all_wrong", "all_wrong"]}))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["1", "all_wrong", "2"] in printed
+    assert ["NaN", "1"] in printed
 
 
 def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():

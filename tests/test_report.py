@@ -109,7 +109,7 @@ def write_ledger(run, *rows: dict):
         pq.write_table(ledger_of(*rows), file)
 
 
-def write_summary(folder, num_correct: list[int], written: int, k: int = 4):
+def write_summary(folder, num_correct: list[int], written: int, finished: str | None = None, k: int = 4):
     """What `trl-dapo eval` leaves of problems of which so many of `k` completions are right."""
     folder.mkdir(parents=True)
     problems = [
@@ -118,6 +118,7 @@ def write_summary(folder, num_correct: list[int], written: int, k: int = 4):
     ]
     mean = sum(num_correct) / k / len(num_correct)
     summary = {"settings": {"k": k, "model": folder.name}, "scorer": "exact", "problems": problems}
+    summary |= {} if finished is None else {"finished": finished}
     summary["metrics"] = {f"avg@{k}": {"mean": mean, "low": mean, "high": mean}}
     (folder / "summary.json").write_text(json.dumps(summary))
     os.utime(folder / "summary.json", (written, written))
@@ -170,7 +171,10 @@ def hostile_runs(tmp_path_factory):
         write_completions(run, 40, [{"prompt": [{"role": "user", "content": f"{HOSTILE} prompt"}], **r} for r in rows])
         texts = {"prompt": f"{HOSTILE} asked", "completions": [HOSTILE, "\x1b[2J", "w" * 100_000, ""]}
         hostile = {"source": f"{HOSTILE} source", "rewards/<b>": [-1234567.891] * 4, **texts}
-        plain_groups = [group(i, f"p{i % 7}", i % 4, source=["aime", "a" * 64][i % 2]) for i in range(40)]
+        plain_groups = [
+            group(i, f"2 digits * 2 digits/{20 + i % 7}*65", i % 4, source=["aime", "a" * 64][i % 2])
+            for i in range(40)
+        ]
         write_ledger(
             run, group(0, HOSTILE, 0, HOSTILE, **hostile), *({"rewards/<b>": None, **g} for g in plain_groups)
         )
@@ -518,8 +522,9 @@ def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_d
 def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(tmp_path):
     run = write_state(tmp_path / "run", [plain(1)])
     write_summary(run / "a_after", [4, 2, 4], written=300)
-    write_summary(run / "z_before", [1, 2, 3], written=100)
     write_summary(run / "other", [1, 2], written=200)
+    # Copied later, but made before all others.
+    write_summary(run / "z_before", [1, 2, 3], written=400, finished="1970-01-01T00:00:09+00:00")
     loaded = load_run(run)
     assert list(loaded.evaluations) == ["z_before", "other", "a_after"]
     (change,) = loaded.changes

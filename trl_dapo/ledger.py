@@ -33,6 +33,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from .sampling.groups import is_correct
 from .sampling.refill import Batch, Group
 from .sampling.rollouts import Round
 from .sampling.sampler import Rollout, Sampler
@@ -45,6 +46,7 @@ LEDGER_NAME = "rollouts"
 # From here on a part is left alone: what is written anew with every rollout stays small.
 PART_GROUPS, PART_BYTES = 1000, 2**18
 REWARDS = "rewards/"
+TEXT = ("prompt", "completions")
 
 
 class Ledger(TrainerCallback):
@@ -239,8 +241,9 @@ def describe_groups(
     G = rounds[0].num_generations
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds])
     lengths_NG = torch.cat([round_.lengths_B for round_ in rounds]).view(-1, G).int()
-    scored_NG = ~task.of(rewards_BF).isnan().view(-1, G)
-    correct_NG = task.is_right(rewards_BF).view(-1, G) & scored_NG
+    task_NG = task.of(rewards_BF).view(-1, G)
+    scored_NG = ~task_NG.isnan()
+    correct_NG = is_correct(task_NG, task.criterion)  # NaN is not
     unknown = [None] * len(groups)
     columns = {
         "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
@@ -304,6 +307,8 @@ class Parts:
                 next(kept for n in numbers if not (kept := self.folder.with_name(f"{self.folder.name}-{n}")).exists())
             )
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.glob("part-*.tmp"):  # of a run that was killed at it
+            path.unlink()
         self._number, self._rows = 0, None
         # From the last one backwards: killed in between, what is left still has no gap.
         for path in reversed(_paths(self.folder)):
@@ -347,9 +352,17 @@ def _replace(path: Path, rows: pa.Table):
     """Writes a part beside its place and puts it there, in one step."""
     temporary = path.with_suffix(".tmp")
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column
-    pq.write_table(rows, whole, compression="zstd", write_statistics=False)
+    pq.write_table(rows, whole, compression=_compression(rows.schema), write_statistics=False)
     temporary.write_bytes(whole.getvalue())
     os.replace(temporary, path)
+
+
+def _compression(schema: pa.Schema) -> dict[str, str]:
+    """For each column as parquet names it: text is worth the time that it takes to make it small."""
+    names = {
+        field.name: f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema
+    }
+    return {path: "zstd" if name in TEXT else "snappy" for name, path in names.items()}
 
 
 def _paths(folder: Path) -> list[Path]:

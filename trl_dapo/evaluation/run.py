@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -252,6 +253,7 @@ def evaluate(
         verdicts_PK = _score(problems, completions_PK, scorer)
         summary = {
             "version": __version__,
+            "finished": datetime.now(timezone.utc).isoformat(),
             "settings": settings,
             "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__),
             **_summarise(problems, completions_PK, verdicts_PK, k),

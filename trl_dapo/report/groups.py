@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from ..ledger import REWARDS, choose
+from ..ledger import REWARDS, TEXT, choose
 
 
 FACTS = ("step", "round", "prompt_id", "source", "correct", "scored", "prompt")  # of a group to read
@@ -17,7 +17,6 @@ NUM_OPENED = 3  # groups of each verdict
 NUM_COMPLETIONS = 3  # of each of them
 NUM_SPANS = 30  # of a run, over which acceptance is drawn
 MAX_SOURCES = 8
-TEXT = ("prompt", "completions")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,9 +294,19 @@ def _as_text(messages: Any) -> str:
 
 
 def _read_evaluations(run_dir: Path) -> dict[str, dict]:
-    paths = sorted(run_dir.glob(f"*/{SUMMARY_FILE}"), key=lambda path: (path.stat().st_mtime_ns, path))
-    summaries = {path.parent.name: _parse(path.read_bytes()) for path in paths}
-    return {name: summary for name, summary in summaries.items() if _is_summary(summary)}
+    summaries = {path: _parse(path.read_bytes()) for path in run_dir.glob(f"*/{SUMMARY_FILE}")}
+    found = [
+        (_finished(path, summary), path.parent.name) for path, summary in summaries.items() if _is_summary(summary)
+    ]
+    return {name: summaries[run_dir / name / SUMMARY_FILE] for _, name in sorted(found)}
+
+
+def _finished(path: Path, summary: dict) -> float:
+    """When an evaluation ended, in seconds; of one that does not say so, when its file was written."""
+    try:
+        return datetime.fromisoformat(summary["finished"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return path.stat().st_mtime
 
 
 def _changes(run_dir: Path, names: list[str]) -> list[dict]:

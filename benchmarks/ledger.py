@@ -1,0 +1,126 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the ledger costs: bytes on disk and CPU seconds.
+
+First rollouts by script, of which half the groups are dropped: two reward functions, one of which gives a fifth of the
+completions a value of its own, and lengths without a pattern, which no compression makes small. Then the quickstart,
+whose rollouts are as short as rollouts get: the ledger's share of the time that a rollout takes to sample and score.
+
+    python benchmarks/ledger.py
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+
+from trl_dapo import trainer
+from trl_dapo.ledger import Ledger, Parts, describe_groups, read_ledger
+from trl_dapo.quickstart import run_quickstart
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.refill import Group
+from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.sampler import Sampler
+from trl_dapo.sampling.task import TaskReward
+
+
+NAMES = ["right", "soft_overlong_punishment"]
+# Groups, completions of a group, longest completion, groups whose text is kept.
+SIZES = [(64, 8, 512, 0), (1024, 16, 20_480, 0), (1024, 16, 20_480, 4)]
+
+
+def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> tuple[float, list[float]]:
+    """Writes rollouts of a size; returns the bytes of a group and the CPU seconds of each rollout."""
+    num_groups, G, longest, num_texts = size
+    draw, num_rows = random.Random(0), num_groups * G
+    torch.manual_seed(0)
+    stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * num_groups, "id": list(range(num_groups))}), seed=0)
+    sampler = Sampler(stream, target=num_groups // 2, num_generations=G)
+    task = TaskReward.choose(NAMES, torch.ones(2), None)
+    parts, seconds = Parts(folder / "rollouts"), []
+    parts.begin(0)
+    for step in range(num_rollouts):
+        sampler.begin()
+        names = [f"{draw.getrandbits(64):016x}" for _ in range(num_groups)]
+        penalties_B = -torch.rand(num_rows) * (torch.rand(num_rows) < 0.2)
+        rewards_BF = torch.stack([torch.randint(2, (num_rows,)).float(), penalties_B], dim=1)
+        lengths_B = torch.randint(1, longest + 1, (num_rows,))
+        truncated_B = lengths_B > 0.9 * longest
+        round_ = Round(names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, ["math_dapo"] * num_groups)
+        sampler.add_round(round_, [None if i % 2 else "all_wrong" for i in range(num_groups)])
+        words = [str(number) for number in range(2000)]
+        texts = {
+            Group(0, i): ("What is it?", [" ".join(draw.choices(words, k=longest // 4)) for _ in range(G)])
+            for i in range(num_texts)
+        }
+        started = time.process_time()
+        parts.append(describe_groups(sampler.rollout, sampler.batch(), step, task, NAMES, texts))
+        seconds.append(time.process_time() - started)
+    on_disk = sum(path.stat().st_size for path in parts.folder.iterdir())
+    return on_disk / (num_rollouts * num_groups), seconds
+
+
+@contextmanager
+def timed(owner: type, name: str, seconds: list[float]):
+    """Collects the CPU seconds of each call of a method."""
+    method = getattr(owner, name)
+
+    def called(*args, **kwargs):
+        started = time.process_time()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            seconds.append(time.process_time() - started)
+
+    setattr(owner, name, called)
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-rollouts", type=int, default=10, help="rollouts by script")
+    parser.add_argument("--num-steps", type=int, default=40, help="optimizer steps of the quickstart; 0 leaves it out")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+
+    print("| groups x completions, tokens | groups with text | bytes a group | CPU milliseconds a rollout |")
+    print("|---|---|---|---|")
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            on_disk, seconds = write(Path(folder), size, args.num_rollouts)
+        num_groups, G, longest, num_texts = size
+        milliseconds = 1000 * statistics.median(seconds)
+        print(f"| {num_groups:,} x {G}, {longest:,} | {num_texts} | {on_disk:,.0f} | {milliseconds:.1f} |")
+    if not args.num_steps:
+        return
+    ledger, rollout = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        timed(Ledger, "add_round", ledger),
+        timed(Ledger, "end_rollout", ledger),
+        timed(trainer.DAPOTrainer, "_generate_and_score_completions", rollout),
+    ):
+        console = Console(quiet=True)
+        run_quickstart(folder, num_warm_up_steps=100, num_steps=args.num_steps, console=console)
+        num_groups = read_ledger(folder).num_rows
+    share = sum(ledger) / sum(rollout)
+    print(
+        f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups with 4 of them as text: "
+        f"{1000 * sum(ledger) / len(rollout):.1f} ms of {1000 * sum(rollout) / len(rollout):.0f} ms a rollout, "
+        f"{share:.2%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
