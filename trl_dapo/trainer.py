@@ -345,11 +345,8 @@ class DAPOTrainer(UpdatePhase):
         generated = None if self.model.training else self._prefetch.take(prompts)
         if generated is None:
             self._ahead.join()
-            with (
-                naming_the_server(self),
-                self._ahead.timing_engine(),
-                nullcontext() if self.model.training else eval_sampling(self),
-            ):
+            parameters = nullcontext() if self.model.training else eval_sampling(self)
+            with naming_the_server(self), self._ahead.timing_engine(), parameters:
                 generated = super()._generate(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
