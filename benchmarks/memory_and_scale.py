@@ -96,7 +96,7 @@ def make_parts(size):
     return parts
 
 
-def cut(parts):
+def make_microbatches(parts):
     """What the update phase does with the rows of one optimizer step on one process."""
     rows = join_rows(parts, pad_token_id=0)
     lengths = [tuple(pair) for pair in row_lengths(rows["prompt_mask"], rows["completion_mask"]).tolist()]
@@ -111,7 +111,7 @@ def batcher_cost(size):
     parts = make_parts(size)
     reset_peak_memory()
     started = time.process_time()
-    microbatches = cut(parts)
+    microbatches = make_microbatches(parts)
     seconds = time.process_time() - started
     assert sum(len(batch["advantages"]) for batch in microbatches) == sum(len(part["advantages"]) for part in parts)
     return seconds, peak_memory() / 1e6

@@ -465,7 +465,8 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
     def fails(completions, **kwargs):
         raise ValueError("no reward")
 
-    trainer = make(reward=fails, vllm_mode="colocate", vllm_enable_sleep_mode=True, rollouts_ahead=0)
+    settings = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "rollouts_ahead": 0, "skip_preflight": True}
+    trainer = make(reward=fails, **settings)
     with pytest.raises(ValueError, match="no reward"):
         trainer.train()
     assert trainer.vllm_generation.llm.calls[-2:] == ["generate", "sleep"]
@@ -475,5 +476,5 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
 def test_the_state_of_the_round_in_a_checkpoint_is_readable(make, tmp_path):
     make(save_strategy="steps", save_steps=2).train()
     shared = json.loads((tmp_path / "run/checkpoint-2/dapo_state.json").read_text())
-    assert shared["ahead"] == {"num_prompts": 6, "skips": []}
+    assert shared["ahead"] == {"num_prompts": 6, "skips": [], "step": 1}
     assert shared["stream"]["position"] == 12  # where it was before the 6 were drawn

@@ -277,7 +277,7 @@ def test_sizes_double_up_to_the_paper():
 def test_the_batcher_is_measured_on_work_that_loses_no_token():
     size = sampling_bookkeeping.parse_args(["--num-prompts", "64", "--max-length", "64", "--median-length", "20"])
     parts = memory_and_scale.make_parts(size)
-    microbatches = memory_and_scale.cut(parts)
+    microbatches = memory_and_scale.make_microbatches(parts)
     assert sum(len(part["advantages"]) for part in parts) == 64
     assert sum(batch["completion_mask"].sum() for batch in microbatches) == sum(
         part["completion_mask"].sum() for part in parts
