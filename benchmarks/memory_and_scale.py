@@ -28,6 +28,7 @@ from rich.table import Table
 from update_phase import peak_memory, reset_peak_memory
 
 from trl_dapo.batching import index_rows, join_rows, resize, row_lengths, widths
+from trl_dapo.microbatches import cut
 
 
 NUM_STEPS = 16
