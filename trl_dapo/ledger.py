@@ -44,7 +44,7 @@ logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
 # From here on a part is left alone: what is written anew with every rollout stays small.
-PART_GROUPS, PART_BYTES = 1000, 2**18
+PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
 TEXT = ("prompt", "completions")
 
