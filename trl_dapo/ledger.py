@@ -44,7 +44,7 @@ logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
 # From here on a part is left alone: what is written anew with every rollout stays small.
-PART_GROUPS, PART_BYTES = 1000, 2**18
+PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
 TEXT = ("prompt", "completions")
 
@@ -181,21 +181,25 @@ def as_text(messages: Any) -> str:
     Returns:
         `str`: A single message's content; of several each with its role. What UTF-8 has no bytes for is escaped.
     """
-    if not isinstance(messages, list):
+    if not (isinstance(messages, list) and messages and all(isinstance(message, Mapping) for message in messages)):
         text = str(messages)
     elif len(messages) == 1:
         text = _content(messages[0])
     else:
-        text = "\n\n".join(f"{message['role']}: {_content(message)}" for message in messages)
+        text = "\n\n".join(f"{message.get('role')}: {_content(message)}" for message in messages)
     return _utf8(text)
 
 
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, list):
-        content = "".join(part.get("text") or f"[{part['type']}]" for part in content)
+        content = "".join(_part(part) for part in content)
     calls = message.get("tool_calls")
     return f"{content}{calls}" if calls else str(content)
+
+
+def _part(part: Any) -> str:
+    return str(part) if not isinstance(part, Mapping) else part.get("text") or f"[{part.get('type')}]"
 
 
 def _utf8(text: str | None) -> str | None:
