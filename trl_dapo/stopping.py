@@ -56,7 +56,8 @@ class StopCallback(TrainerCallback):
             return
         if self.is_used_up:
             control.should_training_stop = control.should_log = True
-            control.should_save = control.should_save or args.save_strategy != SaveStrategy.NO
+            if args.save_strategy != SaveStrategy.NO:
+                control.should_save = True
         elif 0 < args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts:
             self.found_nothing = True
             control.should_training_stop = control.should_log = control.should_save = True
