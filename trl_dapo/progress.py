@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of a rollout while it is sampled."""
+"""What is seen of a rollout while it is sampled, and said where it falls short."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from .sampling.report import advise
+from .sampling.refill import Batch
+from .sampling.report import advise, describe_shortfall
 
 
 logger = logging.get_logger(__name__)
@@ -31,3 +32,14 @@ def progress_bar(trainer) -> Iterator[Callable[[], None]]:
                 logger.warning(f"{said} {advise(rollout)}")
 
         yield show
+
+
+def speak_of_shortfall(trainer, batch: Batch):
+    """Stops or warns when the rounds were used up before the batch was full."""
+    num_short, rollout = trainer._sampler.num_short_rollouts, trainer._sampler.rollout
+    max_rounds = trainer.args.dynamic_sampling_max_rounds
+    if num_short and trainer.args.dynamic_sampling_on_exhausted == "error":
+        raise RuntimeError(describe_shortfall(rollout, max_rounds))
+    # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
+    if num_short in (1, 5) and trainer.accelerator.is_main_process:
+        logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))

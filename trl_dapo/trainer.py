@@ -49,21 +49,14 @@ from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .lora_sync import making_the_engine
 from .preflight import run_preflight
-from .progress import progress_bar
+from .progress import progress_bar, speak_of_shortfall
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards, raise_on_every_rank
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.refill import Batch, Group
-from .sampling.report import (
-    age_metrics,
-    describe_shortfall,
-    drop_unknown,
-    rollout_metrics,
-    sampling_metrics,
-    source_metrics,
-)
+from .sampling.report import age_metrics, drop_unknown, rollout_metrics, sampling_metrics, source_metrics
 from .sampling.rollouts import (
     Round,
     Rows,
@@ -235,7 +228,7 @@ class DAPOTrainer(UpdatePhase):
         batch = sampler.batch()
         if self._ledger is not None:
             self._ledger.end_rollout(batch, step)
-        self._speak_of_shortfall(batch)
+        speak_of_shortfall(self, batch)
         sampler.carry(self._carried_groups(batch.carry))
         num_skipped = sampler.num_skipped
         if self.args.rollouts_ahead:
@@ -410,16 +403,6 @@ class DAPOTrainer(UpdatePhase):
         self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
     # ---- What the user sees ----
-
-    def _speak_of_shortfall(self, batch: Batch):
-        """Stops or warns when the rounds were used up before the batch was full."""
-        num_short, rollout = self._sampler.num_short_rollouts, self._sampler.rollout
-        max_rounds = self.args.dynamic_sampling_max_rounds
-        if num_short and self.args.dynamic_sampling_on_exhausted == "error":
-            raise RuntimeError(describe_shortfall(rollout, max_rounds))
-        # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
-        if num_short in (1, 5) and self.accelerator.is_main_process:
-            logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
 
     def _log_sampling(self, batch: Batch, **sampling: float):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
