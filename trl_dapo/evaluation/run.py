@@ -108,7 +108,7 @@ def evaluate(
     evaluation that was interrupted and asks for nothing twice. So does one with another `k`, `limit` or `offset`: it
     asks for what is missing. With other settings it is refused. The folder holds
 
-    - `summary.json`: what this function returns;
+    - `summary.json`: what this function returns, and when it did;
     - `completions.parquet`: `id`, `source`, `index`, `prompt`, `solution`, `completion`, `answer`, `correct`, `length`
       and `truncated` of each completion (what UTF-8 cannot hold is replaced by `?`);
     - `completions.jsonl`: the settings and the completions as they arrived.
@@ -253,14 +253,14 @@ def evaluate(
         verdicts_PK = _score(problems, completions_PK, scorer)
         summary = {
             "version": __version__,
-            "finished": datetime.now(timezone.utc).isoformat(),
             "settings": settings,
             "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__),
             **_summarise(problems, completions_PK, verdicts_PK, k),
         }
         _write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
         with _replacing(output_dir / SUMMARY_FILE) as path:
-            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+            finished = {"finished": datetime.now(timezone.utc).isoformat()}  # the rest says the same again whenever
+            path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 
