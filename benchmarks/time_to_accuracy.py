@@ -20,8 +20,8 @@ GRPO got furthest with seed 0 (`--learning-rate` tries another); it was not tune
 - ours: rounds sized by the missing groups over the acceptance rate
 - ours, carry: and surplus trains in the next rollout
 - ours, carry, memory: and prompts likely to be dropped are passed over for a while
-- ours, carry, ahead: with carry, and the next rollout's first round is sampled while this one trains, by a stand-in
-  for vLLM's server; its CPU seconds count too, though they are spent at the same time
+- ours, carry, server: with carry, sampled by a stand-in for vLLM's server, whose CPU seconds count too
+- ours, carry, ahead: and the next rollout's first round is sampled while this one trains
 
 Two tasks: the quickstart's own mix of problems, and one in which one prompt in ten can be learnt: the others are
 products, which the model never gets right, and sums of two digits, which it gets right nearly always. Without an
@@ -104,6 +104,7 @@ class Method(NamedTuple):
 # SkyRL's limit on rounds, for every resampler.
 ROUNDS = {"dynamic_sampling_max_rounds": 30}
 CARRY = {**ROUNDS, "dynamic_sampling_surplus": "carry"}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 METHODS = {
     "GRPO, one step": Method(GRPO, GRPOConfig, {}, num_steps=1),
@@ -113,13 +114,12 @@ METHODS = {
     "ours": Method(DAPO, DAPOConfig, ROUNDS),
     "ours, carry": Method(DAPO, DAPOConfig, CARRY),
     "ours, carry, memory": Method(DAPO, DAPOConfig, {**CARRY, "dynamic_sampling_memory": True}),
-    "ours, carry, ahead": Method(
-        DAPO, DAPOConfig, {**CARRY, "use_vllm": True, "vllm_mode": "server", "rollouts_ahead": 1}
-    ),
+    "ours, carry, server": Method(DAPO, DAPOConfig, {**CARRY, **SERVER}),
+    "ours, carry, ahead": Method(DAPO, DAPOConfig, {**CARRY, **SERVER, "rollouts_ahead": 1}),
 }
 
 
-OURS = ("ours", "ours, carry", "ours, carry, memory", "ours, carry, ahead")
+OURS = ("ours", "ours, carry", "ours, carry, memory", "ours, carry, server", "ours, carry, ahead")
 
 
 class Promise(NamedTuple):
