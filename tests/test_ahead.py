@@ -183,6 +183,25 @@ def test_the_last_rollout_asks_for_nothing(make):
     assert trainer.client.threads == [True]
 
 
+@pytest.mark.parametrize(
+    ("limit", "num_rollouts"),
+    [({"max_passes": 1}, 2), ({"max_passes": 1.2}, 3), ({"max_tokens_generated": 200}, 2)],
+    ids=str,
+)
+def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(make, tmp_path, limit, num_rollouts):
+    """Of 12 prompts 6 a rollout are drawn, and answered with 136 tokens; what is drawn ahead is not used up."""
+    settings = {"num_prompts": 12, "save_strategy": "steps", "save_steps": 1, "max_steps": 9, **limit}
+    trainer = make(**settings)
+    trainer.train()
+    assert trainer.state.global_step == num_rollouts
+    assert logged(trainer, "dynamic_sampling/passes") == [0.5 * (i + 1) for i in range(num_rollouts)]
+    assert len(trainer.client.requests) == num_rollouts
+    resumed = make("resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
+    assert resumed.state.global_step == num_rollouts
+    assert torch.equal(weights(resumed), weights(trainer))
+
+
 def test_with_several_steps_a_rollout_none_is_asked_for_behind_the_last(make):
     trainer = make(gradient_accumulation_steps=2, steps_per_generation=4, max_steps=6)  # 2 steps a rollout
     trainer.train()

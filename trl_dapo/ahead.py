@@ -109,7 +109,8 @@ class RoundAhead:
                 Optimizer steps made.
         """
         trainer = self._trainer
-        prompts = [] if trainer._is_last_rollout else trainer._sampler.draw_ahead(step)
+        is_last = trainer._is_last_rollout or trainer.stop.is_past_a_limit
+        prompts = [] if is_last else trainer._sampler.draw_ahead(step)
         if not prompts:
             return
         texts = [example["prompt"] for _, example in prompts for _ in range(trainer.num_generations)]

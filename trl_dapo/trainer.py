@@ -426,7 +426,7 @@ class DAPOTrainer(UpdatePhase):
         metrics, rollout = self._metrics["train"], self._sampler.rollout
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
         sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
-        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.stream.passes}
+        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
         if self.args.rollouts_ahead:
             sampled |= self._ahead.metrics() | age_metrics(select_ages(rollout.rounds, batch.train))
