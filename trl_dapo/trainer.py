@@ -488,6 +488,10 @@ class DAPOTrainer(UpdatePhase):
         with keeping_dtypes(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _load_best_model(self):
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM's weights are of the last steps
+
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
