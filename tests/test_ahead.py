@@ -183,6 +183,25 @@ def test_the_last_rollout_asks_for_nothing(make):
     assert trainer.client.threads == [True]
 
 
+@pytest.mark.parametrize(
+    ("limit", "num_rollouts"),
+    [({"max_passes": 1}, 2), ({"max_passes": 1.2}, 3), ({"max_tokens_generated": 200}, 2)],
+    ids=str,
+)
+def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(make, tmp_path, limit, num_rollouts):
+    """Of 12 prompts 6 a rollout are drawn, and answered with 136 tokens; what is drawn ahead is not used up."""
+    settings = {"num_prompts": 12, "save_strategy": "steps", "save_steps": 1, "max_steps": 9, **limit}
+    trainer = make(**settings)
+    trainer.train()
+    assert trainer.state.global_step == num_rollouts
+    assert logged(trainer, "dynamic_sampling/passes") == [0.5 * (i + 1) for i in range(num_rollouts)]
+    assert len(trainer.client.requests) == num_rollouts
+    resumed = make("resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
+    assert resumed.state.global_step == num_rollouts
+    assert torch.equal(weights(resumed), weights(trainer))
+
+
 def test_with_several_steps_a_rollout_none_is_asked_for_behind_the_last(make):
     trainer = make(gradient_accumulation_steps=2, steps_per_generation=4, max_steps=6)  # 2 steps a rollout
     trainer.train()
@@ -211,6 +230,24 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
     assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation
     assert len(logged(trainer, "eval_reward")) == 4
     assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 4.0, 4.0]  # the round is still the one that trains
+
+
+def test_an_evaluation_of_the_best_model_is_of_its_weights_and_not_of_the_last(make):
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_of_step"}
+    trainer = make(eval_dataset=prompts(5), per_device_eval_batch_size=4, max_steps=3, **settings)
+    evaluate = trainer.evaluation_loop
+
+    def first_is_best(*args, **kwargs):
+        output = evaluate(*args, **kwargs)
+        output.metrics["eval_of_step"] = -trainer.state.global_step
+        return output
+
+    trainer.evaluation_loop = first_is_best
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+    trainer.evaluate()
+    assert torch.equal(torch.cat([w.flatten() for w in trainer.client.engine.parameters()]), weights(trainer))
 
 
 @pytest.mark.parametrize(
@@ -335,9 +372,24 @@ def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoi
             trainer.client.error = ConnectionError("connection refused")
 
     trainer.add_callback(OnStep(lose))
-    with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-2"):
+    with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-3"):
         trainer.train()
     assert not trainer._ahead._is_asked
+
+
+def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    trainer = make(**settings)
+    lose = OnStep(lambda step: step == 2 and setattr(trainer.client, "error", ConnectionError("connection refused")))
+    trainer.add_callback(lose)
+    with pytest.raises(RuntimeError, match=r"is gone.*checkpoint-3"):  # when the fourth rollout's round is due
+        trainer.train()
+    lost = trainer.client.requests[-1]
+    resumed = make(**settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 6
+    assert resumed.client.requests[0] == lost
+    assert resumed.client.threads[0]  # sampled anew, when it was due
 
 
 def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, tmp_path):

@@ -141,6 +141,12 @@ def test_a_first_example_without_a_prompt_is_refused(tiny_model, tmp_path, row, 
         run_preflight(trainer)
 
 
+def test_a_stream_without_an_example_is_refused(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, zeros, IterableDataset.from_generator(lambda: iter(())))
+    with pytest.raises(SetupError, match="The training dataset holds no prompt"):
+        trainer.train()
+
+
 def test_a_prompt_that_leaves_too_little_of_the_context_is_warned_of(tiny_model, tmp_path, caplog):
     for num_letters, is_warned in [(2032, False), (2033, True)]:  # of 2048 tokens: 16 for the completion
         caplog.clear()

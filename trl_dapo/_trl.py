@@ -38,6 +38,7 @@ OVERRIDES = {
     # called by `_save_checkpoint` on every rank, before `trainer_state.json` is written
     "_save_rng_state": ("self", "output_dir"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
+    "_load_best_model": ("self",),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 

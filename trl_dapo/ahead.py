@@ -109,7 +109,8 @@ class RoundAhead:
                 Optimizer steps made.
         """
         trainer = self._trainer
-        prompts = [] if trainer._is_last_rollout else trainer._sampler.draw_ahead(step)
+        is_last = trainer._is_last_rollout or trainer.stop.is_past_a_limit
+        prompts = [] if is_last else trainer._sampler.draw_ahead(step)
         if not prompts:
             return
         texts = [example["prompt"] for _, example in prompts for _ in range(trainer.num_generations)]
@@ -149,6 +150,14 @@ class RoundAhead:
             raise error
         if failure[0] is not None:
             raise RuntimeError(f"The main process could not sample: {failure[0]}")
+
+    def _is_lost(self) -> bool:
+        """Waits as [`RoundAhead.join`], and says whether that would raise an error."""
+        if not self._is_asked or self._is_answered:
+            return False
+        is_lost = [self._call is not None and self._call.fails()]
+        broadcast_object_list(is_lost)
+        return is_lost[0]
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
@@ -220,7 +229,12 @@ class RoundAhead:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the round in flight, once it is answered, loadable with `weights_only=True`."""
+        """
+        What a checkpoint keeps of the round in flight, once it is answered, loadable with `weights_only=True`. A round
+        that was lost is left out, and its error raised when it is due: the checkpoint need not be lost too.
+        """
+        if self._is_lost():
+            return {"is_asked": False, "answer": None}
         self.join()
         answer = None if self._answer is None else self._answer.state_dict()
         return {"is_asked": self._is_asked, "answer": answer}

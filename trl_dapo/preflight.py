@@ -37,8 +37,8 @@ def run_preflight(trainer):
             The run.
 
     Raises:
-        SetupError: If the first example has no prompt, or a reward function cannot score a completion of it; on every
-            rank.
+        SetupError: If there is no first example, it has no prompt, or a reward function cannot score a completion of
+            it; on every rank.
     """
     if trainer.accelerator.is_main_process and (warning := too_few_processes(trainer.accelerator.num_processes)):
         logger.warning(warning)
@@ -77,7 +77,9 @@ def too_few_processes(num_processes: int) -> str | None:
 
 def _first_example(trainer) -> dict:
     """The first example, with the columns that training gives to the reward functions."""
-    args, example = trainer.args, next(iter(trainer.train_dataset))
+    args, example = trainer.args, next(iter(trainer.train_dataset), None)
+    if example is None:
+        raise SetupError("The training dataset holds no prompt.")
     if not args.remove_unused_columns:
         return example
     trainer._set_signature_columns_if_needed()

@@ -38,14 +38,19 @@ class StopCallback(TrainerCallback):
         sampler, args = self.trainer._sampler, self.trainer.args
         if sampler is None:
             return []
-        used = (sampler.stream.passes, args.max_passes), (sampler.totals.tokens_generated, args.max_tokens_generated)
+        used = (sampler.passes, args.max_passes), (sampler.totals.tokens_generated, args.max_tokens_generated)
         return [(value, limit) for value, limit in used if limit is not None]
+
+    @property
+    def is_past_a_limit(self) -> bool:
+        """Whether passes or tokens are used up, and nothing more is sampled."""
+        return any(value >= limit for value, limit in self.limits)
 
     @property
     def is_used_up(self) -> bool:
         """Whether passes or tokens are used up, and what was sampled with them has trained."""
         between_rollouts = self.trainer._step % self.trainer._generate_every == 0
-        return between_rollouts and any(value >= limit for value, limit in self.limits)
+        return between_rollouts and self.is_past_a_limit
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.found_nothing = False

@@ -409,7 +409,7 @@ class DAPOTrainer(UpdatePhase):
         metrics, rollout = self._metrics["train"], self._sampler.rollout
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
         sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
-        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.stream.passes}
+        sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
         if self.args.rollouts_ahead:
             sampled |= self._ahead.metrics() | age_metrics(select_ages(rollout.rounds, batch.train))
@@ -470,6 +470,10 @@ class DAPOTrainer(UpdatePhase):
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         with keeping_dtypes(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM's weights are of the last steps
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

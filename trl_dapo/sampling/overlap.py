@@ -51,6 +51,10 @@ class Call:
         """What the function returned, once it has; raises what it raised."""
         return self._future.result()
 
+    def fails(self) -> bool:
+        """Waits until the function has ended; whether it raised an error."""
+        return self._future.exception() is not None
+
     def ends_within(self, seconds: float) -> bool:
         """Waits until the function has ended, whatever came of it; whether it did in time."""
         try:

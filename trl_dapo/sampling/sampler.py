@@ -297,8 +297,8 @@ class Sampler:
         num_carried = 0 if self._carried is None else len(self._carried.prompts)
         if num_carried >= self.target:
             return []
-        before = self.stream.state_dict()
-        self._ahead = _Drawn(*self._draw(self.target - num_carried, step), before, step)
+        before = self.stream.state_dict(), self.stream.passes
+        self._ahead = _Drawn(*self._draw(self.target - num_carried, step), *before, step)
         return self._ahead.prompts
 
     def _draw(self, shortfall: int, step: int) -> tuple[list[tuple[str, dict[str, Any]]], list[bool]]:
@@ -311,6 +311,11 @@ class Sampler:
 
         prompts = self.stream.take(self._round_size(shortfall), None if self.memory is None else skip)
         return prompts, skips
+
+    @property
+    def passes(self) -> float:
+        """Passes over the dataset, without the prompts drawn ahead (`float`)."""
+        return self.stream.passes if self._ahead is None else self._ahead.passes_before
 
     @property
     def num_skipped(self) -> int:
@@ -491,9 +496,9 @@ class Sampler:
 
     def _redraw(self, num_prompts: int, skips: list[bool], step: int) -> "_Drawn":
         """Draws again what was drawn ahead; the memory, which has moved on, is not asked again."""
-        before, verdicts = self.stream.state_dict(), iter(skips)
+        before, verdicts = (self.stream.state_dict(), self.stream.passes), iter(skips)
         skip = (lambda name: next(verdicts)) if skips else None
-        return _Drawn(self.stream.take(num_prompts, skip), skips, before, step)
+        return _Drawn(self.stream.take(num_prompts, skip), skips, *before, step)
 
 
 class _Drawn(NamedTuple):
@@ -502,6 +507,7 @@ class _Drawn(NamedTuple):
     prompts: list[tuple[str, dict[str, Any]]]
     skips: list[bool]
     stream_before: dict[str, Any]
+    passes_before: float
     step: int
 
     def state_dict(self) -> dict[str, Any]:
