@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ..evaluation import compare
 from ..evaluation.run import SUMMARY_FILE
 from ..history import LOG_HISTORY_NAME, SETTINGS_NAME
-from ..ledger import read_ledger
+from ..ledger import as_text, read_ledger
 from .groups import GroupFigures, summarize_groups
 
 
@@ -275,22 +275,13 @@ def _sample(group: list[dict]) -> dict:
     chosen = [ranked[0], ranked[-1]] if ranked[0]["advantage"] != ranked[-1]["advantage"] else ranked[:1]
     return {
         "step": group[0]["step"],
-        "prompt": _as_text(group[0]["prompt"]),
+        "prompt": as_text(group[0]["prompt"]),
         "num_completions": len(group),
         "completions": [
-            {"text": _as_text(row["completion"]), "advantage": row["advantage"], "rewards": _rewards(row)}
+            {"text": as_text(row["completion"]), "advantage": row["advantage"], "rewards": _rewards(row)}
             for row in chosen
         ],
     }
-
-
-def _as_text(messages: Any) -> str:
-    """A prompt or a completion, plain or conversational, as one text."""
-    if not isinstance(messages, list):
-        return str(messages)
-    if len(messages) == 1:
-        return str(messages[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def _read_evaluations(run_dir: Path) -> dict[str, dict]:
