@@ -297,6 +297,22 @@ def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_pat
     assert "sampled anew" in caplog.text
 
 
+def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    resumed = make("another tokenizer")
+    tokenize = resumed._tokenize_prompts
+
+    def with_one_more(prompts):
+        prompt_ids, *rest = tokenize(prompts)
+        return [[3, *ids] for ids in prompt_ids], *rest
+
+    resumed._tokenize_prompts = with_one_more
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert resumed.client.threads[0]  # not ahead
+    assert caplog.text.count("the tokenizer or the chat template has changed") == 1
+
+
 def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_path, caplog):
     make("ahead", save_strategy="steps", save_steps=2).train()
     resumed = make("another seed", seed=7)

@@ -13,8 +13,16 @@ from peft import AdaLoraConfig, IA3Config, LoraConfig, PromptTuningConfig, get_p
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
 
-from trl_dapo.lora_sync import AdapterGeneration, changed_weight, max_lora_rank, why_not_served
+from trl_dapo.lora_sync import (
+    AdapterClient,
+    AdapterGeneration,
+    changed_weight,
+    making_the_engine,
+    max_lora_rank,
+    why_not_served,
+)
 
 
 def model():
@@ -186,6 +194,26 @@ def test_the_setting_is_checked_and_needs_vllm(tmp_path):
         tiny_config(tmp_path, use_vllm=True, vllm_lora_sync="adaptor")
     with pytest.raises(ValueError, match=r"`vllm_lora_sync='adapter'` has no effect .* `use_vllm=True`"):
         tiny_config(tmp_path, vllm_lora_sync="adapter")
+
+
+def test_a_server_that_hangs_on_an_adapter_is_given_up_after_the_time_of_a_request(monkeypatch, tmp_path):
+    """It is asked past the session, whose timeout the trainer sets."""
+    asked = []
+
+    class Client(AdapterClient, SimpleNamespace):
+        base_url, request_seconds = "http://gpu-7:8000", 7.0
+
+    def post(url, **kwargs):
+        asked.append((url, kwargs["timeout"]))
+        raise TimeoutError
+
+    monkeypatch.setitem(sys.modules, "requests", SimpleNamespace(post=post))
+    monkeypatch.setattr("trl_dapo.lora_sync.atexit.register", lambda function: None)
+    with pytest.raises(TimeoutError):
+        Client().serve_adapter("policy", tmp_path)
+    assert asked == [("http://gpu-7:8000/v1/load_lora_adapter", 7.0)]
+    with making_the_engine(tiny_config(tmp_path, ddp_timeout=100)):
+        assert grpo_trainer.VLLMGeneration.keywords["request_seconds"] == 90
 
 
 # ---- An engine in this process that sleeps, which none does on the CPU ----

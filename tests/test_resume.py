@@ -216,7 +216,9 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
     assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled anew
 
 
-@pytest.mark.parametrize("damage", ["missing memory", "torn memory", "another state", "no state"])
+@pytest.mark.parametrize(
+    "damage", ["missing memory", "torn memory", "another state", "no state", "a state without totals"]
+)
 def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
     tiny_model, tmp_path, damage, caplog
 ):
@@ -226,6 +228,10 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
         (checkpoint / "dapo_memory.parquet").unlink()
     elif damage == "torn memory":
         (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
+    elif damage == "a state without totals":  # of an earlier version
+        state = json.loads((checkpoint / "dapo_state.json").read_text())
+        del state["totals"]
+        (checkpoint / "dapo_state.json").write_text(json.dumps(state))
     else:
         (checkpoint / "dapo_state.json").write_text('{"seed": 1}' if damage == "another state" else "[]")
     trainer = make(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True)

@@ -244,5 +244,19 @@ class RoundAhead:
         if state["is_asked"] and not asks_a_server(self._trainer):
             logger.warning("The round that the checkpoint holds was sampled by a vLLM server. It is sampled anew.")
             return
+        answer = None if state["answer"] is None else Answer.from_state_dict(state["answer"])
+        fits = [answer is None or self._is_of_prompts_due(answer)]
+        broadcast_object_list(fits)
+        if not fits[0]:
+            logger.warning(
+                "The round that the checkpoint holds is of other prompts: the tokenizer or the chat template "
+                "has changed. It is sampled anew."
+            )
+            return
         self._is_asked = self._is_answered = state["is_asked"]
-        self._answer = None if state["answer"] is None else Answer.from_state_dict(state["answer"])
+        self._answer = answer
+
+    def _is_of_prompts_due(self, answer: Answer) -> bool:
+        texts = [copy.deepcopy(example["prompt"]) for _, example in self._trainer._sampler.drawn_ahead]
+        prompt_ids = self._trainer._tokenize_prompts(texts)[0]
+        return [ids.tolist() for ids in answer.prompt_ids] == [list(ids) for ids in prompt_ids]

@@ -99,7 +99,7 @@ def _read_state(folder: Path, rank: int, sampler) -> tuple[tuple[dict, dict] | N
     try:
         shared = json.loads((folder / STATE_NAME).read_text())
         local = torch.load(path, map_location="cpu", weights_only=True)
-        if not _is_state(shared, local):
+        if not _is_state(shared, local, sampler):
             return None, f"its {STATE_NAME} or {path.name} is not what this version of trl_dapo writes"
         if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
             PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
@@ -108,11 +108,11 @@ def _read_state(folder: Path, rank: int, sampler) -> tuple[tuple[dict, dict] | N
         return None, f"it cannot be read ({type(error).__name__}: {error})"
 
 
-def _is_state(shared, local) -> bool:
+def _is_state(shared, local, sampler) -> bool:
     """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
     return (
         isinstance(shared, dict)
-        and (not shared or {"header", "ahead"} <= shared.keys())
+        and (not shared or sampler is None or sampler.state_dict().keys() <= shared.keys())
         and isinstance(local, dict)
         and {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys()
     )

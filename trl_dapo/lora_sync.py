@@ -179,7 +179,12 @@ def gather_adapter(model, adapter: str, dist, dtype: torch.dtype | None = None) 
 @contextmanager
 def making_the_engine(args) -> Iterator[None]:
     """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
-    engine = partial(AdapterGeneration, lora_sync=args.vllm_lora_sync, output_dir=args.output_dir)
+    engine = partial(
+        AdapterGeneration,
+        lora_sync=args.vllm_lora_sync,
+        output_dir=args.output_dir,
+        request_seconds=args.vllm_request_seconds,
+    )
     with _rebound(grpo_trainer, VLLMGeneration=engine):
         yield
 
@@ -207,13 +212,18 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             `"adapter"`, `"merge"`, or `None` for the first where vLLM can serve the adapter, else the second.
         output_dir (`str`):
             The run's, which a server reads the adapters from.
+        request_seconds (`float`, *optional*):
+            That a server may take to load an adapter. Defaults to no limit.
 
     Raises:
         ValueError: If `lora_sync="adapter"` cannot be honoured, or the adapter of a quantized model cannot travel.
     """
 
-    def __init__(self, model, *args, lora_sync: str | None, output_dir: str, **kwargs):
+    def __init__(
+        self, model, *args, lora_sync: str | None, output_dir: str, request_seconds: float | None = None, **kwargs
+    ):
         self.lora_sync = lora_sync
+        self._request_seconds = request_seconds
         self.serves_adapter = False
         self._adapter_dtype = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
@@ -320,7 +330,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _connect(self) -> str | None:
         """Connects to the server, and takes it into the group of TRL's weight sync only if weights must be merged."""
-        client = type("AdapterClient", (AdapterClient, vllm_generation.VLLMClient), {})
+        settings = {"request_seconds": self._request_seconds}
+        client = type("AdapterClient", (AdapterClient, vllm_generation.VLLMClient), settings)
         with _rebound(vllm_generation, VLLMClient=client):
             super()._init_vllm()
         why, self._adapter_dtype = self._on_main_process(self._ask_server)
@@ -448,7 +459,13 @@ class AdapterClient:
 
     Requests name the adapter that was served last. One that was asked for before stays on the server until no request
     names it any more, so that a rollout in flight ends with the adapter it began with.
+
+    Attributes:
+        request_seconds (`float`, *optional*):
+            That the server may take to load an adapter, or to say how it was started.
     """
+
+    request_seconds: float | None = None
 
     def __init__(self, *args, **kwargs):
         self._in_flight = Counter()  # requests that name an adapter
@@ -466,7 +483,8 @@ class AdapterClient:
 
     def server_config(self) -> dict:
         """What the server was started with."""
-        response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
+        url = f"{self.base_url}/server_info"
+        response = self.session.get(url, params={"config_format": "json"}, timeout=self.request_seconds)
         if response.status_code == 404:
             raise RuntimeError(
                 f"The vLLM server at {self.base_url} does not say how it was started. Restart it with "
@@ -481,7 +499,7 @@ class AdapterClient:
 
         # Not through the session, which would try again what the server answered with an error, and then lose it.
         url = f"{self.base_url}/v1/load_lora_adapter"
-        response = requests.post(url, json={"lora_name": name, "lora_path": str(path)})
+        response = requests.post(url, json={"lora_name": name, "lora_path": str(path)}, timeout=self.request_seconds)
         if response.status_code == 404 and name not in response.text:
             raise AdapterRefused(
                 f"the vLLM server at {self.base_url} loads no adapters while it runs. Restart it with "

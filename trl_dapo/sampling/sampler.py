@@ -313,6 +313,11 @@ class Sampler:
         return prompts, skips
 
     @property
+    def drawn_ahead(self) -> list[tuple[str, dict[str, Any]]]:
+        """The prompts drawn ahead, as from [`Sampler.draw_ahead`]."""
+        return [] if self._ahead is None else self._ahead.prompts
+
+    @property
     def passes(self) -> float:
         """Passes over the dataset, without the prompts drawn ahead (`float`)."""
         return self.stream.passes if self._ahead is None else self._ahead.passes_before
