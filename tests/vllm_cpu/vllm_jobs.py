@@ -403,7 +403,8 @@ def resumes_ahead(model, folder, settings):
     snapshots = {
         step: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for step, path in paths.items()
     }
-    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=True)
+    checkpoint = str(folder / "run" / "checkpoint-2")  # the last that holds a round
+    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=checkpoint)
 
 
 def is_interrupted(model, folder, group, settings):
