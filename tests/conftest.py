@@ -4,6 +4,7 @@
 
 import json
 import os
+from unittest.mock import patch
 
 
 # Before torch and the hub client are imported: tests touch no network, and small models gain nothing from threads.
@@ -23,6 +24,16 @@ from trl_dapo.evaluation import engines
 def tiny_model(tmp_path_factory):
     """Path of a random Qwen3 model whose tokenizer has one token a character."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """
+    What a test adds to the environment ends with it. TRL names a meeting place there for an engine in its process, and
+    at it the trainer of the next test would open a port.
+    """
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -57,7 +58,9 @@ def test_the_summary_by_hand(serve, tmp_path):
         "num_completions": 4,
         "maj": 0.0,
     }
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert datetime.fromisoformat(written.pop("finished")) <= datetime.now(timezone.utc)
+    assert written == summary
 
 
 def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
