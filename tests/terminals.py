@@ -30,6 +30,7 @@ def run_in_terminal(
     written, deadline = b"", time.monotonic() + timeout
 
     def begin():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell has its background jobs ignore
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

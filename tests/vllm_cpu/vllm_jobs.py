@@ -410,6 +410,7 @@ def resumes_ahead(model, folder, settings):
 def is_interrupted(model, folder, group, settings):
     """Ctrl-C while a round is in flight at a server that hangs with its port open."""
     trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
 
     def interrupt():
         os.killpg(int(group), signal.SIGSTOP)
