@@ -235,7 +235,7 @@ def describe_groups(
         `pyarrow.Table`: A row a group, in prompt order, with the columns that the module names.
     """
     rounds, first = rollout.sampled, len(rollout.rounds) - rollout.num_rounds
-    groups = [Group(first + i, index) for i, round_ in enumerate(rounds) for index in range(len(round_.prompts))]
+    groups = rollout.sampled_groups
     outcomes = {
         **dict.fromkeys(rollout.dropped, "dropped"),
         **dict.fromkeys(rollout.accepted, "surplus"),

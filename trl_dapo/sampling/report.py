@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .groups import REASONS
-from .refill import Batch, Group
+from .refill import Batch
 from .rollouts import Round
 from .sampler import MAX_AGE, ORDER, Rollout
 
@@ -83,9 +83,9 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
     """
     if not rollout.num_rounds:
         return {}
-    rounds, first = rollout.sampled, len(rollout.rounds) - rollout.num_rounds
+    rounds = rollout.sampled
     of_groups = [source for round_ in rounds for source in round_.sources]
-    groups = [Group(first + i, index) for i, round_ in enumerate(rounds) for index in range(len(round_.prompts))]
+    groups = rollout.sampled_groups
     accepted_N = torch.tensor([group not in rollout.drop_reasons for group in groups])
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
     total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)

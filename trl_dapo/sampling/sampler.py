@@ -63,6 +63,14 @@ class Rollout:
         return self.rounds[len(self.rounds) - self.num_rounds :]
 
     @property
+    def sampled_groups(self) -> list[Group]:
+        """The groups of these rounds, in prompt order."""
+        first = len(self.rounds) - self.num_rounds
+        return [
+            Group(first + i, index) for i, round_ in enumerate(self.sampled) for index in range(len(round_.prompts))
+        ]
+
+    @property
     def reasons(self) -> Counter:
         """Dropped groups by reason (`Counter[str]`)."""
         return Counter(self.drop_reasons.values())
