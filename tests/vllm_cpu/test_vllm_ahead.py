@@ -8,20 +8,10 @@ import os
 import signal
 
 import pytest
-from vllm_server import free_port, vllm_server
+from vllm_server import on_server, vllm_server
 
 
 CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
-
-
-def on_server(server, **settings):
-    return {
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_server_timeout": 60,
-        "vllm_group_port": free_port(),
-        **settings,
-    }
 
 
 @pytest.fixture(scope="module")

@@ -11,21 +11,11 @@ import sys
 
 import psutil
 import pytest
-from vllm_server import HOST, free_port, vllm_server
+from vllm_server import HOST, on_server, vllm_server
 
 
 CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
 PROBLEMS = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(6)]
-
-
-def on_server(server, **settings):
-    return {
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_server_timeout": 60,
-        "vllm_group_port": free_port(),
-        **settings,
-    }
 
 
 @pytest.fixture(scope="module")

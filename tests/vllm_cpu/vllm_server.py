@@ -51,6 +51,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def on_server(server: Server, **settings) -> dict:
+    """Settings of a run that `server` samples for."""
+    return {
+        "vllm_mode": "server",
+        "vllm_server_base_url": server.url,
+        "vllm_server_timeout": 60,
+        "vllm_group_port": free_port(),
+        **settings,
+    }
+
+
 @contextmanager
 def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator[Server]:
     """
