@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
+    if argv[:1] == ["plan"]:  # and so are some of its
+        return _plan(argv[1:])
     args = _make_parser().parse_args(argv)
     return args.run(args)
 
@@ -48,6 +50,11 @@ def _make_parser() -> argparse.ArgumentParser:
         "train",
         help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value] [--num_processes N] "
         "[--accelerate_config FILE]",
+    )
+
+    commands.add_parser(
+        "plan",
+        help="what a recipe will need: memory, disk and time: trl-dapo plan --config RECIPE [--gpus 8xH100-80GB]",
     )
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
@@ -81,6 +88,19 @@ def _train(argv: list[str]) -> int:
     from .launch import launch
 
     return launch(argv)
+
+
+def _plan(argv: list[str]) -> int:
+    from .plan.page import add_plan_arguments, run_plan
+
+    parser = OneLineParser(
+        prog="trl-dapo plan",
+        description="What a recipe will need, before a GPU is rented: memory, disk and time. Any field of the recipe "
+        "can be overridden: --field value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
+        allow_abbrev=False,
+    )
+    add_plan_arguments(parser)
+    return run_plan(*parser.parse_known_args(argv))
 
 
 def _quickstart(args: argparse.Namespace) -> int:
