@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs that a plan knows, and how many of them a run has."""
 
+import math
 import os
 import re
 from dataclasses import dataclass
 
 
 GPUS_PER_MACHINE = 8
-NETWORK = 50e9  # bytes/s a GPU between machines: one 400 Gbit/s port each, as in NVIDIA's DGX H100
+NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as in NVIDIA's DGX H100
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class Cluster:
 
     @property
     def link(self) -> float:
-        """Bytes/s that a GPU exchanges with all that train."""
-        return self.gpu.link if self.num_train <= GPUS_PER_MACHINE else min(self.gpu.link, NETWORK)
+        """Bytes/s at which a GPU gathers what all that train hold: between machines all ports of one take part."""
+        between = math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK
+        return min(self.gpu.link, between)
 
 
 def parse_gpus(text: str) -> Cluster:
@@ -115,17 +117,20 @@ def parse_gpus(text: str) -> Cluster:
 
 def read_hardware(text: str) -> Cluster | None:
     """
-    Reads the first words of a recipe's `Hardware:`, such as `64 GPUs of 80 GB train, 8 more serve vLLM`.
+    Reads a recipe's `Hardware:`, such as `one GPU of 24 GB` or `64 GPUs of 80 GB train, 8 more serve vLLM`.
 
     Returns:
         [`Cluster`], or `None` where the text names no GPUs of a size that is known.
     """
     if "CPU" in text and "GPU" not in text:
         return Cluster(cpu(), 1)
-    match = re.search(r"\b(one|\d+) GPUs? of (\d+) GB", text)
-    if match is None or int(match[2]) not in GPU_OF_SIZE:
+    number = r"\b(one|two|\d+)"
+    found = re.search(rf"{number} GPUs? of (\d+) GB", text)
+    if found is None or int(found[2]) not in GPU_OF_SIZE:
         return None
-    more = re.search(r"\b(one|\d+) more\b", text)
-    count = {"one": 1}
-    num_serve = 0 if more is None else count.get(more[1]) or int(more[1])
-    return Cluster(GPUS[GPU_OF_SIZE[int(match[2])]], count.get(match[1]) or int(match[1]), num_serve)
+    counts = [re.search(rf"{number}\b[^,.;:]*\b{verb}\b", text) for verb in ("trains?", "serves?")]
+    num_train, num_serve = (
+        0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
+        for count in (counts[0] or found, counts[1])
+    )
+    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve)

@@ -165,7 +165,7 @@ class ModelShape:
 
 
 def lora_targets(target_modules: list[str] | str | None) -> list[str]:
-    """Names in `ModelShape.linears` that an adapter is on; by default PEFT's for these families, queries and values."""
+    """Names in `ModelShape.linears` that an adapter is on; by default PEFT's: queries and values."""
     linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     if target_modules in ("all-linear", ["all-linear"]):
         return list(linears)

@@ -44,6 +44,7 @@ PROMPT, LONGEST_PROMPT = 256, 2048  # tokens
 SERVER_UTILIZATION, SERVER_SEQUENCES = 0.9, 1024  # `vllm serve`'s defaults on GPUs of 70 GiB and more
 HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16
 EVALUATION_PROBLEMS = {"AIME": 30, "MATH-500": 500, "gsm8k": 1319}
+FRAGMENTS = 0.05  # of a GPU's memory, which stay free: what the allocator cannot use
 LEAST_EFFECT = 0.01  # of a suggestion
 
 
@@ -178,6 +179,8 @@ def plan(
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings
+    if settings.max_completion_length is None:
+        raise ValueError("`max_completion_length` is not set: a plan needs an end of completions.")
     if not 0 < acceptance <= 1:
         raise ValueError(f"`--acceptance` must be above 0 and at most 1, got {acceptance}.")
     mean, maximum = lengths or (MEAN_SHARE * settings.max_completion_length, settings.max_completion_length)
@@ -225,12 +228,9 @@ def _plan(recipe: Recipe, shape: ModelShape, source: str, lengths: Lengths, acce
         trained = 2 if sharding.is_deepspeed or (quantized and sharding.kind != "fsdp2") else 4
 
     # Memory of the update
-    longest = (
-        (settings.vllm_max_model_length or LONGEST_PROMPT + settings.max_completion_length)
-        if (settings.use_vllm)
-        else LONGEST_PROMPT + settings.max_completion_length
-    )
-    row = int(min(longest, LONGEST_PROMPT + lengths.maximum))
+    row = LONGEST_PROMPT + settings.max_completion_length
+    if settings.use_vllm and settings.vllm_max_model_length:
+        row = min(row, settings.vllm_max_model_length)
     budget = settings.max_tokens_per_microbatch
     tokens = max(budget, row) if budget else settings.per_device_train_batch_size * row
     step_tokens = rollout_rows / num_steps / num_gpus * (PROMPT + lengths.mean)  # of a GPU
@@ -305,8 +305,8 @@ def _plan(recipe: Recipe, shape: ModelShape, source: str, lengths: Lengths, acce
     sync = trained * shape.num_embedding if sharding.shards_weights else 0.0  # the largest weight, gathered
     peak_sampling = static + sync + (awake if colocated or not settings.use_vllm else 0.0)
     for moment, peak in (("updating", peak_updating), ("sampling", peak_sampling)):
-        if peak > gpu.memory:
-            problems.append(f"{moment} takes {gib(peak)} of {gib(gpu.memory)}")
+        if peak > (1 - FRAGMENTS) * gpu.memory:
+            problems.append(f"{moment} takes {gib(peak)} of {gib(gpu.memory)}, of which {FRAGMENTS:.0%} stay free")
 
     # Time of a rollout
     num_generations = settings.num_generations
@@ -523,15 +523,19 @@ def _assumptions(recipe, lengths, acceptance, problems_asked) -> list[str]:
     settings, cluster = recipe.settings, recipe.cluster
     found = [
         f"completions of {lengths.mean:,.0f} tokens in the mean, {lengths.maximum:,.0f} at most (--lengths); "
-        f"prompts of {PROMPT} in the mean",
+        f"prompts of {PROMPT}, at most {LONGEST_PROMPT:,}",
         f"reached: {TRAIN_MFU:.0%} of the GPU's operations in training, {DECODE_MFU:.0%} in decoding, {BANDWIDTH:.0%} "
         f"of its bandwidth; {1000 * STEP_SECONDS:.0f} ms a decoding step besides",
-        "rewards take no time, and overlap with nothing",
+        f"allowances: {gib(CONTEXT)} a process for CUDA and NCCL, {gib(VLLM_WORK)} for what vLLM works with, "
+        f"{gib(VLLM_ASLEEP)} for what is left of it asleep; {FRAGMENTS:.0%} of a GPU for fragments",
+        "rewards take no time",
     ]
     if settings.use_dynamic_sampling:
         found.insert(1, f"{acceptance:.0%} of groups accepted (--acceptance)")
-    if max(cluster.num_train, cluster.num_serve) > GPUS_PER_MACHINE or cluster.num_train + cluster.num_serve > 8:
-        found.append(f"machines of {GPUS_PER_MACHINE} GPUs, {NETWORK / 1e9:.0f} GB/s a GPU between them")
+    if cluster.num_train + cluster.num_serve > GPUS_PER_MACHINE:
+        found.append(
+            f"machines of {GPUS_PER_MACHINE} GPUs, each with a port of {NETWORK / 1e9:.0f} GB/s to the others"
+        )
     if cluster.num_serve:
         found.append(f"a server uses {SERVER_UTILIZATION:.0%} of its GPUs, tensor parallel in a machine")
     if problems_asked:
@@ -542,99 +546,78 @@ def _assumptions(recipe, lengths, acceptance, problems_asked) -> list[str]:
 
 
 def _candidates(recipe: Recipe):
-    """Settings that may help, each with the recipe that has it."""
+    """Settings that may help: what they are about, how they are said, and the recipe that has them."""
     settings, cluster = recipe.settings, recipe.cluster
     server = settings.use_vllm and settings.vllm_mode == "server"
-    colocated = settings.use_vllm and not server
+    together = cluster.num_train + cluster.num_serve
 
-    def change(**fields):
-        return ", ".join(f"{name}: {_yaml(value)}" for name, value in fields.items()), recipe.changed(**fields)
+    def change(about, cluster=cluster, sharding=recipe.sharding, **fields):
+        fields = {name: value for name, value in fields.items() if getattr(settings, name) != value}
+        said = [f"{name}: {_yaml(value)}" for name, value in fields.items()]
+        if cluster is not recipe.cluster:
+            said.append(f"--gpus {cluster}")
+        if sharding is not recipe.sharding:
+            said.append(f"accelerate's {sharding.kind}.yaml")
+        return about, ", ".join(said), replace(recipe.changed(**fields), cluster=cluster, sharding=sharding)
 
+    colocate = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     if not settings.use_vllm and cluster.gpu.name != "CPU":
-        yield change(use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=True)
+        yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
-        if settings.batch_multiplier is not None:
-            text = "leave out batch_multiplier"
-            yield text, recipe.changed(batch_multiplier=None)
-            if settings.dynamic_sampling_surplus != "carry":
-                yield (
-                    f"{text}, carry the surplus",
-                    recipe.changed(batch_multiplier=None, dynamic_sampling_surplus="carry"),
-                )
-        elif settings.dynamic_sampling_surplus != "carry":
-            yield change(dynamic_sampling_surplus="carry")
+        yield change("rounds", batch_multiplier=None)
+        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
     if server:
-        if not settings.rollouts_ahead:
-            yield change(rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
-        together = replace(cluster, num_train=cluster.num_train + cluster.num_serve, num_serve=0)
-        for num_gpus in (together.num_train, cluster.num_train):
+        yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
+        colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7}
+        for num_gpus in (together, cluster.num_train):
             for shards in (1, 2, 4, 8):
-                text, changed = change(vllm_mode="colocate", vllm_tensor_parallel_size=shards)
-                changed = changed.changed(
-                    vllm_enable_sleep_mode=True, rollouts_ahead=0, vllm_gpu_memory_utilization=0.7
-                )
-                text += f", asleep between rollouts, on {num_gpus} GPUs"
-                yield text, replace(changed, cluster=replace(together, num_train=num_gpus))
-        for moved in (cluster.num_train // 2, cluster.num_train // 4):
-            split = replace(cluster, num_train=cluster.num_train - moved, num_serve=cluster.num_serve + moved)
-            if moved % min(GPUS_PER_MACHINE, cluster.num_serve) == 0 and moved:
-                yield (
-                    f"{split.num_train} GPUs that train and {split.num_serve} that serve",
-                    replace(recipe, cluster=split),
-                )
-    if colocated:
-        if not settings.vllm_enable_sleep_mode:
-            yield change(vllm_enable_sleep_mode=True)
+                yield change("engine", Cluster(cluster.gpu, num_gpus), vllm_tensor_parallel_size=shards, **colocate)
+        for num_train in (together // 2, together * 3 // 4, cluster.num_train // 2):
+            yield change("split", Cluster(cluster.gpu, num_train, together - num_train))
+    elif settings.use_vllm:
+        yield change("sleep", vllm_enable_sleep_mode=True)
         for step in (0.1, 0.2, -0.1, -0.2):
-            if 0.1 <= settings.vllm_gpu_memory_utilization + step <= 0.9:
-                yield change(vllm_gpu_memory_utilization=round(settings.vllm_gpu_memory_utilization + step, 2))
+            share = round(settings.vllm_gpu_memory_utilization + step, 2)
+            if 0.1 <= share <= 0.9:
+                yield change("share", vllm_gpu_memory_utilization=share)
         for shards in (1, 2, 4, 8):
-            if shards != settings.vllm_tensor_parallel_size and cluster.num_train % shards == 0:
-                yield change(vllm_tensor_parallel_size=shards)
+            yield change("shards", vllm_tensor_parallel_size=shards)
     if budget := settings.max_tokens_per_microbatch:
-        yield change(max_tokens_per_microbatch=2 * budget)
-        yield change(max_tokens_per_microbatch=budget // 2)
+        yield change("micro-batch", max_tokens_per_microbatch=2 * budget)
+        yield change("micro-batch", max_tokens_per_microbatch=budget // 2)
     elif settings.per_device_train_batch_size > 1:
-        yield change(per_device_train_batch_size=settings.per_device_train_batch_size // 2)
-    yield change(gradient_checkpointing=not settings.gradient_checkpointing)
+        yield change("micro-batch", per_device_train_batch_size=settings.per_device_train_batch_size // 2)
+    yield change("checkpointing", gradient_checkpointing=not settings.gradient_checkpointing)
     if "flash" not in (settings.attn_implementation or "") and cluster.gpu.name != "CPU":
-        yield change(attn_implementation="flash_attention_2")
+        yield change("attention", attn_implementation="flash_attention_2")
     if recipe.sharding.kind == "ddp":
-        yield "shard by accelerate/fsdp2.yaml", replace(recipe, sharding=Sharding("fsdp2"))
-        yield "shard by accelerate/zero2.yaml", replace(recipe, sharding=Sharding("zero2"))
+        for kind in ("fsdp2", "zero2"):
+            yield change("sharding", sharding=Sharding(kind))
     if not settings.use_peft and "8bit" not in (settings.optim or ""):
-        yield change(optim="adamw_8bit")
+        yield change("optimizer", optim="adamw_8bit")
     if settings.eval_strategy == "steps" and settings.eval_steps and settings.eval_steps >= 1:
-        yield change(eval_steps=2 * settings.eval_steps)
+        yield change("evaluation", eval_steps=2 * settings.eval_steps)
 
 
 def _yaml(value) -> str:
-    return (
-        {True: "true", False: "false", None: "null"}.get(value, str(value))
-        if not isinstance(value, (int, float)) or (isinstance(value, bool))
-        else f"{value:g}"
-    )
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _suggest(recipe, shape, source, base, lengths, acceptance) -> list[Suggestion]:
-    """The three that help most, each planned anew: time where the recipe fits, else what makes it fit."""
-    found = []
-    for text, changed in _candidates(recipe):
+    """The three that help most, each planned anew: in time where the recipe fits, else to make it fit."""
+    best = {}
+    for about, setting, changed in _candidates(recipe):
         try:
             other = _plan(changed, shape, source, lengths, acceptance)
         except ValueError:
             continue  # sizes that do not divide on other GPUs
-        suggestion = Suggestion(text, other.seconds_with_evaluation, other.peak, other.fits)
-        if base.fits and (not other.fits or suggestion.seconds > (1 - LEAST_EFFECT) * base.seconds_with_evaluation):
-            continue
-        if not base.fits and not other.fits and suggestion.peak > (1 - LEAST_EFFECT) * base.peak:
-            continue
-        found.append(suggestion)
-    found.sort(key=lambda one: (not one.fits, one.seconds if base.fits or one.fits else one.peak))
-    best, kinds = [], set()
-    for suggestion in found:  # of one setting's values the best alone
-        kind = suggestion.setting.split(":")[0]
-        if kind not in kinds:
-            best.append(suggestion)
-            kinds.add(kind)
-    return best[:3]
+        one = Suggestion(setting, other.seconds_with_evaluation, other.peak, other.fits)
+        if base.fits or other.fits:
+            helps = other.fits and (not base.fits or one.seconds < (1 - LEAST_EFFECT) * base.seconds_with_evaluation)
+        else:
+            helps = one.peak < (1 - LEAST_EFFECT) * base.peak
+        rank = (not one.fits, one.seconds if one.fits else one.peak)
+        if helps and (about not in best or rank < best[about][0]):  # of one setting's values the best alone
+            best[about] = rank, one
+    return [one for _, one in sorted(best.values(), key=lambda ranked: ranked[0])[:3]]
