@@ -8,11 +8,13 @@ What a run will need, before a GPU is rented: `trl-dapo plan`.
     recipe     a recipe with every default, its header, how it is sharded
     memory     pure: bytes
     speed      pure: seconds
-    planning   a plan of both, and the settings that would help
+    planning   a plan of both
+    suggestions  the settings that would help
     page       what is printed
 """
 
-from .planning import Plan, Suggestion, plan
+from .planning import Plan, plan
+from .suggestions import suggest
 
 
-__all__ = ["Plan", "Suggestion", "plan"]
+__all__ = ["Plan", "plan", "suggest"]

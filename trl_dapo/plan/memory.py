@@ -31,6 +31,11 @@ CONTEXT = 1.5 * 2**30
 VLLM_WORK, VLLM_ASLEEP = 2.0 * 2**30, 1.0 * 2**30
 
 
+def gib(num_bytes: float) -> str:
+    """Bytes in words."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
 def optimizer_bytes(optim: str, weight: int) -> float:
     """
     Bytes of optimizer state for a weight.
@@ -191,7 +196,6 @@ def activation_bytes(
     checkpointing: bool,
     attention: str = "sdpa",
     lora: tuple[int, list[str] | str | None] | None = None,
-    num_trained: int | None = None,
     fused_head: bool = True,
 ) -> dict[str, float]:
     """
@@ -213,14 +217,13 @@ def activation_bytes(
         tokens (`int`): Of the micro-batch, padding included.
         row (`int`): Tokens of its longest row.
         checkpointing (`bool`): `gradient_checkpointing`.
-        num_trained (`int`, *optional*): Weights that train, all by default.
         fused_head (`bool`): Whether log-probabilities are computed in tiles, as from TRL 1.16 on. Else the logits are
             there as a whole, with two copies and a gradient.
 
     Returns:
-        `dict[str, float]`: `kept` and `work`.
+        `dict[str, float]`: `activations`, what is kept, and `work`.
     """
-    trains_all = num_trained is None or num_trained >= shape.num_parameters
+    trains_all = lora is None
     layer = tokens * (layer_bytes(shape, held, computed, attention, lora))
     scores = tokens * score_bytes(shape, row, computed, attention)
     if attention == "eager":
@@ -235,14 +238,13 @@ def activation_bytes(
     casts = computed * (shape.num_linear if held != computed else 0)
     head = 4 * shape.num_embedding if trains_all else 0
     waiting = held * shape.num_embedding if trains_all and shape.is_tied else 0
-    largest = max(inputs * outputs for inputs, outputs, _ in shape.linears.values())
-    backward = 3 * computed * tokens * shape.intermediate_size + (held + computed) * largest
+    backward = 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
     moments = (
         casts + tile,
         tile + head + 4 * tokens * shape.hidden_size,
         (layer if checkpointing else 0) + backward + waiting,
     )
-    return {"kept": kept, "work": max(moments)}
+    return {"activations": kept, "work": max(moments)}
 
 
 def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) -> float:

@@ -130,6 +130,11 @@ class ModelShape:
         return sum(inputs * outputs * count for inputs, outputs, count in self.linears.values())
 
     @property
+    def largest_linear(self) -> int:
+        """Weights of the largest of these."""
+        return max(inputs * outputs for inputs, outputs, _ in self.linears.values())
+
+    @property
     def num_embedding(self) -> int:
         """Weights of the embedding, and of the output layer."""
         return self.vocab_size * self.hidden_size

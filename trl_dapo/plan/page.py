@@ -8,10 +8,29 @@ import textwrap
 
 from ..arguments import one_line
 from .hardware import GPUS
-from .planning import ACCEPTANCE, Plan, gib, plan
+from .memory import gib
+from .planning import ACCEPTANCE, Plan, plan
+from .suggestions import suggest
 
 
 WIDTH = 80
+SHARDINGS = {
+    "none": "one process",
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+}
+PARTS = {
+    "optimizer": "optimizer state",
+    "activations": "activations that are kept",
+    "work": "the layer at work, or the output layer",
+    "gathered": "gathered of others' shards, and buckets",
+    "context": "CUDA and NCCL",
+    "logps": "log-probabilities",
+    "sync": "weight sync",
+}
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser):
@@ -58,82 +77,80 @@ def _read_lengths(text: str) -> tuple[float, float]:
 
 def describe(planned: Plan) -> str:
     """The page."""
-    sharding = {"none": "one process", "ddp": "DDP", "fsdp2": "FSDP2"}.get(planned.sharding.kind)
-    sharding = sharding or f"ZeRO-{planned.sharding.kind[-1]}"
+    recipe, settings, shape = planned.recipe, planned.recipe.settings, planned.shape
+    model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
     lines = [
-        f"{planned.name} on {planned.cluster}, {sharding}",
-        *_wrapped(planned.batch_arithmetic, 2),
+        f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
+        *_wrapped(planned.batch_arithmetic),
         *_wrapped(
-            f"Model: {planned.model}, {planned.num_parameters / 1e9:.2f} billion weights, "
-            f"{planned.num_trained / 1e9:.3g} billion train; from {planned.model_source}",
-            2,
+            f"Model: {model}, {_count(shape.num_parameters)} weights, {_count(planned.weights.num_trained)} train. "
+            f"Sizes from {planned.source}."
         ),
-        "",
-        f"Memory of one GPU that trains, of {gib(planned.cluster.gpu.memory)}",
-        *(_row(name, gib(size)) for name, size in planned.training.items()),
+        *_section(f"Memory of a GPU that trains: {gib(recipe.cluster.gpu.memory)}"),
+        *(_row(PARTS.get(name, name), gib(size)) for name, size in planned.training.items()),
         _row("peak while updating", gib(planned.peak_updating)),
         _row("peak while sampling", gib(planned.peak_sampling)),
     ]
     if planned.vllm:
-        where = "a server's GPU" if planned.cluster.num_serve else "the same GPU"
-        lines += [
-            f"vLLM on {where}, awake",
-            *(_row(name, gib(size)) for name, size in planned.vllm.items()),
-            _row("tokens that the cache of an engine holds", f"{planned.cache_tokens:,}"),
-        ]
+        where = "a GPU of the server" if recipe.asks_a_server else "the same GPU"
+        awake = " while it is awake" if settings.vllm_enable_sleep_mode and not recipe.asks_a_server else ""
+        lines += _section(f"Memory of vLLM on {where}{awake}")
+        lines += [_row(name, gib(size)) for name, size in planned.vllm.items()]
+        lines += [_row("tokens that an engine's cache holds", f"{planned.engine.cache_tokens:,}")]
+    kept = planned.num_checkpoints
+    disk = f"{gib(planned.checkpoint)} a checkpoint, all of which are kept"
+    if kept is not None:
+        disk = f"{gib(planned.checkpoint)} a checkpoint, {gib((kept + 1) * planned.checkpoint)} while the oldest "
+        disk += f"of {kept + 1} is still there"
     lines += [
-        f"Disk: {gib(planned.checkpoint)} a checkpoint, {gib(planned.disk)} for all that are kept",
-        "",
-        "Time of a rollout (an estimate)",
-        _row("groups sampled, in rounds", f"{planned.num_groups:,.0f} in {planned.num_rounds:.2f}"),
-        _row("tokens sampled", _count(planned.tokens_sampled)),
-        _row("tokens trained on", _count(planned.tokens_trained)),
-        *(_row(name, _time(seconds)) for name, seconds in planned.seconds.items()),
-        _row("in all", _time(planned.rollout_seconds)),
+        *_section("Disk"),
+        *_wrapped(disk),
+        *_section("Time of a rollout, an estimate"),
+        _row("groups sampled", f"{planned.num_groups:,.0f}"),
+        _row("rounds", f"{sum(often for often, _ in planned.rounds):.2f}"),
+        _row("tokens sampled", _count(planned.num_groups * settings.num_generations * planned.lengths.mean)),
+        _row("tokens trained on", _count(planned.num_rows * planned.lengths.mean)),
+        *(_row(PARTS.get(name, name), _time(seconds)) for name, seconds in planned.seconds.items()),
+        _row("together, one ahead" if settings.rollouts_ahead else "together", _time(planned.rollout_seconds)),
     ]
     longest = max(planned.seconds, key=planned.seconds.get)
-    share = planned.seconds[longest] / planned.rollout_seconds
-    lines += _wrapped(
-        f"Most is {longest}, {share:.0%}; less than half of an engine's completions are left for "
-        f"{_time(planned.tail_seconds)} of sampling. GPUs idle {planned.idle_share:.0%} of the time.",
-        2,
-    )
-    if planned.evaluation_every:
-        lines += _wrapped(
-            f"Evaluation: {_time(planned.evaluation_seconds)}, every {planned.evaluation_every:g} rollouts.", 2
-        )
+    said = f"Longest: {PARTS.get(longest, longest)}, {planned.seconds[longest] / sum(planned.seconds.values()):.0%}. "
+    said += f"For {_time(planned.tail_seconds)} of sampling less than half of an engine's completions are left."
+    if planned.idle_share:
+        said += f" GPUs wait for one another {planned.idle_share:.0%} of their time."
+    if planned.num_problems:
+        every = f"every {planned.evaluation_every:.3g} rollouts"
+        said += f" An evaluation: {_time(planned.evaluation_seconds)}, {every}."
     if planned.num_rollouts is not None:
         run = _time(planned.num_rollouts * planned.seconds_with_evaluation)
-        lines += _wrapped(f"The run: {planned.num_rollouts:,.0f} rollouts, {run}.", 2)
-    lines += ["", "Assumed", *(line for text in planned.assumptions for line in _wrapped(f"- {text}", 2, 4))]
-    if planned.suggestions:
-        lines += ["", "Would help"]
-        for one in planned.suggestions:
-            fits = "" if one.fits else ", still too much"
-            now = f"{_time(one.seconds)} a rollout in place of {_time(planned.seconds_with_evaluation)}"
+        said += f" The run: {planned.num_rollouts:,.0f} rollouts, {run}."
+    lines += _wrapped(said)
+    lines += [*_section("Assumed"), *(line for text in planned.assumptions for line in _wrapped(text, "- "))]
+    if suggestions := suggest(planned):
+        lines += _section("Would help most")
+        for words, other in suggestions:
+            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(other.seconds_with_evaluation)} a rollout"
             if not planned.fits:
-                now = f"peak {gib(one.peak)} in place of {gib(planned.peak)}{fits}, {_time(one.seconds)} a rollout"
-            lines += _wrapped(f"- {one.setting}: {now}", 2, 4)
-    return "\n".join([*lines, "", *_wrapped(verdict(planned), 0)])
+                left = "" if other.fits else ", still too much"
+                effect = f"peak {gib(planned.peak)} -> {gib(other.peak)}{left}; {effect}"
+            lines += _wrapped(f"{words}: {effect}", "- ")
+    return "\n".join([*lines, "", *textwrap.wrap(verdict(planned), WIDTH)])
 
 
 def verdict(planned: Plan) -> str:
     """One sentence."""
     if planned.fits:
-        return f"Fits: peak {gib(planned.peak)} of {gib(planned.cluster.gpu.memory)}."
+        return f"Fits: peak {gib(planned.peak)} of {gib(planned.recipe.cluster.gpu.memory)}."
     return f"Does not fit: {'; '.join(planned.problems)}."
 
 
-def _wrapped(text, indent, hanging=None):
-    after = " " * (indent + 2 if hanging is None else hanging)
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=" " * indent,
-        subsequent_indent=after,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _section(title):
+    return ["", title]
+
+
+def _wrapped(text, bullet=""):
+    indents = {"initial_indent": f"  {bullet}", "subsequent_indent": "  " + " " * len(bullet)}
+    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 
 
 def _row(name, value):
@@ -141,7 +158,7 @@ def _row(name, value):
 
 
 def _count(number):
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}"

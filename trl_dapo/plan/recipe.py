@@ -74,6 +74,11 @@ class Recipe:
     sharding: Sharding
     cluster: Cluster
 
+    @property
+    def asks_a_server(self) -> bool:
+        """Whether vLLM's server samples."""
+        return self.settings.use_vllm and self.settings.vllm_mode == "server"
+
     def changed(self, **fields) -> "Recipe":
         """The recipe with other settings."""
         return replace(self, settings=SimpleNamespace(**{**vars(self.settings), **fields}))
@@ -141,11 +146,12 @@ def read(
         raise ValueError(
             f"{path} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
         )
-    asks_a_server = settings.use_vllm and settings.vllm_mode == "server"
-    if asks_a_server != bool(cluster.num_serve):
-        served = "but not how many serve vLLM: write 64+8xH100-80GB" if asks_a_server else "but there is no server"
-        raise ValueError(f"`vllm_mode` is {settings.vllm_mode!r} and the GPUs are {cluster}, {served}.")
-    return Recipe(Path(path).stem, settings, _find_sharding(path, header, accelerate_config, cluster), cluster)
+    recipe = Recipe(Path(path).stem, settings, _find_sharding(path, header, accelerate_config, cluster), cluster)
+    if recipe.asks_a_server != bool(cluster.num_serve):
+        if cluster.num_serve:
+            raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+        raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
+    return recipe
 
 
 def read_header(path: str) -> dict[str, str]:

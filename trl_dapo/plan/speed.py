@@ -73,8 +73,9 @@ class Engine:
     One engine that samples.
 
     Attributes:
-        gpu ([`GPU`]): Its GPUs.
-        tensor_parallel_size (`int`): How many.
+        gpu ([`GPU`]): Which GPUs.
+        num_gpus (`int`): How many share its weights (tensor parallelism).
+        num_engines (`int`): How many such engines there are.
         cache_tokens (`float`): Tokens whose keys and values it holds.
         max_num_seqs (`int`): Completions that it works on at once.
         step_seconds (`float`): A step beyond reading and computing.
@@ -82,7 +83,8 @@ class Engine:
     """
 
     gpu: GPU
-    tensor_parallel_size: int
+    num_gpus: int
+    num_engines: int
     cache_tokens: float
     max_num_seqs: int
     step_seconds: float = STEP_SECONDS
@@ -95,7 +97,7 @@ def decode_step_seconds(shape: ModelShape, engine: Engine, num_sequences: float,
     `2 N` operations each, whichever takes longer ([Pope et al.](https://huggingface.co/papers/2211.05102), section 2),
     and the time of a step that is neither.
     """
-    gpu, shards = engine.gpu, engine.tensor_parallel_size
+    gpu, shards = engine.gpu, engine.num_gpus
     # Experts are read where one of the sequences needs them: nearly all, from some dozens on.
     weights = engine.weight_bytes * shape.num_parameters / shards
     cache = num_sequences * context * shape.kv_bytes / min(shards, shape.num_kv_heads)
@@ -131,7 +133,7 @@ def sampling_seconds(
         seconds += step
         tail += step * (left < running / 2)
     prefill = 2 * shape.num_multiplied * prompt * num_sequences / num_generations
-    return seconds + prefill / (engine.tensor_parallel_size * DECODE_MFU * engine.gpu.flops), tail
+    return seconds + prefill / (engine.num_gpus * DECODE_MFU * engine.gpu.flops), tail
 
 
 def training_flops(
@@ -167,6 +169,22 @@ def training_seconds(flops: float, gpu: GPU, num_gpus: int, gathered: float, num
     return max(computing, num_passes * gathered / (BANDWIDTH * link))
 
 
-def transformers_engine(shape: ModelShape, gpu: GPU, rows: int, weight_bytes: int) -> Engine:
-    """`generate` on one GPU: all rows at once, whatever their cache takes."""
-    return Engine(gpu, 1, math.inf, rows, TRANSFORMERS_STEP_SECONDS, weight_bytes)
+def expected_rounds(first: float, needed: int, acceptance: float, carries: bool) -> list[tuple[float, float]]:
+    """
+    The rounds of a rollout whose first asks for `first` groups: how often there is one, in the mean, and its groups.
+
+    It finds `n a` of them, with the standard deviation `sqrt(n a (1 - a))`. Where that is too few, a second asks for
+    what is missing: the tail of the normal distribution, and its mean beyond a point.
+
+    Args:
+        first (`float`): Groups of the first round.
+        needed (`int`): Groups that are needed.
+        acceptance (`float`): Share of groups that are accepted.
+        carries (`bool`): Whether surplus is kept, so that in the mean no more is sampled than needed.
+    """
+    deviation = math.sqrt(first * acceptance * (1 - acceptance)) or 1e-9
+    margin = (first * acceptance - needed) / deviation
+    short = math.erfc(margin / math.sqrt(2)) / 2
+    missing = deviation * (math.exp(-(margin**2) / 2) / math.sqrt(2 * math.pi) - margin * short)
+    second = missing / short / acceptance if short > 1e-9 else 0.0
+    return [(1.0, needed / acceptance - short * second if carries else first), (short, second)]
