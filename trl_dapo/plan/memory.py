@@ -33,7 +33,7 @@ VLLM_WORK, VLLM_ASLEEP = 2.0 * 2**30, 1.0 * 2**30
 
 def gib(num_bytes: float) -> str:
     """Bytes in words."""
-    return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 20 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def optimizer_bytes(optim: str, weight: int) -> float:
@@ -149,7 +149,8 @@ def layer_bytes(
       each query head), and the logarithm of a sum for each head;
     - the MLP: gate, its SiLU, up, and their product, `4 I`; with experts once for each that is active;
     - with normalized queries and keys: `A + K` in float32 and as computed;
-    - with an adapter: what each adapted layer reads, again, and the rank.
+    - with an adapter: what each adapted layer reads, and the rank. Of the frozen weights' own layers neither what they
+      read nor what a norm scales is kept, because neither has a gradient to give.
 
     Args:
         shape ([`ModelShape`]): Of the model.
@@ -161,12 +162,13 @@ def layer_bytes(
         `float`. Of `"eager"` attention the scores come on top, which grow with the row: [`score_bytes`].
     """
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    norms = 2 * (4 * hidden + held * hidden + 4)
-    inputs = (2 if held == computed else 5) * computed * hidden
+    trains = lora is None
+    norms = 2 * (4 * hidden + held * hidden * trains + 4)
+    inputs = (2 if held == computed else 5) * computed * hidden * trains
     seen = keys if "flash" in attention else queries
     attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
-    mlp = 4 * computed * shape.intermediate_size * shape.num_active_experts
-    normalized = (4 + computed) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
+    mlp = (3 + trains) * computed * shape.intermediate_size * shape.num_active_experts
+    normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
     adapter = 0
     if lora is not None:
         rank, targets = lora
@@ -187,6 +189,14 @@ def score_bytes(shape: ModelShape, row: int, computed: int, attention: str) -> f
     return 0.0 if "flash" in attention else row * (1 + computed)
 
 
+def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int) -> float:
+    """
+    Bytes that a layer's backward pass works with beyond what the layer kept: the gradients of the MLP's gate, up and
+    product, and of its largest weight, as computed and as held.
+    """
+    return 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
+
+
 def activation_bytes(
     shape: ModelShape,
     tokens: int,
@@ -202,13 +212,14 @@ def activation_bytes(
     Bytes of a micro-batch at its fullest: kept to the end of the forward pass, and worked with on top.
 
     With checkpointing a layer keeps its input alone, as precise as the weights are held, and is computed again in the
-    backward pass ([Chen et al.](https://huggingface.co/papers/1604.06174)). On top comes the most of three moments:
+    backward pass ([Chen et al.](https://huggingface.co/papers/1604.06174)); without it, all of [`layer_bytes`], and
+    the copies that autocast made of the linear weights. On top comes the most of three moments:
 
-    - the end of the forward pass: the copies in `computed` that autocast made of all linear weights, and a tile of
-      the output layer;
+    - the end of the forward pass: a tile of the output layer, and with checkpointing those copies, which stay until
+      autocast ends;
     - the start of the backward pass: a tile, and in float32 the gradients of the last hidden states and, where it
       trains, of the output layer;
-    - a layer's backward pass: what it keeps, its MLP's gradients and its largest weight's, and the gradient of the
+    - a layer's backward pass: [`backward_bytes`], with checkpointing what the layer keeps, and the gradient of the
       output layer, which waits for the embedding's where both are one.
 
     Args:
@@ -217,34 +228,34 @@ def activation_bytes(
         tokens (`int`): Of the micro-batch, padding included.
         row (`int`): Tokens of its longest row.
         checkpointing (`bool`): `gradient_checkpointing`.
-        fused_head (`bool`): Whether log-probabilities are computed in tiles, as from TRL 1.16 on. Else the logits are
-            there as a whole, with two copies and a gradient.
+        fused_head (`bool`): Whether log-probabilities are computed in tiles, as from TRL 1.16 on. Else all logits are
+            there at once, with two copies and a gradient.
 
     Returns:
         `dict[str, float]`: `activations`, what is kept, and `work`.
     """
     trains_all = lora is None
-    layer = tokens * (layer_bytes(shape, held, computed, attention, lora))
+    layer = tokens * layer_bytes(shape, held, computed, attention, lora)
     scores = tokens * score_bytes(shape, row, computed, attention)
-    if attention == "eager":
-        layer += scores
-    last = tokens * shape.hidden_size * (4 + held + max(held, computed))  # the last norm, and the head's input
-    layers = shape.num_layers * (tokens * held * shape.hidden_size if checkpointing else layer)
-    kept = layers + last + (0 if attention == "eager" else scores)
-
-    columns = shape.vocab_size if not fused_head else min(HEAD_TILE[1], shape.vocab_size)
-    tile = computed * (min(HEAD_TILE[0], tokens) * columns if fused_head else 4 * tokens * columns)
-    tile += computed * columns * shape.hidden_size  # as many columns of the weight, as computed
+    if attention == "eager":  # each layer has its own; a mask is one for all
+        layer, scores = layer + scores, 0.0
+    # The last norm, and what the output layer reads.
+    last = tokens * shape.hidden_size * (4 + held * trains_all + max(held, computed))
     casts = computed * (shape.num_linear if held != computed else 0)
-    head = 4 * shape.num_embedding if trains_all else 0
-    waiting = held * shape.num_embedding if trains_all and shape.is_tied else 0
-    backward = 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
-    moments = (
-        casts + tile,
-        tile + head + 4 * tokens * shape.hidden_size,
-        (layer if checkpointing else 0) + backward + waiting,
+    layers = (
+        tokens * held * shape.hidden_size * shape.num_layers if checkpointing else shape.num_layers * layer + casts
     )
-    return {"activations": kept, "work": max(moments)}
+
+    rows, columns = (min(HEAD_TILE[0], tokens), HEAD_TILE[1]) if fused_head else (4 * tokens, shape.vocab_size)
+    tile = computed * (rows * columns + min(columns, shape.vocab_size) * shape.hidden_size)  # with that of the weight
+    moments = (
+        tile + (casts if checkpointing else 0),
+        tile + 4 * tokens * shape.hidden_size + (4 * shape.num_embedding if trains_all else 0),
+        backward_bytes(shape, tokens, held, computed)
+        + (layer if checkpointing else 0)
+        + (held * shape.num_embedding if trains_all and shape.is_tied else 0),
+    )
+    return {"activations": layers + last + scores, "work": max(moments)}
 
 
 def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) -> float:

@@ -84,10 +84,10 @@ def describe(planned: Plan) -> str:
         *_wrapped(planned.batch_arithmetic),
         *_wrapped(
             f"Model: {model}, {_count(shape.num_parameters)} weights, {_count(planned.weights.num_trained)} train. "
-            f"Sizes from {planned.source}."
+            f"Sizes: {planned.source}."
         ),
         *_section(f"Memory of a GPU that trains: {gib(recipe.cluster.gpu.memory)}"),
-        *(_row(PARTS.get(name, name), gib(size)) for name, size in planned.training.items()),
+        *(_row(PARTS.get(name, name), gib(size)) for name, size in planned.training.items() if size),
         _row("peak while updating", gib(planned.peak_updating)),
         _row("peak while sampling", gib(planned.peak_sampling)),
     ]

@@ -85,6 +85,10 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
     yield change("checkpointing", gradient_checkpointing=not settings.gradient_checkpointing)
     if "flash" not in (settings.attn_implementation or "") and cluster.gpu.name != "CPU":
         yield change("attention", attn_implementation="flash_attention_2")
+    if recipe.sharding.kind == "fsdp2":
+        options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
+        options = {**options, "gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        yield change("reduction", accelerator_config=options)
     if recipe.sharding.kind == "ddp":
         yield from (change("sharding", sharding=Sharding(kind)) for kind in ("fsdp2", "zero2"))
     if not settings.use_peft and "8bit" not in (settings.optim or ""):
@@ -94,4 +98,4 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
 
 
 def _yaml(value) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)
