@@ -120,6 +120,7 @@ def test_weights_counted_from_a_config_are_those_of_the_model(family):
     [
         ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
         ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("Qwen/Qwen2.5-VL-7B", 8_292_166_656),
         ("Qwen/Qwen3-1.7B", 1_720_574_976),
         ("Qwen/Qwen3-4B", 4_022_468_096),
     ],
@@ -671,7 +672,7 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(capsys):
     assert main(command) == 1
     page = " ".join(capsys.readouterr().out.split())
     assert "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free." in page
-    assert "- vllm_gpu_memory_utilization: 0.4: peak 40.7 GiB -> 37.4 GiB" in page
+    assert "- vllm_gpu_memory_utilization: 0.4: peak 40.7 GiB -> 36.7 GiB" in page
     assert main([*command, "--vllm_gpu_memory_utilization", "0.4"]) == 0
     # vLLM's share does not hold one completion.
     assert main([*command, "--vllm_gpu_memory_utilization", "0.15"]) == 1
@@ -691,7 +692,8 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(capsys):
         (["--optim", "adafactor"], "`optim: adafactor`"),
         (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
-        (["--accelerate_config", "nowhere.yaml"], "Cannot read the recipe nowhere.yaml"),
+        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate nowhere.yaml"),
+        (["--accelerate_config", "zero4"], "There is no configuration of accelerate zero4"),
         (["more"], "`more` follows no `--field`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -53,7 +53,7 @@ def check_train_arguments(argv: Sequence[str]):
     """
     settings = {}
     if "--config" in argv:
-        settings = read_recipe(argv[argv.index("--config") + 1 :][:1])
+        settings = _read_recipe(argv[argv.index("--config") + 1 :][:1])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
         if name in ("--output_dir", "--output-dir"):
@@ -80,7 +80,7 @@ def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[
     return parser.parse_known_args(argv)
 
 
-def read_recipe(given: Sequence[str]) -> dict:
+def _read_recipe(given: Sequence[str]) -> dict:
     import yaml
 
     if not given or given[0].startswith("--"):

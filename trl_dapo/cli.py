@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from .plan.page import add_plan_arguments, run_plan
 from .version import __version__
 
 
@@ -27,9 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
-    if argv[:1] == ["plan"]:  # and so are some of its
-        return _plan(argv[1:])
-    args = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    args, others = parser.parse_known_args(argv)
+    if args.run is run_plan:  # any field of a recipe is an option of its plan
+        return run_plan(args, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     return args.run(args)
 
 
@@ -52,10 +56,15 @@ def _make_parser() -> argparse.ArgumentParser:
         "[--accelerate_config FILE]",
     )
 
-    commands.add_parser(
+    planned = commands.add_parser(
         "plan",
-        help="what a recipe will need: memory, disk and time: trl-dapo plan --config RECIPE [--gpus 8xH100-80GB]",
+        help="what a recipe will need: memory, disk and time",
+        description="What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field "
+        "value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
+        allow_abbrev=False,
     )
+    add_plan_arguments(planned)
+    planned.set_defaults(run=run_plan)
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
     add_eval_arguments(evaluation)
@@ -88,19 +97,6 @@ def _train(argv: list[str]) -> int:
     from .launch import launch
 
     return launch(argv)
-
-
-def _plan(argv: list[str]) -> int:
-    from .plan.page import add_plan_arguments, run_plan
-
-    parser = OneLineParser(
-        prog="trl-dapo plan",
-        description="What a recipe will need, before a GPU is rented: memory, disk and time. Any field of the recipe "
-        "can be overridden: --field value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
-        allow_abbrev=False,
-    )
-    add_plan_arguments(parser)
-    return run_plan(*parser.parse_known_args(argv))
 
 
 def _quickstart(args: argparse.Namespace) -> int:

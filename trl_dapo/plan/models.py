@@ -22,7 +22,8 @@ def _sizes(family, hidden_size, intermediate_size, num_hidden_layers, num_attent
 
 
 _UNTIED = {"vocab_size": 152_064, "tie_word_embeddings": False}
-# From the `config.json` of each on the hub, which does not change: so that a plan needs no network.
+# From the `config.json` of each on the hub, which does not change: so that a plan needs no network. Of models with
+# images the text model's sizes, and how many weights the rest has.
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": _sizes(_QWEN, 896, 4_864, 24, 14, num_key_value_heads=2),
     "Qwen/Qwen2.5-1.5B": _sizes(_QWEN, 1_536, 8_960, 28, 12, num_key_value_heads=2),
@@ -32,6 +33,10 @@ PUBLISHED = {
     "Qwen/Qwen2.5-32B": _sizes(_QWEN, 5_120, 27_648, 64, 40, num_key_value_heads=8, **_UNTIED),
     "Qwen/Qwen2.5-Math-1.5B": _sizes(_QWEN, 1_536, 8_960, 28, 12, num_key_value_heads=2),
     "Qwen/Qwen2.5-Math-7B": _sizes(_QWEN, 3_584, 18_944, 28, 28, num_key_value_heads=4, **_UNTIED),
+    "Qwen/Qwen2.5-VL-3B": _sizes(_QWEN, 2_048, 11_008, 36, 16, num_key_value_heads=2, num_vision_weights=668_684_288),
+    "Qwen/Qwen2.5-VL-7B": _sizes(
+        _QWEN, 3_584, 18_944, 28, 28, num_key_value_heads=4, num_vision_weights=676_550_144, **_UNTIED
+    ),
     "Qwen/Qwen3-0.6B": _sizes(_QWEN3, 1_024, 3_072, 28, 16),
     "Qwen/Qwen3-1.7B": _sizes(_QWEN3, 2_048, 6_144, 28, 16),
     "Qwen/Qwen3-4B": _sizes(_QWEN3, 2_560, 9_728, 36, 32),
@@ -100,6 +105,7 @@ class ModelShape:
                 is_tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
                 has_qkv_bias=text.get("attention_bias", config["model_type"] == "qwen2"),
                 has_qk_norm="qwen3" in config["model_type"],
+                num_other=config.get("num_vision_weights", 0),  # of `PUBLISHED` alone
             )
         except KeyError as error:
             raise ValueError(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from ..arguments import read_recipe
+from ..arguments import _read_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
 
@@ -26,6 +26,8 @@ DATACLASSES = (
     ("trl_dapo", "config.py", "DAPOConfig"),
     ("trl_dapo", "launch.py", "LaunchArguments"),
 )
+# Configurations beside the recipes, by the words of `Hardware:`.
+ACCELERATE_CONFIGS = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
 FSDP_VERSION = 2
 
 
@@ -39,14 +41,11 @@ class Sharding:
             `"none"`, `"ddp"`, `"fsdp2"`, `"zero1"`, `"zero2"` or `"zero3"`.
         offloads_optimizer, offloads_weights (`bool`):
             Whether these are in the machine's memory.
-        source (`str`):
-            Where that was read.
     """
 
     kind: str
     offloads_optimizer: bool = False
     offloads_weights: bool = False
-    source: str = ""
 
     @property
     def is_deepspeed(self) -> bool:
@@ -136,7 +135,7 @@ def read(
     Raises:
         ValueError, OSError: In one line.
     """
-    given = {**read_recipe([path]), **_read_overrides(overrides)}
+    given = {**_read_recipe([path]), **_read_overrides(overrides)}
     if unknown := sorted(given.keys() - declared_fields().keys()):
         raise ValueError(f"{path} has fields that no config has: {', '.join(unknown)}.")
     settings = SimpleNamespace(**{**declared_fields(), **given})
@@ -178,25 +177,26 @@ def _read_overrides(overrides):
 
 
 def _find_sharding(path, header, accelerate_config, cluster) -> Sharding:
-    named = accelerate_config
-    if named is None:
-        launch = header.get("Launch", "")
-        for script in re.findall(r"\S+\.sbatch", launch):
-            launch += " " + _beside(path, script).read_text()
-        named = next(iter(re.findall(r"\S*accelerate/\w+\.yaml", launch)), None)
-    if named is None:
-        kind = "ddp" if cluster.num_train > 1 else "none"
-        return Sharding(kind, source="no accelerate configuration is named")
-    file = Path(named) if accelerate_config is not None else _beside(path, named)
+    """As the option says, else the header's launch line or the batch script that it names, else its hardware."""
+    launch, hardware = header.get("Launch", ""), header.get("Hardware", "")
+    for script in re.findall(r"\S+\.sbatch", launch):
+        if (file := _beside(path, script)) is not None:
+            launch += file.read_text(encoding="utf-8")
+    named = re.findall(r"accelerate/(\w+)\.yaml|--accelerate_config (\w+)", launch)
+    said = [file for word, file in ACCELERATE_CONFIGS.items() if word in hardware]
+    name = accelerate_config or next(iter([*("".join(names) for names in named), *said]), None)
+    if name is None:
+        return Sharding("ddp" if cluster.num_train > 1 else "none")
+    file = _beside(path, name) or _beside(path, f"accelerate/{name}.yaml")
+    if file is None:
+        raise FileNotFoundError(f"There is no configuration of accelerate {name}. Name one: `--accelerate_config`.")
     return read_sharding(file, cluster.num_train)
 
 
-def _beside(path, named) -> Path:
-    """A file that a recipe's header names: from the working directory, or from a folder that the recipe is in."""
-    for folder in (Path(), *Path(path).resolve().parents):
-        if (folder / named).is_file():
-            return folder / named
-    raise FileNotFoundError(f"{path} names {named} in its header, which is not there. Name it: `--accelerate_config`.")
+def _beside(path, name) -> Path | None:
+    """A file by its name from the working directory, or from a folder that the recipe is in."""
+    found = (folder / name for folder in (Path(), *Path(path).resolve().parents))
+    return next((file for file in found if file.is_file()), None)
 
 
 def read_sharding(file: Path, num_processes: int) -> Sharding:
@@ -206,19 +206,19 @@ def read_sharding(file: Path, num_processes: int) -> Sharding:
     Raises:
         ValueError, OSError: If it cannot be read, or shards in a way that a plan does not know.
     """
-    config = read_recipe([str(file)])
+    config = _read_recipe([str(file)])
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     if kind == "FSDP":
         if fsdp.get("fsdp_version", 1) != FSDP_VERSION or not fsdp.get("fsdp_reshard_after_forward", True):
             raise ValueError(f"{file}: a plan knows FSDP2 that reshards after forward, not fsdp_config {fsdp}.")
         offloads = bool(fsdp.get("fsdp_offload_params"))
-        return Sharding("fsdp2", offloads, offloads, str(file))
+        return Sharding("fsdp2", offloads, offloads)
     if kind == "DEEPSPEED":
         if "deepspeed_config_file" in deepspeed or deepspeed.get("zero_stage", 2) not in (1, 2, 3):
             raise ValueError(f"{file}: a plan knows DeepSpeed's `zero_stage` 1 to 3, said in accelerate's own file.")
         offloaded = [deepspeed.get(f"offload_{part}_device", "none") != "none" for part in ("optimizer", "param")]
-        return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", *offloaded, str(file))
+        return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", *offloaded)
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         raise ValueError(f"{file}: a plan does not know `distributed_type: {kind}`.")
-    return Sharding("ddp" if num_processes > 1 else "none", source=str(file))
+    return Sharding("ddp" if num_processes > 1 else "none")
