@@ -28,7 +28,8 @@ HOSTILE = (
 )
 
 
-OVERLAP = {"sampling": 6.0, "idle": 4.0, "update": 5.0, "wait": 3.0, "rewards": 2.0}
+TIMES = {"sampling": 6.0, "update": 5.0, "rewards": 2.0, "other": 1.0}
+SERVED = {"timeline/wait_seconds": 3.0, "timeline/idle_seconds": 4.0}
 
 
 def entry(step: int, **metrics) -> dict:
@@ -48,7 +49,7 @@ def entry(step: int, **metrics) -> dict:
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,
         **{f"dynamic_sampling/{name}": value for name, value in sampling.items()},
-        **{f"overlap/{name}_seconds": value for name, value in OVERLAP.items()},
+        **{f"timeline/{name}_seconds": value for name, value in TIMES.items()},
         **metrics,
     }
 
@@ -284,16 +285,27 @@ def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
     assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
 
 
-def test_the_timeline_lays_the_servers_time_above_the_trainers_for_the_last_eight_rollouts():
+def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
     (axes,) = figure.axes
-    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-    # The server samples for 6 s and idles for 4; the trainer updates for 5, waits for 3 and scores for 2.
-    assert bars == [(0, 6), (6, 4), (0, 5), (5, 3), (8, 2)] * 8
+    # 5 s of updates, 1 of an evaluation, 6 of sampling, 2 of scoring; each in the middle of its rollout's line.
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 1), (6, 6), (12, 2)] * 8
+    assert axes.patches[0].get_y() + axes.patches[0].get_height() / 2 == pytest.approx(0)
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]
-    heights = [bar.get_y() for bar in axes.patches[:5]]
-    assert max(heights[:2]) < min(heights[2:])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["update", "other", "sampling", "rewards"]
     assert axes.yaxis_inverted()
+
+
+def test_a_servers_time_lies_above_the_trainers():
+    figure = plot_panel(TIMELINE, [[entry(step, **SERVED) for step in (1, 2)]], [""])
+    (axes,) = figure.axes
+    # The server samples for 6 s and idles for 4; the trainer updates for 5, evaluates for 1, waits for
+    # 3 and scores for 2.
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 6), (6, 4), (0, 5), (5, 1), (6, 3), (9, 2)] * 2
+    heights = [bar.get_y() for bar in axes.patches[:6]]
+    assert max(heights[:2]) < min(heights[2:])
+    assert heights[0] + axes.patches[0].get_height() <= heights[2]
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):
