@@ -621,6 +621,15 @@ def test_a_plan_of_the_1_7b_recipe_by_hand():
     assert least < planned.seconds["update"] < 2 * least
 
 
+def test_the_kl_term_has_a_model_of_its_own_unless_an_adapter_trains():
+    planned = plan(recipe("qwen3_1.7b_dapo"), gpus="1xH100-80GB", overrides=["--beta", "0.1"])
+    without = plan(recipe("qwen3_1.7b_dapo"), gpus="1xH100-80GB")
+    assert planned.training["reference"] == 4 * 1_720_574_976
+    assert planned.peak_sampling - without.peak_sampling == pytest.approx(4 * 1_720_574_976)
+    assert planned.seconds["logps"] == pytest.approx(2 * without.seconds["logps"])
+    assert plan(recipe("qwen2.5_math_7b_lora"), overrides=["--beta", "0.1"]).training["reference"] == 0
+
+
 def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead():
     turns = plan(recipe("qwen2.5_32b_dapo"), gpus="64+8xH100-80GB", overrides=["--rollouts_ahead", "0"])
     parts = turns.seconds

@@ -24,6 +24,7 @@ SHARDINGS = {
 }
 PARTS = {
     "optimizer": "optimizer state",
+    "reference": "the reference model of the KL term",
     "activations": "activations that are kept",
     "work": "the layer at work, or the output layer",
     "gathered": "gathered of others' shards, and buckets",

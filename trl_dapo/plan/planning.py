@@ -228,7 +228,19 @@ class Plan:
             activations["work"] += weights.computed * self.shape.largest_linear
         gathered = gathered_bytes(self.shape, sharding, weights.trained if self.lora is None else weights.held)
         context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else CONTEXT
-        return {**state, **activations, "gathered": gathered, "context": context}
+        return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
+
+    @property
+    def _reference(self) -> float:
+        """Bytes of the model that the KL term compares with; an adapter is switched off instead."""
+        settings, sharding = self.recipe.settings, self.recipe.sharding
+        if settings.beta == 0 or self.lora is not None:
+            return 0.0
+        return (
+            self.weights.held
+            * self.shape.num_parameters
+            / (self.recipe.cluster.num_train if sharding.shards_weights else 1)
+        )
 
     @property
     def _optim(self) -> str:
@@ -251,7 +263,7 @@ class Plan:
         Bytes at most while completions are sampled: weights and optimizer state, the largest weight as it is gathered
         for vLLM, and vLLM where it shares the GPU, or the cache of transformers' `generate`.
         """
-        kept = sum(self.training[part] for part in ("weights", "optimizer", "context"))
+        kept = sum(self.training[part] for part in ("weights", "optimizer", "reference", "context"))
         if self.recipe.asks_a_server:
             return kept + self._gathered_for_sync
         if self.recipe.settings.use_vllm:
