@@ -3,6 +3,7 @@
 """What a model's config says of its sizes, and where the config comes from."""
 
 import json
+import logging
 import os
 import threading
 from dataclasses import dataclass, replace
@@ -251,6 +252,7 @@ def _from_hub(name, revision):
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
         return None
     found = []
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
 
     def ask():
         try:

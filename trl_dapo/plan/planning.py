@@ -236,11 +236,8 @@ class Plan:
         settings, sharding = self.recipe.settings, self.recipe.sharding
         if settings.beta == 0 or self.lora is not None:
             return 0.0
-        return (
-            self.weights.held
-            * self.shape.num_parameters
-            / (self.recipe.cluster.num_train if sharding.shards_weights else 1)
-        )
+        shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
+        return self.weights.held * self.shape.num_parameters / shards
 
     @property
     def _optim(self) -> str:
