@@ -23,7 +23,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import is_bitsandbytes_available
-from trl.scripts.vllm_serve import ScriptArguments, build_command
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import _make_parser
@@ -348,12 +347,11 @@ SBATCH = ROOT / "recipes" / "slurm" / "qwen2.5_32b_dapo.sbatch"
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Runs the batch script on nine machines that are not there; returns its status and what was started."""
+    """Runs the batch script on eight machines that are not there; returns its status and what was started."""
     stubs = {
-        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7 8; else echo "$@" > requeued; fi',
+        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7; else echo "$@" > requeued; fi',
         # Drops its own options and runs the task of one machine.
         "srun": 'while [[ $1 == --* ]]; do echo "$1" >> steps; shift; done; SLURM_PROCID=3 exec "$@"',
-        "vllm": 'printf "%s\\0" "$VLLM_SERVER_DEV_MODE" "$@" > vllm.argv; eval "$VLLM_DOES"',
         "accelerate": 'printf "%s\\0" "$@" > accelerate.argv; eval "$ACCELERATE_DOES"',
     }
     bin_ = tmp_path / "bin"
@@ -362,9 +360,9 @@ def slurm(tmp_path):
         (bin_ / name).write_text(f"#!/bin/bash\n{script}\n")
         (bin_ / name).chmod(0o755)
 
-    def run(vllm, accelerate, *overrides):
-        environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-8]"}
-        environment |= {"SLURM_JOB_ID": "7", "VLLM_DOES": vllm, "ACCELERATE_DOES": accelerate}
+    def run(accelerate, *overrides):
+        environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
+        environment |= {"SLURM_JOB_ID": "7", "ACCELERATE_DOES": accelerate}
         process = subprocess.Popen(
             ["bash", str(SBATCH), *overrides], cwd=tmp_path, env=environment, start_new_session=True
         )
@@ -377,57 +375,33 @@ def slurm(tmp_path):
     return run
 
 
-def arguments(path: Path) -> list[str]:
-    return path.read_text().split("\0")[:-1]
+def test_the_batch_script_trains_the_recipe_on_eight_machines(slurm, tmp_path, launched_on):
+    assert slurm("exit 0", "--learning_rate", "2e-6") == 0
+    assert {"--nodes=8", "--ntasks=8", "--kill-on-bad-exit=1"} <= set((tmp_path / "steps").read_text().split())
+    assert re.findall(r"^#SBATCH --nodes=(\d+)$", SBATCH.read_text(), re.MULTILINE) == ["8"]
 
-
-# Until the other has been started, and then for ever.
-AFTER_VLLM = "until [[ -s vllm.argv ]]; do :; done;"
-FOR_EVER = "exec sleep infinity"
-
-
-def test_the_batch_script_trains_the_recipe_on_eight_machines_and_stops_the_server(slurm, tmp_path, launched_on):
-    assert slurm(FOR_EVER, AFTER_VLLM + "exit 0", "--learning_rate", "2e-6") == 0
-    assert "--nodelist=node0" in (tmp_path / "steps").read_text()
-    assert "--nodelist=node1,node2,node3,node4,node5,node6,node7,node8" in (tmp_path / "steps").read_text()
-
-    subcommand, *options = arguments(tmp_path / "accelerate.argv")
+    subcommand, *options = (tmp_path / "accelerate.argv").read_text().split("\0")[:-1]
     assert subcommand == "launch"
     launch_options = launch_command_parser().parse_args(options)
     assert (ROOT / launch_options.config_file).is_file()
     assert (launch_options.num_machines, launch_options.num_processes) == (8, 64)
-    assert (launch_options.machine_rank, launch_options.main_process_ip) == (3, "node1")
+    assert (launch_options.machine_rank, launch_options.main_process_ip) == (3, "node0")
     launched_on(launch_options.num_processes)
     script_args = [str(ROOT / x) if x.startswith("recipes/") else x for x in launch_options.training_script_args]
     _, training_args, _ = make_parser().parse_args_and_config([*script_args, *ON_THE_CPU])
     assert training_args.gradient_accumulation_steps * 64 == training_args.prompts_per_step * 16
-    assert (training_args.vllm_mode, training_args.vllm_server_host) == ("server", "node0")
+    assert training_args.vllm_mode == "colocate"
+    # Each engine is within a machine.
+    assert launch_options.num_processes // launch_options.num_machines == training_args.vllm_tensor_parallel_size
     assert training_args.resume_from_checkpoint == "true"
     assert training_args.learning_rate == 2e-6
 
-    dev_mode, *server = arguments(tmp_path / "vllm.argv")
-    assert dev_mode == "1"
-    served = dict(zip(server[2::2], server[3::2], strict=True))
-    assert server[:2] == [
-        "serve",
-        yaml.safe_load((ROOT / "recipes/qwen2.5_32b_dapo.yaml").read_text())["model_name_or_path"],
-    ]
-    assert served["--port"] == str(training_args.vllm_server_port)
-    assert int(served["--max-model-len"]) == training_args.max_completion_length + 2048  # and a prompt
-    # What TRL's own launcher asks of a server.
-    wanted = build_command(ScriptArguments(model=server[1], tensor_parallel_size=8, max_model_len=22528))
-    wanted = dict(zip(wanted[5::2], wanted[6::2], strict=True))
-    assert served.keys() <= wanted.keys()
-    for flag in ("--tensor-parallel-size", "--weight-transfer-config", "--logprobs-mode", "--max-logprobs", "--host"):
-        assert served[flag] == wanted[flag]
 
-
-def test_the_batch_script_fails_with_the_trainer_and_with_the_server(slurm):
-    assert slurm(FOR_EVER, AFTER_VLLM + "exit 3") == 3
-    assert slurm("exit 0", FOR_EVER) == 1
+def test_the_batch_script_fails_as_the_trainer_fails(slurm):
+    assert slurm("exit 3") == 3
 
 
 def test_the_batch_script_asks_for_another_turn_before_its_time_is_up(slurm, tmp_path):
     # Slurm sends the signal to the batch script, here the parent of the step's parent.
-    assert slurm(FOR_EVER, AFTER_VLLM + "kill -USR1 $PPID; " + FOR_EVER) != 0
+    assert slurm("kill -USR1 $PPID; exec sleep infinity") != 0
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"

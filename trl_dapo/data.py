@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import datasets
 import pyarrow.parquet as pq
 
+from .recipe_files import RECIPES
 from .rewards.dapo_math import content_text, gold_text, last_boxed, loggable, without_delimiters
 
 
@@ -110,7 +111,8 @@ def load_math_dataset(
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
             A `.parquet`, `.jsonl` or `.json` file, or the id of a hub dataset. A relative path that does not exist in
-            the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA` names.
+            the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA` names, then
+            among the recipes of this package.
         split (`str`, *optional*, defaults to `"train"`):
             Split of a hub dataset. A file is one split.
         offset (`int`, *optional*, defaults to `0`):
@@ -242,7 +244,7 @@ def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, 
     candidates = [path]
     if not path.is_absolute() and DATA_FOLDER_VARIABLE in os.environ:
         candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
-    for candidate in candidates:
+    for candidate in [*candidates, RECIPES / path]:
         if candidate.is_file():
             return f"`{candidate}`", path.stem, _file_rows(candidate)
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
