@@ -44,7 +44,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel, tmp_path_factory) -> Path:
-    """The programs of an environment with the wheel, which has of this one what was installed, but not this package."""
+    """The programs of an environment with the wheel, and with what is installed in this one but for the package."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -61,7 +61,8 @@ def test_a_wheel_holds_every_module_and_every_recipe_once(wheel):
         names = file.namelist()
     assert len(names) == len(set(names))
     modules = {f"{path.relative_to(ROOT)}" for path in (ROOT / "trl_dapo").rglob("*.py")}
-    recipes = [path for pattern in ("*.yaml", "*.jsonl", "*/*.yaml", "*/*.sbatch") for path in ROOT.glob(f"recipes/{pattern}")]
+    patterns = ("*.yaml", "*.jsonl", "*/*.yaml", "*/*.sbatch")
+    recipes = [path for pattern in patterns for path in (ROOT / "recipes").glob(pattern)]
     assert len(recipes) >= 15
     wanted = modules | {f"trl_dapo/{path.relative_to(ROOT)}" for path in recipes}
     assert wanted - set(names) == set()

@@ -113,8 +113,8 @@ def load_math_dataset(
     `answer`, else a worked `solution` with a box), AIME (`Problem`, `Answer`) and `question` with `ground_truth`. Of
     rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem
     with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper
-    and whitespace around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them and the `.0` of a float. How
-    many of each is logged, and kept in `dataset.info.description`.
+    and whitespace around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them
+    and the `.0` of a float. How many of each is logged, and kept in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):

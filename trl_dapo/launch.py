@@ -56,7 +56,8 @@ class LaunchArguments:
         reward_funcs (`list[str]`, *optional*, defaults to `["dapo_math"]`):
             `dapo_math`, `math_verify`, or a dotted import path.
         tools (`list[str]`, *optional*):
-            Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import path.
+            Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import
+            path.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
     """

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes and accelerate configurations by name, wherever the package is installed. Needs the standard library alone."""
+"""Recipes and accelerate configurations by name, wherever the package is. Needs the standard library alone."""
 
 from pathlib import Path
 

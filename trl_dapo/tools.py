@@ -39,9 +39,9 @@ def calculate(expression: str) -> str:
     Calculates the value of an arithmetic expression, such as `comb(12, 5) * 3**4 % 7`.
 
     Args:
-        expression: Numbers, the operators + - * / // % **, parentheses, pi, e, and the functions sqrt, isqrt, gcd, lcm,
-            exp, log, log2, log10, sin, cos, tan, asin, acos, atan, floor, ceil, factorial, comb, perm, abs, min, max
-            and round.
+        expression: Numbers, the operators + - * / // % **, parentheses, pi, e, and the functions sqrt, isqrt, gcd,
+            lcm, exp, log, log2, log10, sin, cos, tan, asin, acos, atan, floor, ceil, factorial, comb, perm, abs, min,
+            max and round.
 
     Returns:
         The value; integers are exact.
@@ -66,7 +66,7 @@ def _value(node: ast.expr) -> int | float:
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
-            _refuse_above(_MOST_BITS, left.bit_length() * abs(right), "the power")
+            _refuse_above(_MOST_BITS, (left.bit_length() - 1) * abs(right), "the power")
         value = _OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         if node.keywords:

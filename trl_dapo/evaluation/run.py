@@ -131,8 +131,9 @@ def evaluate(
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the four
-            settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it is.
+            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the
+            four settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it
+            is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -305,8 +306,8 @@ def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
         raise ValueError(f"`scorer` must be a function or one of {', '.join(map(repr, SCORERS))}, got {scorer!r}.")
     if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
         raise ValueError(
-            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last `Answer:` line "
-            "only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
+            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last "
+            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
 
 
