@@ -385,7 +385,7 @@ def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote
             call = json.dumps({"name": "calculate", "arguments": {"expression": f"{number} + {number}"}})
             return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
         result = re.search(r"<tool_response>\n(.*)\n</tool_response>", text)[1]
-        return f"{'Answer: ' if i % 2 else 'No: '}{result}<|im_end|>"
+        return f"{'Answer: ' if number % 3 and i % 2 else 'No: '}{result}<|im_end|>"
 
     recipe, trainers = ROOT / "recipes" / "qwen3_1.7b_tools.yaml", []
 
@@ -397,13 +397,17 @@ def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote
     monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", Recorded)
     monkeypatch.syspath_prepend(tmp_path)
     command = with_model(shrink(recipe, tmp_path), tool_model)
-    assert launch([*command, "--reward_funcs", "dapo_math", "--max_completion_length", "256"]) == 0
-    logs = [log for log in trainers[0].state.log_history if "loss" in log]
-    assert [log["tools/call_frequency"] for log in logs if "tools/call_frequency" in log] == [1.0]
-    assert logs[0]["tools/failure_frequency"] == 0
-    # Half of each group states the tool's result as its answer, and is right.
-    assert logs[0]["rewards/dapo_math_reward/mean"] == 0
-    assert logs[0]["dynamic_sampling/acceptance_rate"] == 1
+    steps = ["--max_steps", "6", "--max_completion_length", "256"]
+    assert launch([*command, "--reward_funcs", "dapo_math", *steps]) == 0
+    logs = [log for log in trainers[0].state.log_history if "dynamic_sampling/carried" in log]
+    assert len(logs) == 3
+    for log in logs:
+        assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (1, 0)
+        # Of two problems in three half the completions state the tool's result as their answer: 1/2 * 1 - 1/2 * 1.
+        assert log["dynamic_sampling/groups_trained"] == 4
+        assert log["filtered_reward"] == 0
+        assert log["num_loss_tokens"] > 0
+    assert sum(log["dynamic_sampling/carried"] for log in logs) > 0  # calls and all
 
 
 def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(tmp_path):
