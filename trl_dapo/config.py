@@ -93,7 +93,8 @@ class DAPOConfig(GRPOConfig):
             Whether to sample prompts until the rollout batch is full of groups that are neither all right nor all
             wrong. `False` leaves generation to [`~trl.GRPOTrainer`].
         dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
-            Generation rounds for one rollout batch. `0` or less: no limit.
+            Generation rounds for one rollout batch. `0` or less: no limit, unless not one group is found: then a
+            rollout counts as `dynamic_sampling_stop_after` rollouts of 10 rounds.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups found and
             fills the batch with rows that weigh nothing. `"error"` stops, with the counts by reason.
@@ -633,7 +634,9 @@ class DAPOConfig(GRPOConfig):
 
     def _check_filler(self):
         """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
-        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and self.dynamic_sampling_max_rounds > 0
+        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and (
+            self.dynamic_sampling_max_rounds > 0 or self.dynamic_sampling_stop_after > 0
+        )
         if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
