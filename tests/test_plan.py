@@ -103,10 +103,6 @@ def write(tmp_path):
     return write_recipe
 
 
-def accelerate(name: str) -> str:
-    return str(ROOT / "recipes" / "accelerate" / f"{name}.yaml")
-
-
 # 2 layers, 4 wide, 2 heads and 1 key head of 3, an MLP of 5, 7 tokens.
 SMALL = ModelShape(
     hidden_size=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=3, vocab_size=7, intermediate_size=5
@@ -673,7 +669,7 @@ def test_a_plan_for_one_gpu_by_hand(write):
 def test_a_plan_for_fsdp2_by_hand(write):
     fields = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-Math-7B", "vllm_tensor_parallel_size": 2}
     path = write("8 GPUs of 80 GB", fields)
-    planned = plan(path, accelerate_config=accelerate("fsdp2"))
+    planned = plan(path, accelerate_config="fsdp2")
     num = 7_615_616_512
     # Shards in float32, and whole gradients in bfloat16 between micro-batches.
     assert planned.training["weights"] == 4 * num / 8
@@ -685,10 +681,10 @@ def test_a_plan_for_fsdp2_by_hand(write):
     assert (planned.engine.num_engines, planned.engine.max_num_seqs) == (4, 2 * 128)
     assert planned.vllm["weights"] == num
     reduced = ["--accelerator_config", "{gradient_accumulation_kwargs: {sync_each_batch: true}}"]
-    assert plan(path, accelerate_config=accelerate("fsdp2"), overrides=reduced).training["gradients"] == 4 * num / 8
+    assert plan(path, accelerate_config="fsdp2", overrides=reduced).training["gradients"] == 4 * num / 8
     # On a slow link gathering shards takes longer than computing: twice for an update, and gradients once a step.
     rows = {"gpus": "8xL40S-48GB", "overrides": ["--max_tokens_per_microbatch", "null"], "lengths": (10, 8192)}
-    slow = plan(path, accelerate_config=accelerate("fsdp2"), **rows)
+    slow = plan(path, accelerate_config="fsdp2", **rows)
     passes = 4 * 16 * 16 / 8  # of one row
     assert slow.seconds["update"] == pytest.approx((passes * 4 * num + 4 * 2 * num) / (0.7 * 32e9))
 
@@ -735,8 +731,7 @@ def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(write):
 
 
 def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
-    options = {"gpus": "64+8xH100-80GB", "accelerate_config": accelerate("zero3")}
-    turns = plan(write("many GPUs", NINE_MACHINES), **options)
+    turns = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES))
     parts = turns.seconds
     assert turns.rollout_seconds == pytest.approx(sum(parts.values()))
     trains = parts["update"] + parts["logps"]
@@ -749,7 +744,7 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
     assert parts["sync"] == pytest.approx(2 * 32_763_876_352 / 0.7 * (1 / 50e9 + 1 / 400e9))
 
     ahead = {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
-    ahead = plan(write("many GPUs", ahead), **options)
+    ahead = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", ahead))
     longer = max(ahead.seconds["sampling"], ahead.seconds["update"] + ahead.seconds["logps"])
     assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
 
@@ -767,8 +762,8 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
 
 
 def test_what_would_help_is_planned_anew_and_does_help(write):
-    path, options = write("many GPUs", NINE_MACHINES), {"accelerate_config": accelerate("zero3")}
-    planned = plan(path, gpus="64+8xH100-80GB", **options)
+    path = write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES)
+    planned = plan(path)
     found = suggest(planned)
     assert len(found) == 3
     gains = [other.seconds_with_evaluation for _, other in found]
@@ -779,9 +774,8 @@ def test_what_would_help_is_planned_anew_and_does_help(write):
         fields = [field.split(": ") for field in words.split(", ") if ": " in field]
         again = plan(
             path,
-            gpus=gpus[1] if gpus else "64+8xH100-80GB",
+            gpus=gpus[1] if gpus else None,
             overrides=[word for name, value in fields for word in (f"--{name}", value)],
-            **options,
         )
         assert again.seconds_with_evaluation == pytest.approx(other.seconds_with_evaluation)
         assert again.fits
@@ -812,8 +806,8 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--optim", "adafactor"], "`optim: adafactor`"),
         (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
-        (["--accelerate_config", "nowhere.yaml"], "There is no configuration of accelerate nowhere.yaml"),
-        (["--accelerate_config", "zero4"], "There is no configuration of accelerate zero4"),
+        (["--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
+        (["--accelerate_config", "zero4"], "is none of cpu, fsdp2, multi_gpu"),
         (["more"], "`more` follows no `--field`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

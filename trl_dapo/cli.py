@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .plan.page import add_plan_arguments, run_plan
+from .recipe_files import find_accelerate_config, find_recipe, list_recipes
 from .version import __version__
 
 
@@ -52,8 +53,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
     commands.add_parser(
         "train",
-        help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value] [--num_processes N] "
-        "[--accelerate_config FILE]",
+        help="train by a recipe: trl-dapo train --config smoke_cpu [--field value] [--num_processes N] "
+        "[--accelerate_config fsdp2]",
     )
 
     planned = commands.add_parser(
@@ -65,6 +66,10 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add_plan_arguments(planned)
     planned.set_defaults(run=run_plan)
+
+    recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
+    recipes.add_argument("--show", metavar="NAME", help="print one")
+    recipes.set_defaults(run=_recipes)
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
     add_eval_arguments(evaluation)
@@ -84,9 +89,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _train(argv: list[str]) -> int:
     launch_options, argv = split_launch_options(argv)
     try:
-        check_train_arguments(argv)
-        if (file := launch_options.accelerate_config) is not None and not os.path.isfile(file):
-            raise FileNotFoundError(f"`--accelerate_config {file}` names no file.")
+        argv = check_train_arguments(argv)
+        if launch_options.accelerate_config is not None:
+            launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
@@ -97,6 +102,14 @@ def _train(argv: list[str]) -> int:
     from .launch import launch
 
     return launch(argv)
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    try:
+        print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
+    except OSError as error:
+        return _tell("recipes", error)
+    return 0
 
 
 def _quickstart(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ PARTS = {
 
 def add_plan_arguments(parser: argparse.ArgumentParser):
     """Adds the options of `trl-dapo plan`."""
-    parser.add_argument("--config", required=True, metavar="RECIPE", help="the recipe")
+    parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, or its name")
     parser.add_argument(
         "--gpus",
         help=f"8xH100-80GB, or 64+8xH100-80GB where 64 train and 8 serve vLLM; known: {', '.join(GPUS)} "
@@ -48,7 +48,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser):
         help="tokens of completions (default: a third of max_completion_length, and it)",
     )
     parser.add_argument("--acceptance", type=float, default=ACCEPTANCE, help="share of groups accepted (default: 1/3)")
-    parser.add_argument("--accelerate_config", metavar="FILE", help="accelerate's file (default: the recipe's)")
+    parser.add_argument(
+        "--accelerate_config", metavar="CONFIG", help="of accelerate's (default: the recipe's)"
+    )
 
 
 def run_plan(args: argparse.Namespace, overrides: list[str]) -> int:

@@ -543,7 +543,7 @@ def plan(
 
     Args:
         config (`str`):
-            The recipe.
+            The recipe, or its name.
         gpus (`str`, *optional*):
             `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Defaults to the recipe's header.
         lengths (`tuple[float, float]`, *optional*):
@@ -551,7 +551,7 @@ def plan(
         acceptance (`float`, *optional*, defaults to `1 / 3`):
             Share of groups that dynamic sampling accepts.
         accelerate_config (`str`, *optional*):
-            File of accelerate's. Defaults to the one in the recipe's header.
+            Name or file of accelerate's configuration. Defaults to the one in the recipe's header.
         overrides (`Sequence[str]`, *optional*):
             `--field value ...`, as `trl-dapo train` takes them.
 
@@ -566,7 +566,7 @@ def plan(
     ```python
     >>> from trl_dapo.plan import plan
 
-    >>> plan("recipes/qwen3_1.7b_dapo.yaml", gpus="1xH100-80GB").fits
+    >>> plan("qwen3_1.7b_dapo", gpus="1xH100-80GB").fits
     True
     ```
     """

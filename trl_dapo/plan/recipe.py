@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import yaml
 
 from ..arguments import _read_recipe
+from ..recipe_files import find_accelerate_config, find_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
 
@@ -26,8 +27,8 @@ DATACLASSES = (
     ("trl_dapo", "config.py", "DAPOConfig"),
     ("trl_dapo", "launch.py", "LaunchArguments"),
 )
-# Configurations beside the recipes, by the words of `Hardware:`.
-ACCELERATE_CONFIGS = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
+# Of the package's own, by the words of `Hardware:`.
+CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
 FSDP_VERSION = 2
 
 
@@ -121,11 +122,11 @@ def read(
 
     Args:
         path (`str`):
-            The recipe.
+            The recipe, or its name.
         gpus (`str`, *optional*):
             As in [`~hardware.parse_gpus`]. Defaults to what the header's `Hardware:` says.
         accelerate_config (`str`, *optional*):
-            File of accelerate's. Defaults to the one that the header's `Launch:` names.
+            Name or file of accelerate's configuration. Defaults to what the header's `Launch:` or `Hardware:` says.
         overrides (`Sequence[str]`, *optional*):
             `--field value ...`, as `trl-dapo train` takes them.
 
@@ -135,7 +136,8 @@ def read(
     Raises:
         ValueError, OSError: In one line.
     """
-    given = {**_read_recipe([path]), **_read_overrides(overrides)}
+    path = find_recipe(path)
+    given = {**_read_recipe(path), **_read_overrides(overrides)}
     if unknown := sorted(given.keys() - declared_fields().keys()):
         raise ValueError(f"{path} has fields that no config has: {', '.join(unknown)}.")
     settings = SimpleNamespace(**{**declared_fields(), **given})
@@ -145,7 +147,7 @@ def read(
         raise ValueError(
             f"{path} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
         )
-    recipe = Recipe(Path(path).stem, settings, _find_sharding(path, header, accelerate_config, cluster), cluster)
+    recipe = Recipe(Path(path).stem, settings, _find_sharding(header, accelerate_config, cluster), cluster)
     if recipe.asks_a_server != bool(cluster.num_serve):
         if cluster.num_serve:
             raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
@@ -176,27 +178,14 @@ def _read_overrides(overrides):
     return {name: values[0] if len(values) == 1 else values or True for name, values in given.items()}
 
 
-def _find_sharding(path, header, accelerate_config, cluster) -> Sharding:
-    """As the option says, else the header's launch line or the batch script that it names, else its hardware."""
-    launch, hardware = header.get("Launch", ""), header.get("Hardware", "")
-    for script in re.findall(r"\S+\.sbatch", launch):
-        if (file := _beside(path, script)) is not None:
-            launch += file.read_text(encoding="utf-8")
-    named = re.findall(r"accelerate/(\w+)\.yaml|--accelerate_config (\w+)", launch)
-    said = [file for word, file in ACCELERATE_CONFIGS.items() if word in hardware]
-    name = accelerate_config or next(iter([*("".join(names) for names in named), *said]), None)
+def _find_sharding(header, accelerate_config, cluster) -> Sharding:
+    """As the option says, else the header's launch line, else the words of its hardware."""
+    launched = re.search(r"--accelerate_config (\w+)|accelerate/(\w+)\.yaml", header.get("Launch", ""))
+    said = [file for word, file in CONFIGS_BY_WORD.items() if word in header.get("Hardware", "")]
+    name = accelerate_config or (launched and (launched[1] or launched[2])) or next(iter(said), None)
     if name is None:
         return Sharding("ddp" if cluster.num_train > 1 else "none")
-    file = _beside(path, name) or _beside(path, f"accelerate/{name}.yaml")
-    if file is None:
-        raise FileNotFoundError(f"There is no configuration of accelerate {name}. Name one: `--accelerate_config`.")
-    return read_sharding(file, cluster.num_train)
-
-
-def _beside(path, name) -> Path | None:
-    """A file by its name from the working directory, or from a folder that the recipe is in."""
-    found = (folder / name for folder in (Path(), *Path(path).resolve().parents))
-    return next((file for file in found if file.is_file()), None)
+    return read_sharding(find_accelerate_config(name), cluster.num_train)
 
 
 def read_sharding(file: Path, num_processes: int) -> Sharding:
@@ -206,7 +195,7 @@ def read_sharding(file: Path, num_processes: int) -> Sharding:
     Raises:
         ValueError, OSError: If it cannot be read, or shards in a way that a plan does not know.
     """
-    config = _read_recipe([str(file)])
+    config = _read_recipe(file)
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     if kind == "FSDP":

@@ -32,8 +32,8 @@ OUTCOME_COLOURS = {
     "unscored": "#AA4499",
     "masked": "#999933",
 }
-# For the sources of prompts, the largest first.
-SOURCE_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
+# For reward functions, and for the sources of prompts, the largest first.
+NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
 # Of what the trainer and a server do.
@@ -167,6 +167,25 @@ TIMELINE = Panel(
     caption="The updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
     "below: where the trainer waits, more GPUs should sample, and where the server idles, more should train.",
 )
+# With one line for each name that a run has, in a picture for each run: see `plot_named`.
+REWARDS = Panel(
+    name="rewards",
+    title="Reward by function",
+    unit="mean reward",
+    metrics={},
+    caption="Before the filter and before weights. Where one rises and the one that matters does not, their sum hides "
+    "it.",
+    bottom=None,
+)
+SOURCES = Panel(
+    name="sources",
+    title="Acceptance rate by source",
+    unit="share of groups sampled",
+    metrics={},
+    caption="A source that falls to zero has nothing left to teach, or is beyond the model: the share of right "
+    "completions below says which.",
+    top=1.0,
+)
 PANELS = (
     REWARD,
     Panel(
@@ -275,17 +294,25 @@ def plot_panel(
         return figure
 
 
-def plot_sources(
-    by_source: Sequence[dict[str, tuple[list[int], list[float]]]], labels: Sequence[str], theme: str = "light"
+def plot_named(
+    panel: Panel,
+    by_name: Sequence[dict[str, tuple[list[int], list[float]]]],
+    labels: Sequence[str],
+    title: str = "",
+    theme: str = "light",
 ) -> Figure:
     """
-    Draws the acceptance rate of each source of prompts, in a picture for each run, two in a row.
+    Draws a line for each reward function, or for each source of prompts, in a picture for each run, two in a row.
 
     Args:
-        by_source (`Sequence[dict[str, tuple[list[int], list[float]]]]`):
-            For each run steps and rates by source, at most 8 of them; empty where it has no ledger.
+        panel ([`Panel`]):
+            `REWARDS` or `SOURCES`.
+        by_name (`Sequence[dict[str, tuple[list[int], list[float]]]]`):
+            For each run steps and values by name, of which the first 8 are drawn; empty where it has none.
         labels (`Sequence[str]`):
             A name for each run, drawn where there are several.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
         theme (`str`, *optional*, defaults to `"light"`):
             `"light"` or `"dark"`.
 
@@ -293,16 +320,18 @@ def plot_sources(
         [`~matplotlib.figure.Figure`]: The picture.
     """
     with _style(theme):
-        shown = [i for i, of_run in enumerate(by_source) if of_run]
+        shown = [i for i, of_run in enumerate(by_name) if of_run]
         figure, places = _one_for_each(len(shown))
         for place, i in zip(places, shown, strict=True):
-            for colour, (source, (steps, rates)) in zip(SOURCE_COLOURS, by_source[i].items(), strict=False):
+            for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
                 marker = "o" if len(steps) < 15 else None
-                place.plot(steps, rates, color=colour, marker=marker, markersize=3, label=_shorten(source))
+                means = smooth(values, smoothing_window(values))
+                place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
             if len(labels) > 1:
                 place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
-            place.legend(loc="best")
-            _label(place, ACCEPTANCE)
+            place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
+            _label(place, panel)
+        figure.suptitle(title)
         return figure
 
 
@@ -505,7 +534,8 @@ def _draw_timeline(axes: Axes, log_history: list[dict]):
     axes.set(xlabel="seconds since the rollout before was complete", ylabel="optimizer step")
     names = [name for name in TIMELINE_COLOURS if name in drawn]
     handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in names]
-    axes.legend(handles, names, loc="best", ncols=2, frameon=True, framealpha=0.85, edgecolor="none")
+    # Above the bars, which may fill the whole width.
+    axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), columnspacing=1.2)
 
 
 def _draw_outcomes(axes: Axes, log_history: list[dict]):
