@@ -48,9 +48,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser):
         help="tokens of completions (default: a third of max_completion_length, and it)",
     )
     parser.add_argument("--acceptance", type=float, default=ACCEPTANCE, help="share of groups accepted (default: 1/3)")
-    parser.add_argument(
-        "--accelerate_config", metavar="CONFIG", help="of accelerate's (default: the recipe's)"
-    )
+    parser.add_argument("--accelerate_config", metavar="CONFIG", help="of accelerate's (default: the recipe's)")
 
 
 def run_plan(args: argparse.Namespace, overrides: list[str]) -> int:
