@@ -689,6 +689,16 @@ def test_a_plan_for_fsdp2_by_hand(write):
     assert slow.seconds["update"] == pytest.approx((passes * 4 * num + 4 * 2 * num) / (0.7 * 32e9))
 
 
+def test_what_a_plan_leaves_out_is_said(write):
+    assert not any("unchecked" in text for text in plan(write("one GPU of 80 GB", ONE_GPU)).assumptions)
+    fields = {"vllm_max_model_length": None, "tools": ["calculate"], "dynamic_sampling_memory": True}
+    said = " ".join(plan(write("one GPU of 80 GB", {**ONE_GPU, **fields})).assumptions)
+    for words in ("whole context without `vllm_max_model_length`: unchecked", "tools take no time", "left out"):
+        assert words in said
+    seeing = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"}
+    assert any("images take neither" in text for text in plan(write("one GPU of 80 GB", seeing)).assumptions)
+
+
 def test_two_iterations_take_an_update_twice(write):
     once = plan(write("one GPU of 80 GB", ONE_GPU))
     twice = plan(write("one GPU of 80 GB", {**ONE_GPU, "num_iterations": 2}))

@@ -525,6 +525,12 @@ class Plan:
             found.append(f"a server uses {SERVER_UTILIZATION:.0%} of its GPUs, tensor parallel in a machine")
         if self.num_problems:
             found.append(f"{self.num_problems} problems in an evaluation")
+        if settings.use_vllm and not self.recipe.asks_a_server and settings.vllm_max_model_length is None:
+            found.append("vLLM asks for a cache of the model's whole context without `vllm_max_model_length`: unchecked")
+        if settings.tools:
+            found.append("tools take no time")
+        if self.shape.num_other:
+            found.append("images take neither tokens nor activations; an evaluation of them is one call")
         if settings.dynamic_sampling_memory:
             found.append("what `dynamic_sampling_memory` spares is not known beforehand, and left out")
         return found
