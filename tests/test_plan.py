@@ -283,6 +283,16 @@ def test_a_micro_batch_at_its_fullest_by_hand():
     # Before TRL 1.16: all logits, four times.
     logits = activation_bytes(wide, checkpointing=True, fused_head=False, **options)["work"]
     assert logits == 2 * 100_000 * (4 * 50 + 4) + 4 * 50 * 4 + 4 * 400_000
+    # Of many layers autocast's copies count, which stay to the end of the forward pass.
+    deep = dataclasses.replace(SMALL, num_layers=10_000)
+    tile = 2 * (50 * 32_768 + 7 * 4)
+    assert activation_bytes(deep, checkpointing=True, **options)["work"] == tile + 2 * 132 * 10_000
+    # Of a wide MLP its backward pass does, the layer computed again, and the gradient that waits for the embedding's.
+    broad = dataclasses.replace(SMALL, intermediate_size=10**6, is_tied=True)
+    layer = 50 * layer_bytes(broad, 4, 2, "flash_attention_2")
+    assert activation_bytes(broad, checkpointing=True, **options)["work"] == (
+        layer + backward_bytes(broad, 50, held=4, computed=2) + 4 * 28
+    )
     # 3 x 2 x 50 x 5 of the MLP; the largest weight, 4 x 6, as computed and as held.
     assert backward_bytes(wide, 50, held=4, computed=2) == 1500 + 6 * 24
 
@@ -693,7 +703,7 @@ def test_what_a_plan_leaves_out_is_said(write):
     assert not any("unchecked" in text for text in plan(write("one GPU of 80 GB", ONE_GPU)).assumptions)
     fields = {"vllm_max_model_length": None, "tools": ["calculate"], "dynamic_sampling_memory": True}
     said = " ".join(plan(write("one GPU of 80 GB", {**ONE_GPU, **fields})).assumptions)
-    for words in ("whole context without `vllm_max_model_length`: unchecked", "tools take no time", "left out"):
+    for words in ("a cache of the model's whole context: unchecked", "tools take no time", "left out"):
         assert words in said
     seeing = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"}
     assert any("images take neither" in text for text in plan(write("one GPU of 80 GB", seeing)).assumptions)

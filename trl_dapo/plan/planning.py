@@ -526,7 +526,9 @@ class Plan:
         if self.num_problems:
             found.append(f"{self.num_problems} problems in an evaluation")
         if settings.use_vllm and not self.recipe.asks_a_server and settings.vllm_max_model_length is None:
-            found.append("vLLM asks for a cache of the model's whole context without `vllm_max_model_length`: unchecked")
+            found.append(
+                "without `vllm_max_model_length` vLLM asks for a cache of the model's whole context: unchecked"
+            )
         if settings.tools:
             found.append("tools take no time")
         if self.shape.num_other:
