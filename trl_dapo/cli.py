@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from .plan.page import add_plan_arguments, run_plan
 from .recipe_files import find_accelerate_config, find_recipe, list_recipes
 from .version import __version__
 
@@ -28,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
-    args = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    args, others = parser.parse_known_args(argv)
+    if args.run is run_plan:  # any field of a recipe is an option of its plan
+        return run_plan(args, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     return args.run(args)
 
 
@@ -50,6 +56,16 @@ def _make_parser() -> argparse.ArgumentParser:
         help="train by a recipe: trl-dapo train --config smoke_cpu [--field value] [--num_processes N] "
         "[--accelerate_config fsdp2]",
     )
+
+    planned = commands.add_parser(
+        "plan",
+        help="what a recipe will need: memory, disk and time",
+        description="What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field "
+        "value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
+        allow_abbrev=False,
+    )
+    add_plan_arguments(planned)
+    planned.set_defaults(run=run_plan)
 
     recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
     recipes.add_argument("--show", metavar="NAME", help="print one")
