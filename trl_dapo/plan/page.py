@@ -130,7 +130,11 @@ def describe(planned: Plan) -> str:
     if suggestions := suggest(planned):
         lines += _section("Would help most")
         for words, other in suggestions:
-            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(other.seconds_with_evaluation)} a rollout"
+            after = other.seconds_a_row * planned.num_rows
+            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(after)} a rollout"
+            if other.num_rows != planned.num_rows:
+                steps = f"{other.num_steps:.3g} optimizer steps a rollout, not {planned.num_steps:.3g}"
+                effect += f"'s prompts; further off-policy: {steps}"
             if not planned.fits:
                 left = "" if other.fits else ", still too much"
                 effect = f"peak {gib(planned.peak)} -> {gib(other.peak)}{left}; {effect}"
