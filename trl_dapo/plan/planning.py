@@ -296,9 +296,8 @@ class Plan:
             if cluster.num_train % shards:
                 raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {cluster.num_train} GPUs.")
         if self.shape.num_heads % shards:
-            raise ValueError(
-                f"`vllm_tensor_parallel_size={shards}` does not divide the model's {self.shape.num_heads} attention heads."
-            )
+            heads = f"{self.shape.num_heads} attention heads"
+            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide the model's {heads}.")
         cache = vllm_cache_tokens(self.shape, cluster.gpu.memory, self._utilization, shards)
         return Engine(cluster.gpu, shards, num_engines, cache, sequences)
 
@@ -556,9 +555,8 @@ class Plan:
         if settings.tools:
             found.append("tools take no time")
         if self.falls_short:
-            found.append(
-                f"`dynamic_sampling_max_rounds: {settings.dynamic_sampling_max_rounds}` ends a rollout before it is full"
-            )
+            most = settings.dynamic_sampling_max_rounds
+            found.append(f"`dynamic_sampling_max_rounds: {most}` ends a rollout before it is full")
         if self.shape.num_other:
             found.append(
                 "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "

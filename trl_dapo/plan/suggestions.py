@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import yaml
+
 from .hardware import Cluster
 from .planning import Plan
 from .recipe import Sharding
@@ -129,4 +131,6 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
 
 
 def _yaml(value) -> str:
+    if isinstance(value, float):  # YAML takes 1e-05 for a text
+        return yaml.safe_dump(value).splitlines()[0]
     return value if isinstance(value, str) else json.dumps(value)
