@@ -618,6 +618,7 @@ def test_gpus_are_read_from_words_and_from_a_header():
     ):
         assert str(read_hardware(text)) == expected
     assert read_hardware("8 GPUs of 33 GB") is None
+    assert read_hardware("0 GPUs of 80 GB") is None
     assert read_hardware("") is None
 
 

@@ -134,4 +134,4 @@ def read_hardware(text: str) -> Cluster | None:
         0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
         for count in (counts[0] or found, counts[1])
     )
-    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve)
+    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve) if num_train else None

@@ -133,8 +133,10 @@ def describe(planned: Plan) -> str:
             after = other.seconds_a_row * planned.num_rows
             effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(after)} a rollout"
             if other.num_rows != planned.num_rows:
+                effect += "'s prompts"
+            if other.num_steps > planned.num_steps:
                 steps = f"{other.num_steps:.3g} optimizer steps a rollout, not {planned.num_steps:.3g}"
-                effect += f"'s prompts; further off-policy: {steps}"
+                effect += f"; further off-policy: {steps}"
             if not planned.fits:
                 left = "" if other.fits else ", still too much"
                 effect = f"peak {gib(planned.peak)} -> {gib(other.peak)}{left}; {effect}"
