@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy over a run, and what it cost: the same measure for every trainer, so neither TRL nor trl_dapo is imported."""
+"""Accuracy over a run and what it cost: one measure for all trainers, so neither TRL nor trl_dapo is imported."""
 
 import time
 

@@ -19,12 +19,12 @@ interrupted goes on where it stopped.
 - ours, carry, memory: surplus trains in the next rollout, prompts likely to be dropped are passed over for a while
 
 What cannot be equalised: that denominator where steps of one rollout differ in tokens, the order of prompts, random
-numbers, versions of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16
-groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
-without the measuring of accuracy. Intervals are Student's, over seeds.
+numbers, versions of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where
+16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without
+start-up and without the measuring of accuracy. Intervals are Student's, over seeds.
 
-ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which groups
-had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
+ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
+groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from runs import fingerprint, interval, run_all
 from sampling_policies import Swift
-from time_to_accuracy import CHECKPOINT_SEED, NUM_GENERATIONS, TASKS, make_checkpoint
+from time_to_accuracy import CHECKPOINT_SEED, TASKS, make_checkpoint
 
 from trl_dapo.history import LOG_HISTORY_NAME
 from trl_dapo.ledger import read_ledger
@@ -317,7 +317,7 @@ def markdown(runs):
     """The table of a CSV's runs, line by line: means over seeds, and the interval of accuracy."""
     lines = []
     for task, methods in runs.items():
-        num_rollouts, num_seeds = (round(methods["ours"][0]["rollouts"]), len(methods["ours"]))
+        num_rollouts, num_seeds = round(methods["ours"][0]["rollouts"]), len(methods["ours"])
         lines += [
             f"| {task}, {num_rollouts} rollouts, {num_seeds} seeds | accuracy | tokens | rounds | useful groups | "
             "different prompts in a full batch (fewest) | fallbacks | gradient norm | CPU s |",
@@ -333,12 +333,18 @@ def markdown(runs):
                 if full
                 else "never full"
             )
-            lines.append(
-                f"| {method} | {100 * middle:.1f} % ± {100 * half:.1f} | {mean['tokens']:,.0f} | {mean['rounds']:.0f} | "
-                f"{mean['useful_groups']:.1f} | {distinct} | "
-                f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {num_rollouts * num_seeds} | "
-                f"{mean['grad_norm']:.2f} | {mean['cpu_seconds']:.1f} |"
+            cells = (
+                method,
+                f"{100 * middle:.1f} % ± {100 * half:.1f}",
+                f"{mean['tokens']:,.0f}",
+                f"{mean['rounds']:.0f}",
+                f"{mean['useful_groups']:.1f}",
+                distinct,
+                f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {num_rollouts * num_seeds}",
+                f"{mean['grad_norm']:.2f}",
+                f"{mean['cpu_seconds']:.1f}",
             )
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return lines
 
