@@ -80,7 +80,6 @@ SWIFT = {
     "check_model": "false",
     "gradient_checkpointing": "false",
     "split_dataset_ratio": 0,
-    "dataset_shuffle": "false",  # the prompts are in random order
     "load_from_cache_file": "false",
     "remove_unused_columns": "false",
     "dataset_num_proc": 1,
@@ -187,7 +186,7 @@ def rollouts_of(groups):
 
 def run_peer(job, checkpoint, folder):
     problems = Problems(CHECKPOINT_SEED)
-    data = list(time_to_accuracy.prompts(problems, TASKS[job.task].shares, job.seed))
+    data = time_to_accuracy.prompts(problems, TASKS[job.task].shares, job.seed)
     rows = [{"messages": row["prompt"], "solution": row["solution"]} for row in data]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     held_out = [problem._asdict() for problem in time_to_accuracy.held_out(problems)]
@@ -209,8 +208,7 @@ def run_peer(job, checkpoint, folder):
     if done.returncode:
         raise RuntimeError(f"ms-swift ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     result = json.loads((folder / "result.json").read_text())
-    names = [row["prompt"][0]["content"] for row in data]
-    modelled = replay(result["rollouts"], names, job.seed, job.settings["max_resample_times"])
+    modelled = replay(result["rollouts"], result["order"], job.seed, job.settings["max_resample_times"])
     return {**result, "as_modelled": statistics.mean(modelled)}
 
 
@@ -222,7 +220,7 @@ def replay(rollouts, names, seed, num_resamples):
         rollouts (`list[dict]`):
             As `swift_run.Watch` notes them.
         names (`list[str]`):
-            The prompts of the dataset, in its order.
+            The prompts of the dataset, in the order into which ms-swift has shuffled them before it trains.
         seed (`int`):
             Seed of the run.
         num_resamples (`int`):

@@ -102,7 +102,8 @@ class Run(SwiftRLHF):
             trainer.remove_callback(callback)
         trainer.train()
         norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-        self.result = {"curve": clock.curve, "rollouts": watch.rollouts, "grad_norms": norms}
+        order = [row["messages"][0]["content"] for row in trainer.train_dataset]
+        self.result = {"curve": clock.curve, "rollouts": watch.rollouts, "grad_norms": norms, "order": order}
         return {}
 
 
