@@ -24,10 +24,11 @@ def accuracy(model, tokenizer, problems):
 
 
 class Clock(TrainerCallback):
-    """After every rollout: tokens, seconds and accuracy so far; ends the run at the target or at the limit."""
+    """After every `every` rollouts: tokens, seconds, accuracy so far; ends the run at the target or at the limit."""
 
-    def __init__(self, job, measure, num_tokens, server_seconds=lambda: 0.0):
+    def __init__(self, job, measure, num_tokens, server_seconds=lambda: 0.0, every=1):
         self.job, self.measure, self.num_tokens, self.server_seconds = job, measure, num_tokens, server_seconds
+        self.every = every
         self.curve = []
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -35,7 +36,7 @@ class Clock(TrainerCallback):
         self._note(args, state, control)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % args.steps_per_generation == 0:
+        if state.global_step % (self.every * args.steps_per_generation) == 0:
             self._note(args, state, control)
 
     def _note(self, args, state, control):

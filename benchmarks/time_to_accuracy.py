@@ -197,7 +197,7 @@ def prompts(problems, shares, seed):
     )
 
 
-def train(job, checkpoint, output_dir, max_steps=1_000_000):
+def train(job, checkpoint, output_dir, max_steps=1_000_000, every=1):
     """Trains until the target or a limit; returns the curve and the mean acceptance rate."""
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -229,6 +229,7 @@ def train(job, checkpoint, output_dir, max_steps=1_000_000):
             lambda: accuracy(model, tokenizer, held_out(problems)),
             lambda: trainer.num_tokens,
             lambda: sum(client.cpu_seconds() for client in clients),
+            every,
         )
         trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)

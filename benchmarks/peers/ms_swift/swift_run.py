@@ -96,7 +96,8 @@ class Run(SwiftRLHF):
         problems = [SimpleNamespace(**problem) for problem in json.loads(Path(self.job["held_out"]).read_text())]
         watch = Watch(trainer)
         limits = SimpleNamespace(target=float("inf"), max_seconds=float("inf"))
-        clock = Clock(limits, lambda: accuracy(model, tokenizer, problems), lambda: watch.num_tokens)
+        measure, every = lambda: accuracy(model, tokenizer, problems), self.job["num_rollouts"]
+        clock = Clock(limits, measure, lambda: watch.num_tokens, every=every)
         trainer.add_callback(clock)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
