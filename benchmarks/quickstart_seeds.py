@@ -18,7 +18,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from trl_dapo.evaluation import compare
@@ -33,17 +32,17 @@ def cpu_seconds_of_children():
     return usage.ru_utime + usage.ru_stime
 
 
-def run(seed):
-    """One quickstart; returns its row."""
-    with tempfile.TemporaryDirectory() as folder:
-        start = cpu_seconds_of_children()
-        command = [sys.executable, "-m", "trl_dapo.cli", "quickstart", "--seed", str(seed), "--output_dir", folder]
-        threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"`{' '.join(command[1:])}` ended with {done.returncode}:\n{done.stderr}")
-        seconds = cpu_seconds_of_children() - start
-        change = compare(Path(folder) / "eval_warm_up", Path(folder) / "eval_trained")["metrics"]["avg@4"]
+def run(seed, folder):
+    """One quickstart, kept in the folder; returns its row."""
+    start = cpu_seconds_of_children()
+    command = [sys.executable, "-m", "trl_dapo.cli", "quickstart", "--seed", str(seed), "--output_dir", str(folder)]
+    threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command[1:])}` ended with {done.returncode}:\n{done.stderr}")
+    seconds = cpu_seconds_of_children() - start
+    (folder / "printed.txt").write_text(done.stdout)
+    change = compare(folder / "eval_warm_up", folder / "eval_trained")["metrics"]["avg@4"]
     return {
         "seed": seed,
         "before": change["base"],
@@ -67,13 +66,18 @@ def headline(rows):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=CSV, help="where to write (default: %(default)s)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("outputs/quickstart_seeds"),
+        help="a folder a seed, with what the quickstart leaves and printed (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     rows = []
     for seed in SEEDS:
-        rows.append(run(seed))
+        rows.append(run(seed, args.output_dir / str(seed)))
         print(" ".join(f"{name}={value:.4g}" for name, value in rows[-1].items()), flush=True)
-        with args.output.open("w", newline="") as file:
+        with CSV.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

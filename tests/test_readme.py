@@ -152,6 +152,18 @@ def test_every_figure_of_the_benchmarks_stands_in_their_results():
     assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.])", results)] == []
 
 
+def test_the_headline_is_the_median_of_the_quickstarts_seeds():
+    with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert [run["seed"] for run in runs] == ["42", "43", "44", "45", "46"]
+    gains = sorted(100 * (float(run["after"]) - float(run["before"])) for run in runs)
+    seconds = sorted(float(run["cpu_seconds"]) for run in runs)
+    first_screen = " ".join(README.partition("\n## ")[0].split())
+    assert f"{gains[2]:+.1f} points" in first_screen
+    assert f"({gains[0]:+.1f} to {gains[4]:+.1f})" in first_screen
+    assert f"{seconds[2]:.0f} CPU seconds of one core ({seconds[0]:.0f} to {seconds[4]:.0f})" in first_screen
+
+
 def test_the_ablation_of_the_readme_is_that_of_its_file():
     with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
         runs = list(csv.DictReader(file))

@@ -8,7 +8,7 @@ ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes
 
 The tasks and the checkpoint are those of time_to_accuracy.py; every run has as many rollouts of 16 prompts x 8
 completions and four optimizer steps. Without `--swift-python` only this package's own methods run. A call that was
-interrupted goes on where it stopped.
+interrupted goes on where it stopped. runs.csv beside this file is what a call wrote that ran all.
 
 - ms-swift, 3 resamples: ms-swift 4.6.0 with its DAPO options; three resamples are its default
 - ms-swift, 30 resamples: as many rounds as the others may take
@@ -57,7 +57,7 @@ from trl_dapo.quickstart import Problems
 
 
 HERE = Path(__file__).parent
-CSV, IMAGE = HERE / "runs.csv", HERE.parents[1] / "images" / "peers_ms_swift.png"
+CSV = HERE / "runs.csv"
 NUM_PROMPTS, NUM_STEPS = 16, 4  # of a rollout
 
 # What ms-swift is told beside what all are told. The first lines are its DAPO options, as its documentation has them.
@@ -447,8 +447,10 @@ def main(argv=None):
     console = Console(width=110)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps)
-    versions = "ms-swift {}, TRL {}, torch {}".format(*args.swift["versions"]) if args.swift else "left out"
-    console.print(f"ms-swift: {versions}. The checkpoint has {start:.1%} held out.", highlight=False, soft_wrap=True)
+    versions = (
+        "ms-swift {}, TRL {}, torch {}".format(*args.swift["versions"]) if args.swift else "ms-swift is left out"
+    )
+    console.print(f"{versions}. The checkpoint has {start:.1%} held out.", highlight=False, soft_wrap=True)
     results = run_all(run, jobs_of(args), checkpoint, args.output_dir, args.num_processes, console, describe)
     write_csv(results, args.output_dir / CSV.name)
     runs = read_csv(args.output_dir / CSV.name)
