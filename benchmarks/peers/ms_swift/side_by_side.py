@@ -393,7 +393,7 @@ def parse_args(argv=None):
     parser.add_argument("--swift-python", help="Python of the environment that has ms-swift (default: leave it out)")
     parser.add_argument("--num-seeds", type=int, default=3, help="seeds 0, 1, ... (default: %(default)s)")
     parser.add_argument(
-        "--num-rollouts", type=int, nargs=2, default=[30, 20], help="of each of the two tasks (default: 30 20)"
+        "--num-rollouts", type=int, nargs=2, default=[30, 15], help="of each of the two tasks (default: 30 15)"
     )
     parser.add_argument("--num-warm-up-steps", type=int, default=250, help="of the checkpoint (default: %(default)s)")
     parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
