@@ -18,10 +18,11 @@ interrupted goes on where it stopped. runs.csv beside this file is what a call w
 - ours: rounds sized by the missing groups over the acceptance rate
 - ours, carry, memory: surplus trains in the next rollout, prompts likely to be dropped are passed over for a while
 
-What cannot be equalised: that denominator where steps of one rollout differ in tokens, the order of prompts, random
-numbers, versions of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where
-16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without
-start-up and without the measuring of accuracy. Intervals are Student's, over seeds.
+What cannot be equalised: that denominator where steps of one rollout differ in tokens; that ms-swift's optimizer
+steps each take four whole groups, where TRL and this package deal a rollout's rows out at random; the order of
+prompts, random numbers, versions of TRL and transformers, and what each framework spends beside the algorithm. A
+batch is full where 16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one
+thread, without start-up and without the measuring of accuracy. Intervals are Student's, over seeds.
 
 ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
 groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
