@@ -153,3 +153,6 @@ def test_the_peers_in_the_evidence_are_those_of_the_csv():
     table = side_by_side.markdown(runs)
     assert len(table) == 2 + 2 * len(side_by_side.METHODS)
     assert [line for line in table if line not in evidence] == []
+    peers = [seed for methods in runs.values() for name in side_by_side.PEERS for seed in methods[name]]
+    assert all(seed["as_modelled"] == 1 for seed in peers)
+    assert f"all {sum(seed['rollouts'] for seed in peers):.0f} rollouts" in " ".join(evidence)

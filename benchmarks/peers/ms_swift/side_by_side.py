@@ -345,7 +345,7 @@ def markdown(runs):
             distinct = "never full"
             if full:
                 fewest = min(seed["fewest_distinct"] for seed in full)
-                distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.1f} ({fewest:.0f})"
+                distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.2f} ({fewest:.0f})"
             cells = (
                 f"{task}, {method}",
                 "{:.1f} % ± {:.1f}".format(*interval([100 * seed["accuracy"] for seed in seeds])),
@@ -368,7 +368,7 @@ def plot(runs, path):
     columns = (
         ("tokens", "generated tokens"),
         ("cpu_seconds", "CPU seconds"),
-        ("distinct_prompts", "different prompts in a full batch of 16"),
+        ("distinct_prompts", "different prompts of 16"),
         ("accuracy", "accuracy held out"),
     )
     figure = Figure(figsize=(15, 2.6 * len(runs)), layout="constrained")
@@ -381,7 +381,7 @@ def plot(runs, path):
                 axes.plot(np.mean(values), i, "|", color=f"C{i}", markersize=20, markeredgewidth=2)
             axes.set(title=f"{task}: {title}", yticks=range(len(methods)))
             if name != "accuracy":
-                axes.set_xlim(0, None)
+                axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
             axes.set_yticklabels(methods)
             axes.grid(axis="x", alpha=0.3)
     panels[0, 0].invert_yaxis()  # of all panels, which share it
