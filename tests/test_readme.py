@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
 
+import ast
 import csv
 import dataclasses
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
@@ -22,6 +24,7 @@ from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
 from trl_dapo.ledger import LEDGER_NAME, Parts
+from trl_dapo.plan import plan
 from trl_dapo.recipe_files import RECIPES, find_accelerate_config, find_recipe, names_in
 
 
@@ -63,6 +66,26 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+def test_the_example_fits_as_the_plan_says(tmp_path):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    (made,) = [
+        node
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "DAPOConfig"
+    ]
+    settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    settings |= settings.pop("model_init_kwargs")
+    settings |= {"model_name_or_path": "Qwen/Qwen3-1.7B-Base", "output_dir": "out", "dataset_name": "any"}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(settings))
+    planned = plan(str(tmp_path / "example.yaml"), gpus="1xH100-80GB")
+    assert planned.fits
+    text = " ".join(README.split())
+    assert f"the peak is {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
+    sampling, update = (round(planned.seconds[part]) for part in ("sampling", "update"))
+    assert f"a rollout is sampled for {sampling} and trained on for {update} seconds" in text
 
 
 def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
