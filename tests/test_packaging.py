@@ -81,6 +81,12 @@ def test_recipes_of_a_wheel_are_listed_and_shown(programs, tmp_path):
     assert shown == (ROOT / "recipes" / "qwen3_1.7b_dapo.yaml").read_text()
 
 
+def test_a_wheel_plans_its_recipes(programs, tmp_path):
+    for recipe in ("smoke_cpu", "qwen2.5_32b_dapo"):
+        said = run(programs / "trl-dapo", "plan", "--config", recipe, cwd=tmp_path)
+        assert said.splitlines()[-1].startswith("Fits: peak ")
+
+
 def test_a_wheel_trains_the_smoke_recipe_by_name_without_the_repository_or_data(programs, tmp_path):
     options = ("--accelerate_config", "cpu", "--max_steps", "1")
     said = run(programs / "trl-dapo", "train", "--config", "smoke_cpu", *options, cwd=tmp_path)
