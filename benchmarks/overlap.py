@@ -133,7 +133,7 @@ def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollout
         trainer.add_callback(hold)
         trainer.train()
     walls = [after - before for before, after in zip(hold.ended[:-1], hold.ended[1:], strict=True)]
-    waits = [entry.get("overlap/wait_seconds", generate_seconds) for entry in trainer.state.log_history[1:-1]]
+    waits = [entry["timeline/wait_seconds"] for entry in trainer.state.log_history[1:-1]]
     return statistics.median(walls), statistics.median(hold.took), statistics.median(waits)
 
 

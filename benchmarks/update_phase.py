@@ -8,9 +8,10 @@
 
 In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. Launched in two, which
 FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget, and the bytes of weights that a process
-gathers. The trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is
-everything between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (a
-few minutes on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
+gathers; then the same with completions half as long, since the longer they are, the more of the time is arithmetic.
+The trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
+between a finished rollout and its last optimizer step. Runs on the GPU if there is one, else on the CPU (a few minutes
+on two cores). Learning rate 0, so that every turn does the same work and the gradients can be compared.
 
 Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
 cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
@@ -304,7 +305,12 @@ def main():
     ]
     if WORLD_SIZE > 1:
         dist.all_gather_single = gathered
-        settings = [("long-tailed", long_tailed_lengths(), prompts, [ways[3], ways[2], ways[4]], 1)]
+        half = long_tailed_lengths(average=138, longest=512)
+        ways = [ways[3], ways[2]]
+        settings = [
+            ("long-tailed", long_tailed_lengths(), prompts, [*ways, (Ours, 1, 2 * longest)], 1),
+            ("long-tailed, half as long", half, prompts, [*ways, (Ours, 1, 2 * (max(half) + max(prompts)))], 1),
+        ]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     table, results = [], {}
     table += [f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}, {device}"]

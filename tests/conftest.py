@@ -15,6 +15,7 @@ import pytest
 import torch
 from evaluations import Server
 from helpers import save_tiny_model
+from tiny_models import save_image_model, save_tool_model
 
 from trl_dapo import DAPOConfig
 from trl_dapo.evaluation import engines
@@ -24,6 +25,18 @@ from trl_dapo.evaluation import engines
 def tiny_model(tmp_path_factory):
     """Path of a random Qwen3 model whose tokenizer has one token a character."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory):
+    """Path of a random model that may call tools."""
+    return save_tool_model(tmp_path_factory.mktemp("tool-model"))
+
+
+@pytest.fixture(scope="session")
+def image_model(tmp_path_factory):
+    """Path of a random model that takes images."""
+    return save_image_model(tmp_path_factory.mktemp("image-model"))
 
 
 @pytest.fixture(autouse=True)

@@ -122,6 +122,17 @@ class ScriptedTrainer(DAPOTrainer):
         ], None
 
 
+def scripted(trainer_class, script):
+    """`trainer_class`, whose completions are what `script(prompt text, index)` says."""
+
+    class Scripted(trainer_class):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            texts = self._tokenizer.batch_decode(prompt_ids)
+            return [self._tokenizer(script(text, i))["input_ids"] for i, text in enumerate(texts)], None
+
+    return Scripted
+
+
 def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots: dict | None = None) -> dict:
     """
     By the step and the age of each row that trains: how far its old log-probabilities are from those of the weights

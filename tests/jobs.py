@@ -32,13 +32,7 @@ from trl_dapo.preflight import SetupError, run_preflight
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-TIMED = (
-    "step_time",
-    "dynamic_sampling/refill_seconds",
-    "eval_runtime",
-    "eval_samples_per_second",
-    "eval_steps_per_second",
-)
+TIMED = ("_seconds", "step_time", "_runtime", "_per_second")
 
 
 def right(completions, **kwargs):
@@ -59,7 +53,9 @@ def weights(trainer):
 
 def untimed(log_history):
     """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
-    return [{k: v for k, v in log.items() if k not in TIMED} for log in log_history if "train_runtime" not in log]
+    return [
+        {k: v for k, v in log.items() if not k.endswith(TIMED)} for log in log_history if "train_runtime" not in log
+    ]
 
 
 def write_report(folder, report):

@@ -436,10 +436,14 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
 def test_waiting_and_idling_are_told_apart(make):
     trainer = make()
     trainer.train()
-    for name in ("sampling", "wait", "idle", "rewards", "update"):
-        seconds = logged(trainer, f"overlap/{name}_seconds")
-        assert len(seconds) == 3  # the first rollout was not sampled ahead
-        assert min(seconds) >= 0
+    seconds = {
+        name: logged(trainer, f"timeline/{name}_seconds")
+        for name in ("sampling", "wait", "idle", "rewards", "update", "other")
+    }
+    assert [len(of_rollouts) for of_rollouts in seconds.values()] == [4] * 6
+    assert min(map(min, seconds.values())) >= 0
+    # The first rollout is waited for as long as it is sampled, and no longer; the others while the trainer updates.
+    assert seconds["wait"][0] == seconds["sampling"][0] > 0
 
 
 def test_without_it_nothing_of_it_is_logged(make):

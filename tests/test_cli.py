@@ -16,7 +16,7 @@ def test_help_names_every_command_without_importing_torch():
         "import sys, trl_dapo.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert all(command in result.stdout for command in ("quickstart", "train", "eval", "compare", "report"))
+    assert all(command in result.stdout for command in ("quickstart", "train", "recipes", "eval", "compare", "report"))
     assert result.stdout.splitlines()[-1] == "False"
 
 
@@ -37,15 +37,20 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["train", "--config"], "`--config` is not followed by a file"),
-        (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a file"),
-        (["train", "--config", "nowhere.yaml"], "Cannot read the recipe nowhere.yaml: No such file or directory."),
+        (["train", "--config"], "`--config` is not followed by a recipe"),
+        (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a recipe"),
+        (["train", "--config", "a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
+        (["train", "--config", "nowhere.yaml"], "`--config nowhere.yaml` names no file, and is none of "),
+        (["train", "--config", "qwen3_1.7_dapo"], ", qwen3_1.7b_dapo, "),
+        (["train", "--config", "latin_1.yaml"], "latin_1.yaml is not YAML: "),
         (["train", "--config", "torn.yaml"], "torn.yaml is not YAML: line 2: "),
         (["train", "--config", "list.yaml"], "list.yaml must be a mapping of fields to values"),
         (["train", "--config", "into_a_file.yaml"], "Cannot write to the output folder file/out"),
         (["train", "--output_dir", "file"], "Cannot write to the output folder file"),
         (["train", "--output_dir=file/out"], "Cannot write to the output folder file/out"),
-        (["train", "--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
+        (["train", "--accelerate_config", "a/fsdp2.yaml"], "`--accelerate_config a/fsdp2.yaml` names no file."),
+        (["train", "--accelerate_config", "fsdp"], "names no file, and is none of cpu, fsdp2, multi_gpu, single_gpu,"),
+        (["recipes", "--show", "smoke"], "`--show smoke` names no file, and is none of "),
         (["quickstart", "--output_dir", "file/out"], "Cannot write to the output folder file/out"),
         (["eval", "--model", "m", "--dataset", "d", "--output_dir", "file"], "Cannot write to the output folder file"),
         (["report", "nope"], "There is no run in nope"),
@@ -56,6 +61,7 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
 def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command, message):
     (tmp_path / "file").write_text("")
     (tmp_path / "torn.yaml").write_text("learning_rate: 1\nmax_steps: [1}\n")
+    (tmp_path / "latin_1.yaml").write_bytes(b"output_dir: d\xe9j\xe0 vu\n")
     (tmp_path / "list.yaml").write_text("- learning_rate\n")
     (tmp_path / "into_a_file.yaml").write_text("output_dir: file/out\n")
     code = f"import sys, trl_dapo.cli as cli\nstatus = cli.main({command})\nprint(status, 'torch' in sys.modules)"

@@ -78,7 +78,7 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
     "overrides",
     [
         {"dynamic_sampling_on_exhausted": "error"},
-        {"dynamic_sampling_max_rounds": 0},
+        {"dynamic_sampling_max_rounds": 0, "dynamic_sampling_stop_after": 0},
         {"use_dynamic_sampling": False},
     ],
     ids=str,

@@ -5,9 +5,12 @@ import logging
 import os
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from trl.rewards import think_format_reward
 
 from trl_dapo.data import load_math_dataset, refuse_overlap
 from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
@@ -348,6 +351,7 @@ def test_a_limit_reads_no_further_batch_of_parquet(write, monkeypatch):
 
 def test_a_limit_reads_no_further_row_of_a_hub_dataset(monkeypatch):
     rows = Counted(sums(*((f"p{i}", i) for i in range(NUM_ROWS))))
+    rows.column_names = ["problem", "answer"]
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows)
     assert len(load_math_dataset("sums", limit=100)) == 100
     assert rows.num_taken == 100
@@ -359,6 +363,58 @@ def test_ranges_stay_apart_where_a_longer_one_finds_more_conflicts(write):
     for middle in range(1, 12):
         refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle))
         refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle, limit=1))
+
+
+def drawing(grey):
+    return Image.fromarray(np.full((2, 2, 3), grey, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("place", ["hub", "file"])
+@pytest.mark.parametrize("column", ["images", "image"])
+def test_problems_with_images_keep_them_and_are_told_apart_by_them(tmp_path, monkeypatch, place, column):
+    # The same text three times: twice with the drawing that has the answer 1, once with the one that has 2.
+    greys = (10, 10, 20)
+    rows = datasets.Dataset.from_dict(
+        {
+            column: [[drawing(grey)] if column == "images" else drawing(grey) for grey in greys],
+            "problem": ["<image>Find x."] * 3,
+            "answer": ["1", "1", "2"],
+        }
+    )
+    path = tmp_path / "drawings.parquet"
+    rows.to_parquet(path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows)
+    dataset = load_math_dataset(path if place == "file" else "drawings", prompt_style="as_is")
+    assert contents(dataset) == ["Find x."] * 2  # TRL says where an image stands
+    assert dataset["solution"] == ["1", "2"]
+    assert [[image.getpixel((0, 0)) for image in images] for images in dataset["images"]] == [[(10,) * 3], [(20,) * 3]]
+    assert len(set(dataset["id"])) == 2
+
+
+def test_a_problem_without_an_image_stands_beside_one_with(write):
+    rows = [{"problem": "Find x.", "answer": "1", "images": ["a.png", "b.png"]}, *sums(("1+1", "2"))]
+    dataset = load_math_dataset(write(rows))
+    assert [[image["path"] for image in images] for images in dataset.with_format("arrow")["images"].to_pylist()] == [
+        ["a.png", "b.png"],
+        [],
+    ]
+
+
+def test_an_image_that_is_none_is_refused_with_its_place(write):
+    with pytest.raises(ValueError, match="line 1: 7 is no image, expected `bytes` or a `path`"):
+        load_math_dataset(write([{"problem": "Find x.", "answer": "1", "image": 7}]))
+
+
+def test_without_images_there_is_no_column_for_them(write):
+    assert load_math_dataset(write(sums(("1+1", "2")))).column_names == ["prompt", "solution", "source", "id"]
+
+
+def test_the_style_that_asks_for_thinking_asks_for_what_both_rewards_read(write):
+    (prompt,) = contents(load_math_dataset(write(sums(("1+1", "2"))), prompt_style="think"))
+    assert prompt.startswith("1+1\n")
+    answered = [[{"role": "assistant", "content": "<think>One more.</think>\n\\boxed{2}"}]]
+    assert all(mark in prompt for mark in ("<think>", "</think>", "\\boxed{}"))
+    assert think_format_reward(answered) == math_verify_reward(answered, ["2"]) == [1.0]
 
 
 @pytest.mark.parametrize("name", ["sums.parquet", "sums.jsonl", "sums.json"])
@@ -398,7 +454,7 @@ def test_a_damaged_parquet_file_is_refused_with_its_name(write):
         ({"offset": 2}, "`offset` 2 is beyond the end of .* which has 2 problems"),
         ({"offset": -1}, "`offset` must not be negative, got -1"),
         ({"limit": 0}, "`limit` must be at least 1, got 0"),
-        ({"prompt_style": "xml"}, "'answer_line', 'boxed', 'as_is', got 'xml'"),
+        ({"prompt_style": "xml"}, "'answer_line', 'boxed', 'think', 'as_is', got 'xml'"),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_their_value(write, settings, message):

@@ -262,3 +262,9 @@ def test_importing_the_evaluation_imports_no_framework():
     environment = {**os.environ, "PYTHONPATH": str(Path(evaluation.__file__).parents[2])}
     output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "[]"
+
+
+def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):
+    rows = {"prompt": ["Find x."], "solution": ["1"], "images": [["a.png"]]}
+    with pytest.raises(ValueError, match="has images, which would not be shown to the model"):
+        evaluate("a-model", Dataset.from_dict(rows), tmp_path / "out", scorer="math_verify")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers import ScriptedTrainer, prompts, tiny_config
+from transformers import TrainerCallback
 
 from trl_dapo.report import load_run
 
@@ -74,3 +75,18 @@ def test_what_json_has_no_word_for_does_not_stop_a_run(tiny_model, tmp_path):
     trainer.log({"reward": float("nan"), "device": trainer.model.device})
     assert lines(tmp_path)[-1]["device"] == "cpu"
     assert load_run(tmp_path).notes == []
+
+
+def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(tiny_model, tmp_path, caplog):
+    class Unwritable(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                (tmp_path / "log_history.jsonl").unlink()
+                (tmp_path / "log_history.jsonl").mkdir()  # root may write where others may not
+
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.add_callback(Unwritable())
+    trainer.train()
+    assert trainer.state.global_step == 4
+    (said,) = [record.message for record in caplog.records if "cannot be written" in record.message]
+    assert said.startswith(f"`{tmp_path / 'log_history.jsonl'}` cannot be written and ends here; the run goes on: ")

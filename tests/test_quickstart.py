@@ -73,7 +73,7 @@ def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_pat
     )
     text = output.getvalue()
     assert str(result.checkpoint) in text
-    assert "recipes/train_dapo.py" in text
+    assert "trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu" in text
     assert "95 %" in text
     assert (result.checkpoint / "model.safetensors").exists()
     assert (result.checkpoint / "tokenizer.json").exists()

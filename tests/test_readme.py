@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
 
+import ast
 import csv
 import dataclasses
 import math
@@ -12,15 +13,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
 from trl import GRPOConfig
 
 from trl_dapo import DAPOConfig
+from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
 from trl_dapo.ledger import LEDGER_NAME, Parts
+from trl_dapo.plan import plan
+from trl_dapo.recipe_files import RECIPES, find_accelerate_config, find_recipe, names_in
 
 
 ROOT = Path(__file__).parent.parent
@@ -46,10 +51,13 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     (diff,) = code_blocks("diff")
     script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
     for given, small in (
-        ("Qwen/Qwen2.5-Math-7B", tiny_model),
-        ('"out", ', f'"out", {SMALL}'),
-        ("max_completion_length=8192", "max_completion_length=8"),
-        ("overlong_buffer_length=2048", "overlong_buffer_length=2"),
+        ("Qwen/Qwen3-1.7B-Base", tiny_model),
+        ('"out",', f'"out", {SMALL}'),
+        ("max_completion_length=2048", "max_completion_length=8"),
+        ("overlong_buffer_length=512", "overlong_buffer_length=2"),
+        ("prompts_per_rollout=64", "prompts_per_rollout=4"),
+        ("prompts_per_step=16", "prompts_per_step=2"),
+        ("use_vllm=True", "use_vllm=False"),
     ):
         assert given in script
         script = script.replace(given, small)
@@ -58,6 +66,26 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+def test_the_example_fits_as_the_plan_says(tmp_path):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    (made,) = [
+        node
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "DAPOConfig"
+    ]
+    settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    settings |= settings.pop("model_init_kwargs")
+    settings |= {"model_name_or_path": "Qwen/Qwen3-1.7B-Base", "output_dir": "out", "dataset_name": "any"}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(settings))
+    planned = plan(str(tmp_path / "example.yaml"), gpus="1xH100-80GB")
+    assert planned.fits
+    text = " ".join(README.split())
+    assert f"the peak is {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
+    sampling, update = (round(planned.seconds[part]) for part in ("sampling", "update"))
+    assert f"a rollout is sampled for {sampling} and trained on for {update} seconds" in text
 
 
 def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
@@ -86,12 +114,16 @@ def test_every_command_parses(command, launched_on):
     if "&&" in argv:
         argv = argv[: argv.index("&&")]
     if program == "accelerate" or argv[0] == "train":
-        recipe = ROOT / argv[argv.index("--config") + 1]
+        named = argv[argv.index("--config") + 1]
+        recipe = ROOT / named if program == "accelerate" else find_recipe(named)
         start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))
         if "--config_file" in argv[:start]:
             launched_on(load_config_from_file(str(ROOT / argv[argv.index("--config_file") + 1])).num_processes)
         assert recipe.exists()
-        rest = [str(recipe) if word == argv[argv.index("--config") + 1] else word for word in argv[start + 1 :]]
+        options, rest = split_launch_options(argv[start + 1 :])
+        if options.accelerate_config:
+            launched_on(load_config_from_file(str(find_accelerate_config(options.accelerate_config))).num_processes)
+        rest = [str(recipe) if word == named else word for word in rest]
         make_parser().parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])
     else:
         _make_parser().parse_args(argv)
@@ -99,9 +131,16 @@ def test_every_command_parses(command, launched_on):
 
 def test_the_readme_shows_every_command_of_the_command_line():
     shown = {command.split()[1] for command in commands() if command.startswith("trl-dapo")}
-    assert {"eval", "compare", "report"} <= shown
+    assert {"train", "eval", "compare", "report"} <= shown
     assert "trl-dapo quickstart" in README
-    assert "trl-dapo train" in README
+    assert "trl-dapo recipes --show NAME" in README
+
+
+def test_every_recipe_stands_in_both_tables():
+    names = names_in(RECIPES)
+    for text in (README, (RECIPES / "README.md").read_text()):
+        assert [name for name in names if not re.search(rf"^\| `{re.escape(name)}`", text, re.MULTILINE)] == []
+        assert set(re.findall(r"^\| `((?:qwen|smoke)[\w.]*)`", text, re.MULTILINE)) == set(names)
 
 
 def test_every_added_field_stands_in_the_table():

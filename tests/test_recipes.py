@@ -12,28 +12,35 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from datasets import Dataset
 from helpers import launch as launch_job
-from helpers import run_alone
+from helpers import run_alone, scripted
 from peft import PeftModel
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import is_bitsandbytes_available
-from trl.scripts.vllm_serve import ScriptArguments, build_command
+from trl.rewards import think_format_reward
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
-from trl_dapo.launch import checkpoint_to_resume, launch, make_parser
+from trl_dapo.launch import REWARDS, checkpoint_to_resume, launch, make_parser
+from trl_dapo.plan import plan
+from trl_dapo.recipe_files import find_accelerate_config
 
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 ACCELERATE_CONFIGS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 SMOKE = str(ROOT / "recipes" / "smoke_cpu.yaml")
+TRL_REWARDS = {"trl.rewards.think_format_reward": think_format_reward}
 ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false"]
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 needs_data = pytest.mark.skipif(
@@ -52,8 +59,14 @@ def read_header(recipe: Path) -> dict[str, str]:
     }
 
 
-def parse(recipe: Path, *overrides: str):
-    return make_parser().parse_args_and_config(["--config", str(recipe), *ON_THE_CPU, *overrides])
+def num_processes_of(recipe: Path) -> int:
+    return int(re.search(r"(\d+) process", read_header(recipe)["Rollout"])[1])
+
+
+def parse(recipe: Path, launched_on):
+    """What a recipe says, on as many processes as its header names."""
+    launched_on(num_processes_of(recipe))
+    return make_parser().parse_args_and_config(["--config", str(recipe), *ON_THE_CPU])
 
 
 # What a recipe says
@@ -61,9 +74,8 @@ def parse(recipe: Path, *overrides: str):
 
 @each_recipe
 def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_names(recipe, launched_on):
-    stated = read_header(recipe)["Rollout"].replace("\n", " ")
-    launched_on(int(re.search(r"(\d+) process", stated)[1]))
-    launch_args, training_args, _ = parse(recipe)
+    launch_args, training_args, _ = parse(recipe, launched_on)
+    stated, num_processes = read_header(recipe)["Rollout"].replace("\n", " "), num_processes_of(recipe)
     assert training_args.batch_arithmetic == f"Rollout: {stated}"
     assert launch_args.dataset_name
     assert training_args.overlong_buffer_length * 2 <= training_args.max_completion_length
@@ -71,26 +83,106 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
     assert training_args.output_dir == f"outputs/{recipe.stem}"
     # The first score to compare with is that of the model before training.
     assert training_args.eval_on_start == (training_args.eval_strategy != "no")
+    # A process on every GPU, and no GPU beside them; engines within a machine of eight.
+    hardware = read_header(recipe)["Hardware"]
+    assert "\n" not in hardware
+    (num_gpus,) = re.findall(r"^(any CPU|one GPU|\d+ GPUs)", hardware)
+    assert num_processes == {"any CPU": 1, "one GPU": 1}.get(num_gpus) or int(num_gpus.split()[0])
+    assert num_processes % training_args.vllm_tensor_parallel_size == 0
+    assert training_args.vllm_tensor_parallel_size <= min(8, num_processes)
+
+
+@each_recipe
+def test_every_recipe_samples_as_this_package_measured_best(recipe, launched_on):
+    launch_args, args, model_args = parse(recipe, launched_on)
+    takes_images = "geometry" in launch_args.dataset_name
+    assert args.batch_multiplier is None  # rounds are sized by the acceptance rate
+    assert args.dynamic_sampling_surplus == ("discard" if takes_images else "carry")
+    assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
+    if recipe.stem == "smoke_cpu":
+        return
+    assert (args.max_tokens_per_microbatch is None) == takes_images
+    assert (args.use_vllm, args.vllm_mode, args.vllm_enable_sleep_mode) == (True, "colocate", True)
+    assert args.vllm_lora_sync == ("adapter" if model_args.use_peft else None)
+    # The longest row fits the budget; a prompt, of 1,024 tokens at the least, fits beside it in the engine.
+    assert args.max_tokens_per_microbatch is None or args.max_tokens_per_microbatch > args.max_completion_length
+    assert args.vllm_max_model_length >= args.max_completion_length + 1024
+    # Attention that is part of torch, or one that the header says how to install.
+    assert model_args.attn_implementation == (
+        "flash_attention_2" if "kernels" in read_header(recipe)["Needs"] else "sdpa"
+    )
+
+
+@each_recipe
+def test_evaluating_costs_a_twentieth_of_training_at_most_and_no_more_memory(recipe, launched_on):
+    launch_args, args, _ = parse(recipe, launched_on)
+    if args.eval_strategy == "no":
+        assert recipe.stem == "smoke_cpu"
+        return
+    num_problems = launch_args.eval_dataset_limit or 30  # of AIME
+    assert launch_args.eval_dataset_limit or launch_args.eval_dataset_name == "BytedTsinghua-SIA/AIME-2024"
+    num_evaluated = num_problems * args.num_generations_eval
+    assert f"{args.num_generations_eval} completions of {num_problems} problems" in read_header(recipe)["Evaluation"]
+    num_trained = args.eval_steps * args.gradient_accumulation_steps * args.per_device_train_batch_size
+    num_trained *= num_processes_of(recipe)
+    assert num_evaluated * 20 <= num_trained
+    # Its passes are without gradient, and are not cut.
+    budget = args.max_tokens_per_microbatch or args.per_device_train_batch_size * args.max_completion_length
+    assert args.per_device_eval_batch_size * args.max_completion_length <= 2 * budget
 
 
 @each_recipe
 def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(recipe):
     header = read_header(recipe)
-    names = {"Hardware", "Whose", "Changed", "Rollout", "Expected curve", "Launch", "Resume", "Evaluate"}
-    assert names <= header.keys() <= names | {"Before", "Memory", "Time saved"}
+    names = {"Hardware", "Trains", "Needs", "Whose", "Changed", "Rollout", "Evaluation", "Expected curve", "Launch"}
+    names |= {"Resume", "Evaluate"}
+    assert names <= header.keys() <= names | {"Before", "Memory", "Time", "Time saved"}
     # With an adapter vLLM is handed less than with all weights.
     settings = yaml.safe_load(recipe.read_text())
     assert ("Time saved" in header) == settings.get("use_peft", False)
-    assert f"recipes/{recipe.name}" in header["Launch"]
     assert "--resume_from_checkpoint true" in header["Resume"]
-    for path in re.findall(r"recipes/\S+\.(?:yaml|py|sbatch)", header["Launch"]):
-        assert (ROOT / path).is_file(), path
+    program, *words = shlex.split(header["Launch"].replace(",", " "))
+    if program == "sbatch":
+        assert [(ROOT / words[0]).is_file(), ROOT / words[words.index("--config") + 1]] == [True, recipe]
+    else:
+        options, rest = split_launch_options(words[1:])
+        assert (program, words[0], rest) == ("trl-dapo", "train", ["--config", recipe.stem])
+        accelerate_config = options.accelerate_config and find_accelerate_config(options.accelerate_config)
+        launched = yaml.safe_load(accelerate_config.read_text())["num_processes"] if accelerate_config else 1
+        assert launched == num_processes_of(recipe)
+    if header["Evaluate"].startswith("during training only"):
+        assert settings.get("tools") or "geometry" in settings["dataset_name"]
+        return
     evaluate, compare = (shlex.split(line) for line in header["Evaluate"].splitlines())
     evaluate = _make_parser().parse_args(evaluate[1:])
     assert evaluate.model == f"outputs/{recipe.stem}"
     assert _make_parser().parse_args(compare[1:]).trained == evaluate.output_dir
-    # The evaluation stops where the rollouts do.
-    assert evaluate.max_completion_length == yaml.safe_load(recipe.read_text())["max_completion_length"]
+    # The evaluation stops where the rollouts do, and asks as they ask.
+    assert evaluate.max_completion_length == settings["max_completion_length"]
+    assert evaluate.prompt_style == settings["prompt_style"]
+
+
+def as_seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+@each_recipe
+def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sampling_takes_longest(recipe):
+    planned, header = plan(recipe.stem), read_header(recipe)
+    assert planned.fits
+    if recipe.stem == "smoke_cpu":  # whose memory is the machine's
+        return
+    count, size = re.match(r"(one|\d+) GPUs? of (\d+) GB", header["Hardware"]).groups()
+    assert planned.recipe.cluster.num_train == (1 if count == "one" else int(count))
+    assert planned.recipe.cluster.gpu.memory == pytest.approx(int(size) * 2**30, rel=0.01)
+    sampling, update = planned.seconds["sampling"], planned.seconds["update"]
+    assert ("Time" in header) == (sampling > 2 * update)
+    (row,) = [line for line in (ROOT / "recipes/README.md").read_text().splitlines() if f"| `{recipe.stem}` |" in line]
+    peak, memory, *seconds = re.fullmatch(r"(\S+) of (\S+) GiB; (.*) \+ (.*)", row.split("|")[-2].strip()).groups()
+    assert float(peak) == pytest.approx(planned.peak / 2**30, abs=0.06)
+    assert float(memory) == pytest.approx(planned.recipe.cluster.gpu.memory / 2**30, abs=0.06)
+    assert list(map(as_seconds, seconds)) == [pytest.approx(sampling, rel=0.05), pytest.approx(update, rel=0.05)]
 
 
 def test_the_memory_of_the_qlora_recipe_is_that_of_its_model_and_fits_24_gb():
@@ -208,29 +300,52 @@ def test_the_last_complete_checkpoint_is_resumed_and_half_written_ones_are_passe
 
 # Smaller, and on the CPU. Names of a recipe's own settings that have to give way are added by `shrink`.
 SMALL = [
-    *("--tiny_model", "true", "--use_cpu", "true", "--bf16", "false", "--reward_funcs", "letters.reward"),
+    *("--tiny_model", "true", "--use_cpu", "true", "--bf16", "false"),
     *("--prompts_per_rollout", "4", "--prompts_per_step", "2", "--num_generations", "4"),
     *("--per_device_train_batch_size", "4", "--max_completion_length", "8", "--overlong_buffer_length", "2"),
     *("--max_steps", "2", "--save_steps", "1", "--report_to", "none", "--gradient_checkpointing", "false"),
 ]
+# A random model solves nothing, but letters it writes, in some completions and not in others.
+LETTERS = """
+def {name}(completions, **kwargs):
+    return [float(any(c.isalpha() for c in x[-1]["content"][:2])) for x in completions]
+"""
+GIVE_WAY = {
+    "use_vllm": "false",
+    "warmup_steps": "0",
+    "eval_strategy": "no",
+    "eval_on_start": "false",
+    "attn_implementation": "sdpa",
+}
 
 
 def shrink(recipe: Path, folder: Path) -> list[str]:
-    """The recipe on a random model and a few problems, two optimizer steps long."""
-    # A random model solves nothing, but letters it writes, in some completions and not in others.
-    (folder / "letters.py").write_text(
-        "def reward(completions, **kwargs):\n"
-        "    return [float(any(c.isalpha() for c in x[0]['content'][:2])) for x in completions]\n"
-    )
+    """The recipe on a random model and a few problems, two optimizer steps long, with rewards of the same names."""
     settings = yaml.safe_load(recipe.read_text())
-    give_way = {"use_vllm": "false", "batch_multiplier": "1", "warmup_steps": "0", "eval_strategy": "no"}
-    give_way["eval_on_start"] = "false"
-    give_way["eval_dataset_name"] = write_problems(folder / "eval.jsonl", 100, 2)
-    command = ["--config", str(recipe), "--output_dir", str(folder / "out"), *SMALL]
+    copy = folder / recipe.name  # what is refused without vLLM cannot be overridden
+    copy.write_text(re.sub(r"^vllm_lora_sync: .*\n", "", recipe.read_text(), flags=re.MULTILINE))
+    command = ["--config", str(copy), "--output_dir", str(folder / "out"), *SMALL]
+    names = [{**REWARDS, **TRL_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
+    (folder / "letters.py").write_text("".join(LETTERS.format(name=name) for name in names))
+    command += ["--reward_funcs", *(f"letters.{name}" for name in names)]
     command += ["--dataset_name", write_problems(folder / "train.jsonl", 0, 16)]
-    for name in give_way.keys() & settings.keys():
-        command += [f"--{name}", give_way[name]]
+    if "eval_dataset_name" in settings:
+        command += ["--eval_dataset_name", write_problems(folder / "eval.jsonl", 100, 2)]
+    for name in GIVE_WAY.keys() & settings.keys():
+        command += [f"--{name}", GIVE_WAY[name]]
     return command
+
+
+def with_model(command: list[str], path: str) -> list[str]:
+    return [*command, "--tiny_model", "false", "--model_name_or_path", path]
+
+
+def write_drawings(path: Path, num: int) -> str:
+    """Problems as Geometry3K has them: the same text for different drawings."""
+    drawings = [Image.fromarray(np.full((8, 8, 3), 10 * i, dtype=np.uint8)) for i in range(num)]
+    columns = {"images": [[drawing] for drawing in drawings], "problem": ["<image>Find x."] * num}
+    Dataset.from_dict(columns | {"answer": [str(i) for i in range(num)]}).to_parquet(path)
+    return str(path)
 
 
 def accelerate_launch(folder: Path, *options: str, command: list[str], timeout: int = 200) -> str:
@@ -248,28 +363,75 @@ def logs_of(folder: Path, step: int) -> list[dict]:
 
 
 @each_recipe
-def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move(recipe, tmp_path):
-    command = shrink(recipe, tmp_path)
-    if yaml.safe_load(recipe.read_text()).get("load_in_4bit") and not is_bitsandbytes_available():
+def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move(recipe, tmp_path, request):
+    command, settings = shrink(recipe, tmp_path), yaml.safe_load(recipe.read_text())
+    out = tmp_path / "out"
+    base = out / "tiny_model"
+    if settings.get("load_in_4bit") and not is_bitsandbytes_available():
         warnings.warn(f"{recipe.name} runs unquantized: bitsandbytes is not installed", stacklevel=1)
         command += ["--load_in_4bit", "false"]
+    if settings.get("tools"):
+        base = Path(request.getfixturevalue("tool_model"))
+        command = with_model(command, str(base))
+    if "-VL-" in settings.get("model_name_or_path", ""):
+        base = Path(request.getfixturevalue("image_model"))
+        command = [*with_model(command, str(base)), "--dataset_name", write_drawings(tmp_path / "train.parquet", 16)]
     output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
-    budget = yaml.safe_load(recipe.read_text()).get("max_tokens_per_microbatch")
+    budget = settings.get("max_tokens_per_microbatch")
     cut = "4 rows x 4 micro-batches" if budget is None else f"16 rows in micro-batches of at most {budget} tokens"
     rollout = f"Rollout: 4 prompts x 4 completions = 16 rows = 1 process x {cut}; 2 optimizer steps of 2 prompts"
     assert rollout in output
-    logs = logs_of(tmp_path / "out", 2)
+    # Of several rewards one decides.
+    decides, *others = (name.rpartition(".")[2] for name in command[command.index("--reward_funcs") + 1 :][:2])
+    assert f"A group trains if '{decides}' differs within it." in output
+    shapes = re.search(r"'think_format_reward'[^.]* only shape ", " ".join(output.split()))
+    assert bool(shapes) == ("think_format_reward" in others)
+    logs = logs_of(out, 2)
     assert [log["step"] for log in logs] == [1, 2]
     assert [log["frac_empty_steps"] for log in logs] == [0, 0]
 
-    out = tmp_path / "out"
     if (out / "adapter_model.safetensors").exists():
         adapter = load_file(out / "adapter_model.safetensors")
         assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)  # zero at first
-        assert yaml.safe_load(recipe.read_text())["use_peft"]
-    else:
-        before, after = load_file(out / "tiny_model" / "model.safetensors"), load_file(out / "model.safetensors")
-        assert [name for name in before if torch.equal(before[name], after[name])] == []
+        assert settings["use_peft"]
+        return
+    before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    unmoved = [name for name in before if torch.equal(before[name], after[name])]
+    # What Llava does not read of its vision tower: the last layer, and what follows it.
+    assert [name for name in unmoved if "vision_tower" not in name or "layers.0" in name] == []
+    assert len(unmoved) < sum("vision_tower" in name for name in before) or not unmoved
+
+
+def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote(tool_model, tmp_path, monkeypatch):
+    def script(text, i):
+        number = int(re.search(r"What is (\d+) \+", text)[1])
+        if "<tool_response>" not in text.partition("What is")[2]:
+            call = json.dumps({"name": "calculate", "arguments": {"expression": f"{number} + {number}"}})
+            return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+        result = re.search(r"<tool_response>\n(.*)\n</tool_response>", text)[1]
+        return f"{'Answer: ' if number % 3 and i % 2 else 'No: '}{result}<|im_end|>"
+
+    recipe, trainers = ROOT / "recipes" / "qwen3_1.7b_tools.yaml", []
+
+    class Recorded(scripted(DAPOTrainer, script)):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            trainers.append(self)
+
+    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", Recorded)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = with_model(shrink(recipe, tmp_path), tool_model)
+    steps = ["--max_steps", "6", "--max_completion_length", "256"]
+    assert launch([*command, "--reward_funcs", "dapo_math", *steps]) == 0
+    logs = [log for log in trainers[0].state.log_history if "dynamic_sampling/carried" in log]
+    assert len(logs) == 3
+    for log in logs:
+        assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (1, 0)
+        # Of two problems in three half the completions state the tool's result as their answer: 1/2 * 1 - 1/2 * 1.
+        assert log["dynamic_sampling/groups_trained"] == 4
+        assert log["filtered_reward"] == 0
+        assert log["num_loss_tokens"] > 0
+    assert sum(log["dynamic_sampling/carried"] for log in logs) > 0  # calls and all
 
 
 def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(tmp_path):
@@ -327,7 +489,8 @@ def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, monkeypatch)
 
 @needs_data
 def test_the_smoke_recipe_trains_on_real_prompts_and_resumes(tmp_path):
-    command = ["--config", SMOKE, "--output_dir", str(tmp_path)]
+    data = ["--dataset_name", "dapo_math_17k.parquet", "--dataset_limit", "256"]
+    command = ["--config", SMOKE, "--output_dir", str(tmp_path), *data]
     first = accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, "--max_steps", "1"])
     assert "0 of 8 groups accepted in 2 rounds" in first
     assert "all_wrong 8" in first
@@ -348,12 +511,11 @@ SBATCH = ROOT / "recipes" / "slurm" / "qwen2.5_32b_dapo.sbatch"
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Runs the batch script on nine machines that are not there; returns its status and what was started."""
+    """Runs the batch script on eight machines that are not there; returns its status and what was started."""
     stubs = {
-        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7 8; else echo "$@" > requeued; fi',
+        "scontrol": 'if [[ $1 == show ]]; then printf "node%d\\n" 0 1 2 3 4 5 6 7; else echo "$@" > requeued; fi',
         # Drops its own options and runs the task of one machine.
         "srun": 'while [[ $1 == --* ]]; do echo "$1" >> steps; shift; done; SLURM_PROCID=3 exec "$@"',
-        "vllm": 'printf "%s\\0" "$VLLM_SERVER_DEV_MODE" "$@" > vllm.argv; eval "$VLLM_DOES"',
         "accelerate": 'printf "%s\\0" "$@" > accelerate.argv; eval "$ACCELERATE_DOES"',
     }
     bin_ = tmp_path / "bin"
@@ -362,9 +524,9 @@ def slurm(tmp_path):
         (bin_ / name).write_text(f"#!/bin/bash\n{script}\n")
         (bin_ / name).chmod(0o755)
 
-    def run(vllm, accelerate, *overrides):
-        environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-8]"}
-        environment |= {"SLURM_JOB_ID": "7", "VLLM_DOES": vllm, "ACCELERATE_DOES": accelerate}
+    def run(accelerate, *overrides):
+        environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
+        environment |= {"SLURM_JOB_ID": "7", "ACCELERATE_DOES": accelerate}
         process = subprocess.Popen(
             ["bash", str(SBATCH), *overrides], cwd=tmp_path, env=environment, start_new_session=True
         )
@@ -377,57 +539,33 @@ def slurm(tmp_path):
     return run
 
 
-def arguments(path: Path) -> list[str]:
-    return path.read_text().split("\0")[:-1]
+def test_the_batch_script_trains_the_recipe_on_eight_machines(slurm, tmp_path, launched_on):
+    assert slurm("exit 0", "--learning_rate", "2e-6") == 0
+    assert {"--nodes=8", "--ntasks=8", "--kill-on-bad-exit=1"} <= set((tmp_path / "steps").read_text().split())
+    assert re.findall(r"^#SBATCH --nodes=(\d+)$", SBATCH.read_text(), re.MULTILINE) == ["8"]
 
-
-# Until the other has been started, and then for ever.
-AFTER_VLLM = "until [[ -s vllm.argv ]]; do :; done;"
-FOR_EVER = "exec sleep infinity"
-
-
-def test_the_batch_script_trains_the_recipe_on_eight_machines_and_stops_the_server(slurm, tmp_path, launched_on):
-    assert slurm(FOR_EVER, AFTER_VLLM + "exit 0", "--learning_rate", "2e-6") == 0
-    assert "--nodelist=node0" in (tmp_path / "steps").read_text()
-    assert "--nodelist=node1,node2,node3,node4,node5,node6,node7,node8" in (tmp_path / "steps").read_text()
-
-    subcommand, *options = arguments(tmp_path / "accelerate.argv")
+    subcommand, *options = (tmp_path / "accelerate.argv").read_text().split("\0")[:-1]
     assert subcommand == "launch"
     launch_options = launch_command_parser().parse_args(options)
     assert (ROOT / launch_options.config_file).is_file()
     assert (launch_options.num_machines, launch_options.num_processes) == (8, 64)
-    assert (launch_options.machine_rank, launch_options.main_process_ip) == (3, "node1")
+    assert (launch_options.machine_rank, launch_options.main_process_ip) == (3, "node0")
     launched_on(launch_options.num_processes)
     script_args = [str(ROOT / x) if x.startswith("recipes/") else x for x in launch_options.training_script_args]
     _, training_args, _ = make_parser().parse_args_and_config([*script_args, *ON_THE_CPU])
     assert training_args.gradient_accumulation_steps * 64 == training_args.prompts_per_step * 16
-    assert (training_args.vllm_mode, training_args.vllm_server_host) == ("server", "node0")
+    assert training_args.vllm_mode == "colocate"
+    # Each engine is within a machine.
+    assert launch_options.num_processes // launch_options.num_machines == training_args.vllm_tensor_parallel_size
     assert training_args.resume_from_checkpoint == "true"
     assert training_args.learning_rate == 2e-6
 
-    dev_mode, *server = arguments(tmp_path / "vllm.argv")
-    assert dev_mode == "1"
-    served = dict(zip(server[2::2], server[3::2], strict=True))
-    assert server[:2] == [
-        "serve",
-        yaml.safe_load((ROOT / "recipes/qwen2.5_32b_dapo.yaml").read_text())["model_name_or_path"],
-    ]
-    assert served["--port"] == str(training_args.vllm_server_port)
-    assert int(served["--max-model-len"]) == training_args.max_completion_length + 2048  # and a prompt
-    # What TRL's own launcher asks of a server.
-    wanted = build_command(ScriptArguments(model=server[1], tensor_parallel_size=8, max_model_len=22528))
-    wanted = dict(zip(wanted[5::2], wanted[6::2], strict=True))
-    assert served.keys() <= wanted.keys()
-    for flag in ("--tensor-parallel-size", "--weight-transfer-config", "--logprobs-mode", "--max-logprobs", "--host"):
-        assert served[flag] == wanted[flag]
 
-
-def test_the_batch_script_fails_with_the_trainer_and_with_the_server(slurm):
-    assert slurm(FOR_EVER, AFTER_VLLM + "exit 3") == 3
-    assert slurm("exit 0", FOR_EVER) == 1
+def test_the_batch_script_fails_as_the_trainer_fails(slurm):
+    assert slurm("exit 3") == 3
 
 
 def test_the_batch_script_asks_for_another_turn_before_its_time_is_up(slurm, tmp_path):
     # Slurm sends the signal to the batch script, here the parent of the step's parent.
-    assert slurm(FOR_EVER, AFTER_VLLM + "kill -USR1 $PPID; " + FOR_EVER) != 0
+    assert slurm("kill -USR1 $PPID; exec sleep infinity") != 0
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"

@@ -18,7 +18,17 @@ from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
 from trl_dapo.report.groups import summarize_groups
 from trl_dapo.report.page import MAX_CHARACTERS
-from trl_dapo.report.panels import OUTCOMES, PAPER, RUN_COLOURS, TIMELINE, plot_panel, smooth, thin
+from trl_dapo.report.panels import (
+    OUTCOMES,
+    PAPER,
+    REWARDS,
+    RUN_COLOURS,
+    TIMELINE,
+    plot_named,
+    plot_panel,
+    smooth,
+    thin,
+)
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -28,7 +38,8 @@ HOSTILE = (
 )
 
 
-OVERLAP = {"sampling": 6.0, "idle": 4.0, "update": 5.0, "wait": 3.0, "rewards": 2.0}
+TIMES = {"sampling": 6.0, "update": 5.0, "rewards": 2.0, "other": 1.0}
+SERVED = {"timeline/wait_seconds": 3.0, "timeline/idle_seconds": 4.0}
 
 
 def entry(step: int, **metrics) -> dict:
@@ -48,7 +59,7 @@ def entry(step: int, **metrics) -> dict:
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,
         **{f"dynamic_sampling/{name}": value for name, value in sampling.items()},
-        **{f"overlap/{name}_seconds": value for name, value in OVERLAP.items()},
+        **{f"timeline/{name}_seconds": value for name, value in TIMES.items()},
         **metrics,
     }
 
@@ -244,7 +255,7 @@ def test_a_run_that_has_not_logged_yet_shows_its_folders_newest_checkpoint_and_s
 @pytest.mark.parametrize(
     ("log_history", "state"),
     [
-        ([plain(40)], "not finished: going on or stopped at step 40 of 100"),
+        ([plain(40)], "not finished: going on or stopped at step 40 of 100; no checkpoint to resume from"),
         ([plain(100)], "finished, step 100"),
         (
             [plain(40), {"step": 40, "train_runtime": 9.0}, {"step": 40, "eval_reward": 0.1}],
@@ -284,16 +295,55 @@ def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
     assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
 
 
-def test_the_timeline_lays_the_servers_time_above_the_trainers_for_the_last_eight_rollouts():
+def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
     (axes,) = figure.axes
-    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-    # The server samples for 6 s and idles for 4; the trainer updates for 5, waits for 3 and scores for 2.
-    assert bars == [(0, 6), (6, 4), (0, 5), (5, 3), (8, 2)] * 8
+    # 5 s of updates, 1 of an evaluation, 6 of sampling, 2 of scoring; each in the middle of its rollout's line.
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 1), (6, 6), (12, 2)] * 8
+    assert axes.patches[0].get_y() + axes.patches[0].get_height() / 2 == pytest.approx(0)
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]
-    heights = [bar.get_y() for bar in axes.patches[:5]]
-    assert max(heights[:2]) < min(heights[2:])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["update", "other", "sampling", "rewards"]
     assert axes.yaxis_inverted()
+
+
+def test_a_servers_time_lies_above_the_trainers():
+    figure = plot_panel(TIMELINE, [[entry(step, **SERVED) for step in (1, 2)]], [""])
+    (axes,) = figure.axes
+    # The server samples for 6 s and idles for 4; the trainer updates for 5, evaluates for 1, waits for
+    # 3 and scores for 2.
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 6), (6, 4), (0, 5), (5, 1), (6, 3), (9, 2)] * 2
+    heights = [bar.get_y() for bar in axes.patches[:6]]
+    assert max(heights[:2]) < min(heights[2:])
+    assert heights[0] + axes.patches[0].get_height() <= heights[2]
+
+
+def test_a_run_that_was_killed_is_shown_with_the_last_whole_checkpoint(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log_history.jsonl").write_text(json.dumps({**plain(12), "max_steps": 20}) + "\n")
+    for step, state in ((5, "{}"), (10, "{}"), (12, '{"log_hist')):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir()
+        (tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    page = Page(write_report([tmp_path / "run"]))
+    assert "stopped at step 12 of 20; checkpoint-10 to resume from" in page.text
+
+
+def test_two_reward_functions_are_drawn_apart_and_one_is_not(tmp_path):
+    two = [{**plain(step), "rewards/right/mean": 0.5, "rewards/short/mean": 0.1 * step} for step in (1, 2, 3)]
+    one = [{**plain(step), "rewards/right/mean": 0.5} for step in (1, 2)]
+    path = write_report([write_state(tmp_path / "two", two), write_state(tmp_path / "one", one)])
+    (alt,) = [figure["alt"] for figure in Page(path).all("img") if "by function" in figure["alt"]]
+    assert alt == (
+        "Reward by function, mean reward over optimizer steps. two, right: 0.5 at step 1, 0.5 at step 3. "
+        "two, short: 0.1 at step 1, 0.3 at step 3."
+    )
+    assert (path.parent / "rewards.png").read_bytes()[:8] == PNG
+    figure = plot_named(REWARDS, [{"right": ([1, 2], [0.5, 0.5]), "short": ([1, 2], [0.1, 0.2])}, {}], ["two", "one"])
+    (axes,) = figure.axes
+    assert [(line.get_label().strip(), list(line.get_ydata())) for line in axes.lines] == [
+        ("right", [0.5, 0.5]),
+        ("short", [0.1, 0.2]),
+    ]
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):

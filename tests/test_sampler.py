@@ -100,6 +100,20 @@ def test_without_a_limit_it_never_gives_up(max_rounds):
     assert len(sampler.next_prompts(0)) >= 1
 
 
+def test_without_a_limit_it_gives_up_where_so_many_rounds_have_found_nothing_at_all():
+    sampler = new(2, max_rounds=0, max_barren_rounds=3)
+    play(play(sampler, [NO]), [NO])
+    assert not sampler.is_exhausted
+    play(sampler, [NO])
+    assert sampler.has_given_up
+    assert sampler.next_prompts(0) == []
+    sampler = new(2, max_rounds=0, max_barren_rounds=3)
+    for verdict in [NO, NO, YES, NO, NO]:
+        play(sampler, [verdict])
+    assert not sampler.is_exhausted
+    assert len(sampler.next_prompts(0)) >= 1
+
+
 def test_mask_asks_once_for_the_batch():
     sampler = new(4, mode="mask")
     assert len(sampler.next_prompts(0)) == 4

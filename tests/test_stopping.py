@@ -44,6 +44,19 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
     assert trainer.state.global_step == 8
 
 
+def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_too(tiny_model, tmp_path, caplog):
+    settings = {"dynamic_sampling_max_rounds": 0, "dynamic_sampling_stop_after": 2}
+    trainer = make_trainer(tiny_model, tmp_path, lambda i: False, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.stop.found_nothing
+    # Twice the ten rounds that a rollout has by default.
+    (said,) = [record.message for record in caplog.records if "Training stops" in record.message]
+    assert "1 rollouts in a row, in 20 rounds, found no group to train on" in said
+    (short,) = [record.message for record in caplog.records if "fell short" in record.message]
+    assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
+
+
 def test_zero_never_stops(tiny_model, tmp_path):
     trainer = make_trainer(tiny_model, tmp_path, lambda i: False, dynamic_sampling_stop_after=0, max_steps=5)
     trainer.train()

@@ -101,11 +101,15 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
         {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0, "reward": 0.5, "rewards/right/mean": 0.75},
         {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
     ]
+    first, second = {"sampling": 2.0, "rewards": 1.0}, {"sampling": 4.0, "update": 2.0, "other": 1.0}
+    history[1] |= {f"timeline/{name}_seconds": value for name, value in first.items()}
+    history[3] |= {f"timeline/{name}_seconds": value for name, value in second.items()}
     totals = Totals(1234, 800, 56789, 0.654, 0.381)
     assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out") == [
-        "Ended:     step 4 of 9, after 0:01:23. 1 steps moved no weight.",
+        "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
         "Groups:    800 trained of 1,234 sampled; 65.4% accepted in the first rollout, 38.1% in the last.",
         "Tokens:    56,789 generated.",
+        "Time:      60% sampling, 10% rewards, 20% updates, 10% evaluations and checkpoints.",
         "Rewards:   right 0.250 -> 0.750 (steps 2 -> 4).",
         "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
         "Next:      trl-dapo report out (each step: log_history.jsonl)",
@@ -215,7 +219,7 @@ def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
     # Of the whole run: 4 groups a step, all of which train.
-    assert lines[-4].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")
+    assert lines[-5].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")
 
 
 # Interrupted, and started in several processes

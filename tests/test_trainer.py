@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.sampling.report import timeline_metrics
 
 
 def right(completions, **kwargs):
@@ -414,6 +417,79 @@ def test_the_metrics_count_what_was_sampled_and_what_trains(tiny_model, tmp_path
     assert logs["completions/mean_length"] == 6
 
 
+def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_path, monkeypatch):
+    now = 100.0
+
+    def pass_time(seconds):
+        nonlocal now
+        now += seconds
+
+    def slow_right(completions, **kwargs):
+        pass_time(2.0)
+        return right(completions)
+
+    class Slow(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            pass_time(5.0)
+
+        def on_save(self, args, state, control, **kwargs):
+            pass_time(7.0)
+
+    monkeypatch.setattr("trl_dapo.sampling.overlap.time", SimpleNamespace(perf_counter=lambda: now))
+    generate = ScriptedTrainer._generate_single_turn
+    monkeypatch.setattr(
+        ScriptedTrainer, "_generate_single_turn", lambda self, *args: (pass_time(10.0), generate(self, *args))[1]
+    )
+    save_state = trl_dapo.trainer.save_state
+    monkeypatch.setattr("trl_dapo.trainer.save_state", lambda *args: (pass_time(3.0), save_state(*args)))
+    args = tiny_config(
+        tmp_path,
+        shuffle_dataset=False,
+        skip_preflight=True,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
+    )
+    data = {"train_dataset": prompts(24), "eval_dataset": prompts(1)}
+    trainer = ScriptedTrainer(tiny_model, slow_right, args, script=mixed_unless_multiple_of_3, **data)
+    trainer.add_callback(Slow())
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    rounds = [int(entry["dynamic_sampling/rounds"]) for entry in logs]
+    timelines = [
+        {name.removeprefix("timeline/"): value for name, value in entry.items() if name.startswith("timeline/")}
+        for entry in logs
+    ]
+    first = {"sampling_seconds": 10.0 * rounds[0], "rewards_seconds": 2.0 * rounds[0]}
+    assert timelines[0] == {**first, "update_seconds": 0.0, "other_seconds": 0.0}
+    # Since then a step of 5 s, an evaluation (10 s and 2 s) and a checkpoint, of whose 10 s 7 are a callback's.
+    second = {"sampling_seconds": 10.0 * rounds[1], "rewards_seconds": 2.0 * rounds[1]}
+    assert timelines[1] == {**second, "update_seconds": 5.0 + 7.0, "other_seconds": 12.0 + 3.0}
+
+
+@pytest.mark.parametrize(
+    ("spent", "timeline"),
+    [
+        # In turns with a server: it samples for 6 s of 20, and idles but for an evaluation of 3.
+        (
+            {"engine": 6.0, "rewards": 1.0, "evaluation": 3.0, "checkpoint": 2.0},
+            {"sampling": 6.0, "rewards": 1.0, "update": 8.0, "other": 5.0, "wait": 6.0, "idle": 11.0},
+        ),
+        # Ahead: 9 s beside the trainer, which waited for 4 of them, and a second round of 5.
+        (
+            {"ahead": 9.0, "wait": 4.0, "engine": 5.0},
+            {"sampling": 14.0, "rewards": 0.0, "update": 11.0, "other": 0.0, "wait": 9.0, "idle": 6.0},
+        ),
+    ],
+    ids=["in turns", "ahead"],
+)
+def test_a_server_and_the_trainer_each_fill_the_time_of_a_rollout(spent, timeline):
+    metrics = timeline_metrics({**spent, "total": 20.0}, asks_a_server=True)
+    assert metrics == {f"timeline/{name}_seconds": value for name, value in timeline.items()}
+
+
 def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_path):
     def right_and_log(completions, prompts, log_extra, log_metric, **kwargs):
         log_extra("echo", [f"{prompt}{completion}" for prompt, completion in zip(prompts, completions, strict=True)])
@@ -623,8 +699,8 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
         trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(24))
         trainer.train(resume_from_checkpoint=resume)
         logs = [log for log in trainer.state.log_history if "loss" in log]
-        timed = ("step_time", "dynamic_sampling/refill_seconds")
-        return weights(trainer), [{k: v for k, v in log.items() if k not in timed} for log in logs]
+        timed = ("_seconds", "step_time")
+        return weights(trainer), [{k: v for k, v in log.items() if not k.endswith(timed)} for log in logs]
 
     whole, whole_logs = run(tmp_path / "run")
     resumed, resumed_logs = run(tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-3"))

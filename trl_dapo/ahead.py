@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.utils import logging
 
 from .engine import asks_a_server, bound_requests, naming_the_server
-from .sampling.overlap import Call, Stopwatch
+from .sampling.overlap import Call
 from .sampling.rollouts import local_slice
 
 
@@ -95,9 +95,7 @@ class RoundAhead:
         self._call: Call | None = None
         self._answer: Answer | None = None
         self._adapters = bound_requests(trainer)
-        self._stopwatch = Stopwatch()
         self._is_answering = False
-        self.timing = self._stopwatch.timing
 
     def ask(self, step: int):
         """
@@ -141,7 +139,7 @@ class RoundAhead:
                     self._answer = self._call.result()
             except Exception as exc:
                 error = exc
-            self._stopwatch.add("sampling", self._call.seconds)
+            self._trainer.stopwatch.add("ahead", self._call.seconds)
             self._call = None
         failure = [None if error is None else f"{type(error).__name__}: {error}"]
         broadcast_object_list(failure)
@@ -169,7 +167,7 @@ class RoundAhead:
             yield False
             return
         trainer = self._trainer
-        with self.timing("wait"):
+        with trainer.stopwatch.timing("wait"):
             self.join()
         answer, self._answer, self._is_asked, self._is_answered = self._answer, None, False, False
         # TRL would push today's weights. They are due before the next request.
@@ -205,26 +203,9 @@ class RoundAhead:
         self._call = self._answer = None
         self._is_asked = self._is_answered = False
 
-    # What is logged
-
     def timing_engine(self):
         """A block in which the engine samples, unless what it sampled before is handed over."""
-        return nullcontext() if self._is_answering else self.timing("engine")
-
-    def metrics(self) -> dict[str, float]:
-        """Where the time went since this was last asked; empty where no round was sampled ahead (`dict`)."""
-        seconds = self._stopwatch.lap()
-        if "sampling" not in seconds:
-            return {}
-        total, sampling, wait = seconds["total"], seconds["sampling"], seconds["wait"]
-        rewards, engine = seconds.get("rewards", 0.0), seconds.get("engine", 0.0)
-        return {
-            "overlap/sampling_seconds": sampling,
-            "overlap/wait_seconds": wait,
-            "overlap/idle_seconds": max(total - sampling - engine, 0.0),
-            "overlap/rewards_seconds": rewards,
-            "overlap/update_seconds": max(total - wait - rewards - engine, 0.0),
-        }
+        return nullcontext() if self._is_answering else self._trainer.stopwatch.timing("engine")
 
     # Checkpoints
 

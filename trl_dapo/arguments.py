@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from .recipe_files import find_recipe
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Tells a mistake in one line, without the usage."""
@@ -40,7 +42,7 @@ def check_output_dir(folder: str | os.PathLike):
         raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
 
 
-def check_train_arguments(argv: Sequence[str]):
+def check_train_arguments(argv: Sequence[str]) -> list[str]:
     """
     Refuse a recipe that cannot be read and a run that could not be saved.
 
@@ -48,18 +50,26 @@ def check_train_arguments(argv: Sequence[str]):
         argv (`Sequence[str]`):
             Command line of `trl-dapo train`, without its name. Its fields are left to the parser.
 
+    Returns:
+        `list[str]`: The command line, with the file of the recipe where it was named.
+
     Raises:
         ValueError, OSError: In one line.
     """
-    settings = {}
+    argv, settings = list(argv), {}
     if "--config" in argv:
-        settings = _read_recipe(argv[argv.index("--config") + 1 :][:1])
+        place = argv.index("--config") + 1
+        if not argv[place:] or argv[place].startswith("--"):
+            raise ValueError("`--config` is not followed by a recipe. Name one, such as smoke_cpu, or its file.")
+        argv[place] = str(find_recipe(argv[place]))
+        settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
         if name in ("--output_dir", "--output-dir"):
             settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
     if settings.get("output_dir"):
         check_output_dir(str(settings["output_dir"]))
+    return argv
 
 
 def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -80,12 +90,9 @@ def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[
     return parser.parse_known_args(argv)
 
 
-def _read_recipe(given: Sequence[str]) -> dict:
+def _read_recipe(path: str) -> dict:
     import yaml
 
-    if not given or given[0].startswith("--"):
-        raise ValueError("`--config` is not followed by a file. Name a recipe, such as recipes/smoke_cpu.yaml.")
-    (path,) = given
     try:
         recipe = yaml.safe_load(Path(path).read_text())
     except OSError as error:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from .plan.page import add_plan_arguments, run_plan
+from .recipe_files import find_accelerate_config, find_recipe, list_recipes
 from .version import __version__
 
 
@@ -27,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
-    args = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    args, others = parser.parse_known_args(argv)
+    if args.run is run_plan:  # any field of a recipe is an option of its plan
+        return run_plan(args, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     return args.run(args)
 
 
@@ -46,9 +53,23 @@ def _make_parser() -> argparse.ArgumentParser:
 
     commands.add_parser(
         "train",
-        help="train by a recipe: trl-dapo train --config recipes/smoke_cpu.yaml [--field value] [--num_processes N] "
-        "[--accelerate_config FILE]",
+        help="train by a recipe: trl-dapo train --config smoke_cpu [--field value] [--num_processes N] "
+        "[--accelerate_config fsdp2]",
     )
+
+    planned = commands.add_parser(
+        "plan",
+        help="what a recipe will need: memory, disk and time",
+        description="What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field "
+        "value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
+        allow_abbrev=False,
+    )
+    add_plan_arguments(planned)
+    planned.set_defaults(run=run_plan)
+
+    recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
+    recipes.add_argument("--show", metavar="NAME", help="print one")
+    recipes.set_defaults(run=_recipes)
 
     evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
     add_eval_arguments(evaluation)
@@ -68,9 +89,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _train(argv: list[str]) -> int:
     launch_options, argv = split_launch_options(argv)
     try:
-        check_train_arguments(argv)
-        if (file := launch_options.accelerate_config) is not None and not os.path.isfile(file):
-            raise FileNotFoundError(f"`--accelerate_config {file}` names no file.")
+        argv = check_train_arguments(argv)
+        if launch_options.accelerate_config is not None:
+            launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
@@ -81,6 +102,14 @@ def _train(argv: list[str]) -> int:
     from .launch import launch
 
     return launch(argv)
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    try:
+        print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
+    except OSError as error:
+        return _tell("recipes", error)
+    return 0
 
 
 def _quickstart(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .batch_sizes import describe_batches, describe_launch, size_batches
 from .loss import LOSS_MEANS
 from .rewards import scale_reward
 
@@ -93,7 +94,8 @@ class DAPOConfig(GRPOConfig):
             Whether to sample prompts until the rollout batch is full of groups that are neither all right nor all
             wrong. `False` leaves generation to [`~trl.GRPOTrainer`].
         dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
-            Generation rounds for one rollout batch. `0` or less: no limit.
+            Generation rounds for one rollout batch. `0` or less: no limit, unless not one group is found: then a
+            rollout counts as `dynamic_sampling_stop_after` rollouts of 10 rounds.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups found and
             fills the batch with rows that weigh nothing. `"error"` stops, with the counts by reason.
@@ -430,67 +432,34 @@ class DAPOConfig(GRPOConfig):
 
     def _size_batches(self, num_processes: int):
         """From sizes in prompts to TRL's, which count micro-batches."""
-        rollout = self.prompts_per_step if self.prompts_per_rollout is None else self.prompts_per_rollout
-        step = self.prompts_per_rollout if self.prompts_per_step is None else self.prompts_per_step
-        name = "prompts_per_rollout" if self.prompts_per_step is None else "prompts_per_step"
-        if min(rollout, step) < 1:
-            raise ValueError(
-                f"`prompts_per_rollout` and `prompts_per_step` must be at least 1, got {rollout} and {step}."
-            )
-        if rollout % step:
-            raise ValueError(
-                f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "
-                f"`prompts_per_rollout`: {_nearest_multiples(rollout, step)}."
-            )
-        launch = (
-            f"{_count(num_processes, 'process')} x `per_device_train_batch_size={self.per_device_train_batch_size}`"
-        )
-        rows, microbatch = step * self.num_generations, num_processes * self.per_device_train_batch_size
-        if rows % microbatch:
-            fitting = _nearest_multiples(step, microbatch // math.gcd(microbatch, self.num_generations))
-            raise ValueError(
-                f"`{name}={step}` x `num_generations={self.num_generations}` = {rows} rows do not divide by "
-                f"{launch} = {_count(microbatch, 'row')} a micro-batch. Nearest `{name}`: {fitting}."
-                + self._smaller_microbatch(rows, num_processes)
-            )
-        accumulation = rows // microbatch
-        sizes = {
-            "gradient_accumulation_steps": accumulation,
-            "steps_per_generation": accumulation * (rollout // step),
-            "generation_batch_size": rollout * self.num_generations,
-        }
+        prompts = (self.prompts_per_rollout, self.prompts_per_step)
+        sizes = size_batches(*prompts, self.num_generations, self.per_device_train_batch_size, num_processes)
+        rollout = sizes["generation_batch_size"] // self.num_generations
+        step = rollout * sizes["gradient_accumulation_steps"] // sizes["steps_per_generation"]
         for size, worked_out in sizes.items():
             # A config made from another's fields states what was worked out there; the default states nothing.
             if getattr(self, size) not in (worked_out, self.__dataclass_fields__[size].default):
                 raise ValueError(
                     f"`{size}={getattr(self, size)}` contradicts {rollout} prompts a rollout and {step} an optimizer "
-                    f"step, which make it {worked_out} with {launch}. Leave it out, or leave out "
+                    f"step, which make it {worked_out} with "
+                    f"{describe_launch(num_processes, self.per_device_train_batch_size)}. Leave it out, or leave out "
                     "`prompts_per_rollout` and `prompts_per_step`."
                 )
         self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
         self.steps_per_generation = sizes["steps_per_generation"]
         self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
 
-    def _smaller_microbatch(self, rows: int, num_processes: int) -> str:
-        fitting = [size for size in range(1, self.per_device_train_batch_size) if rows % (size * num_processes) == 0]
-        return f" Or `per_device_train_batch_size`: {fitting[-1]}." if fitting else ""
-
     @property
     def batch_arithmetic(self) -> str:
         """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
-        size, num_processes = self.per_device_train_batch_size, self.world_size
-        num_steps = self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
-        step = size * num_processes * self.gradient_accumulation_steps / self.num_generations
-        if self.max_tokens_per_microbatch is None:
-            cut = f"{_count(size, 'row')} x {_count(self.steps_per_generation, 'micro-batch')}"
-        else:
-            rows = _count(size * self.steps_per_generation, "row")
-            cut = f"{rows} in micro-batches of at most {_count(self.max_tokens_per_microbatch, 'token')}"
-        return (
-            f"Rollout: {_count(self.generation_batch_size // self.num_generations, 'prompt')} x "
-            f"{_count(self.num_generations, 'completion')} = {_count(self.generation_batch_size, 'row')} = "
-            f"{_count(num_processes, 'process')} x {cut}; {_count(num_steps, 'optimizer step')} of "
-            f"{_count(step, 'prompt')}"
+        return describe_batches(
+            num_generations=self.num_generations,
+            per_device_train_batch_size=self.per_device_train_batch_size,
+            num_processes=self.world_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            steps_per_generation=self.steps_per_generation,
+            num_iterations=self.num_iterations,
+            max_tokens_per_microbatch=self.max_tokens_per_microbatch,
         )
 
     def _check_dynamic_sampling(self):
@@ -633,7 +602,9 @@ class DAPOConfig(GRPOConfig):
 
     def _check_filler(self):
         """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
-        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and self.dynamic_sampling_max_rounds > 0
+        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and (
+            self.dynamic_sampling_max_rounds > 0 or self.dynamic_sampling_stop_after > 0
+        )
         if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
@@ -754,14 +725,3 @@ class DAPOConfig(GRPOConfig):
         # One field holds the setting, so that a config made from this one's fields can change it by either name.
         self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
         self.overlong_filtering = None
-
-
-def _nearest_multiples(value: int, unit: int) -> str:
-    """The multiples of `unit` on either side of `value`, which is none."""
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
-
-
-def _count(number: float, noun: str) -> str:
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{number:.10g} {noun}{ending}"

@@ -18,6 +18,9 @@ from .sampling.sampler import Sampler
 from .sampling.task import TaskReward
 
 
+ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
+
+
 def settings_of(args, model) -> DAPOConfig:
     """The settings that were given, or the defaults with a folder of the model's name."""
     if args is None:
@@ -179,6 +182,7 @@ def make_sampler(trainer) -> Sampler:
         min_replace_ratio=args.min_replace_ratio,
         carries=args.dynamic_sampling_surplus == "carry",
         max_rounds=args.dynamic_sampling_max_rounds,
+        max_barren_rounds=ROUNDS_OF_A_ROLLOUT * args.dynamic_sampling_stop_after,
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         # The least number of groups whose rows all ranks can share equally.
         multiple_of=num_ranks // math.gcd(num_generations, num_ranks),

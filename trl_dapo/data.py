@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import datasets
 import pyarrow.parquet as pq
 
+from .recipe_files import RECIPES
 from .rewards.dapo_math import content_text, gold_text, last_boxed, loggable, without_delimiters
 
 
@@ -32,7 +33,13 @@ _ANSWER_LINE_PROMPT = (
     'Remember to put your answer on its own line after "Answer:".'
 )
 _BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-PROMPT_STYLES = {"answer_line": _ANSWER_LINE_PROMPT, "boxed": _BOXED_PROMPT, "as_is": None}
+_THINK_PROMPT = (
+    "{problem}\n\nThink first: write your reasoning between <think> and </think>, at the very start of your response. "
+    "Then put your final answer within \\boxed{{}}."
+)
+PROMPT_STYLES = {"answer_line": _ANSWER_LINE_PROMPT, "boxed": _BOXED_PROMPT, "think": _THINK_PROMPT, "as_is": None}
+_IMAGE_COLUMNS = ("images", "image")  # TRL's names
+_IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
 
 # How copies of DAPO-Math-17k and AIME wrap a problem: what stands before it, and after it.
 _WRAPPERS = (
@@ -99,18 +106,21 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
+    Problems may have images, in a column `image` or `images`: as the hub stores them, or paths.
+
     Knows the columns of verl (`prompt` messages, `reward_model.ground_truth`), slime (`prompt`, `label`), open-r1
     (`prompt` with `answer`, else `solution`), GSM8K (`question`, `answer` ending in `#### N`), MATH (`problem` with
     `answer`, else a worked `solution` with a box), AIME (`Problem`, `Answer`) and `question` with `ground_truth`. Of
     rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem
     with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper
-    and whitespace around them; two answers are, but for `$` or `\boxed{}` around them and the `.0` of a float. How
-    many of each is logged, and kept in `dataset.info.description`.
+    and whitespace around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them
+    and the `.0` of a float. How many of each is logged, and kept in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
             A `.parquet`, `.jsonl` or `.json` file, or the id of a hub dataset. A relative path that does not exist in
-            the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA` names.
+            the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA` names, then
+            among the recipes of this package.
         split (`str`, *optional*, defaults to `"train"`):
             Split of a hub dataset. A file is one split.
         offset (`int`, *optional*, defaults to `0`):
@@ -120,7 +130,8 @@ def load_math_dataset(
             conflicts are those of the rows before it. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
             `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does and
-            [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers. Both
+            [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers, and
+            `"think"` for reasoning in `<think>` tags before it, as [`~trl.rewards.think_format_reward`] expects. All
             take the problem out of the wrappers that copies of DAPO-Math-17k come in, so that no prompt asks for two
             formats. `"as_is"` leaves the prompt alone.
         name (`str`, *optional*):
@@ -133,6 +144,7 @@ def load_math_dataset(
         - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
         - `source` (`str`): the row's `data_source` or `source`, else the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
+        - `images` (`list[PIL.Image.Image]`): only where a problem has any.
 
     Raises:
         `FileNotFoundError`: If there is no such file or hub dataset.
@@ -164,9 +176,12 @@ def load_math_dataset(
     for place, row in rows:
         schema = schema or _recognise(label, row)
         messages, solution = _read_row(label, place, row, schema)
+        images = _read_images(label, place, row)
+        if images:
+            messages = [{**m, "content": m["content"].replace(_IMAGE_MARK, "").strip()} for m in messages]
         num_rows += 1
         problem = _unwrapped(messages[-1]["content"])
-        key = _stable_id(problem)
+        key = _stable_id(problem, images)
         known = problems.setdefault(
             key,
             {
@@ -174,6 +189,7 @@ def load_math_dataset(
                 "solution": solution,
                 "source": loggable(str(row.get("data_source") or row.get("source") or default_source)),
                 "id": key,
+                "images": images,
                 "num_rows": 0,
             },
         )
@@ -206,7 +222,11 @@ def load_math_dataset(
             f"characters, such as {too_long[0]!r:.80}: worked solutions, which no completion will equal?"
         )
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
-    return datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
+    dataset = datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
+    images = [problem["images"] for problem in chosen]
+    if not any(images):
+        return dataset
+    return dataset.add_column("images", images, feature=datasets.List(datasets.Image()))
 
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
@@ -242,7 +262,7 @@ def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, 
     candidates = [path]
     if not path.is_absolute() and DATA_FOLDER_VARIABLE in os.environ:
         candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
-    for candidate in candidates:
+    for candidate in [*candidates, RECIPES / path]:
         if candidate.is_file():
             return f"`{candidate}`", path.stem, _file_rows(candidate)
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
@@ -257,6 +277,11 @@ def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, 
         raise FileNotFoundError(
             f"`{hub_id}` is no local {', '.join(FILE_SUFFIXES)} file, and no hub dataset that can be reached: {error}"
         ) from error
+    for column in _IMAGE_COLUMNS:
+        if column in dataset.column_names:  # as they are stored: they are decoded where they are trained on
+            stored = datasets.Image(decode=False)
+            is_one = isinstance(dataset.features[column], datasets.Image)
+            dataset = dataset.cast_column(column, stored if is_one else datasets.List(stored))
     return _numbered(dataset)
 
 
@@ -335,6 +360,18 @@ def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> t
     return messages, answer
 
 
+def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The images of one row as `datasets` stores them."""
+    found = next((row[column] for column in _IMAGE_COLUMNS if row.get(column)), [])
+    images = []
+    for image in found if isinstance(found, list) else [found]:
+        image = {"bytes": None, "path": image} if isinstance(image, str) else image
+        if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
+            raise ValueError(f"{label}, {place}: {image!r:.80} is no image, expected `bytes` or a `path`.")
+        images.append({"bytes": image.get("bytes"), "path": image.get("path")})
+    return images
+
+
 def _plain_messages(messages: Any) -> list[dict[str, Any]] | None:
     """Messages with text for content, which may come in parts; `None` if they are none, or hold more than text."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -411,5 +448,8 @@ def _wrapped(label: str, messages: list[dict[str, str]], problem: str, prompt_st
     return [{"role": "user", "content": PROMPT_STYLES[prompt_style].format(problem=problem)}]
 
 
-def _stable_id(problem: str) -> str:
-    return hashlib.sha256(problem.encode()).hexdigest()[:16]
+def _stable_id(problem: str, images: list[dict[str, Any]]) -> str:
+    digest = hashlib.sha256(problem.encode())
+    for image in images:
+        digest.update(hashlib.sha256(image["bytes"] or image["path"].encode()).digest())
+    return digest.hexdigest()[:16]

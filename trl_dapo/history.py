@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.utils import logging
 
+
+logger = logging.get_logger(__name__)
 
 LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
 # Where the default says only that the value is worked out, what it is worked out to.
@@ -50,9 +53,13 @@ class LogHistoryCallback(TrainerCallback):
     def on_log(self, args, state, control, **kwargs):
         if self._path is None:  # another process, or an evaluation outside of a run
             return
-        # Opened for each line, so that nothing waits in a buffer when the run is killed.
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(state.log_history[-1], state))
+        try:
+            # Opened for each line, so that nothing waits in a buffer when the run is killed.
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(state.log_history[-1], state))
+        except OSError as error:
+            logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
+            self._path = None
 
 
 def changed_settings(args) -> dict[str, dict[str, Any]]:

@@ -20,10 +20,12 @@ from .checkpoint import find_checkpoint, last_complete_checkpoint
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
 from .rewards import dapo_math_reward, math_verify_reward
+from .tools import calculate
 
 
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
+TOOLS = {"calculate": calculate}
 
 
 @dataclass
@@ -49,9 +51,13 @@ class LaunchArguments:
         eval_dataset_limit (`int`, *optional*):
             Problems to evaluate on, at most.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"` or `"as_is"`.
+            How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"`, `"think"` or
+            `"as_is"`.
         reward_funcs (`list[str]`, *optional*, defaults to `["dapo_math"]`):
             `dapo_math`, `math_verify`, or a dotted import path.
+        tools (`list[str]`, *optional*):
+            Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import
+            path.
         tiny_model (`bool`, *optional*, defaults to `False`):
             Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
     """
@@ -75,6 +81,10 @@ class LaunchArguments:
     reward_funcs: list[str] = field(
         default_factory=lambda: ["dapo_math"],
         metadata={"help": f"{', '.join(REWARDS)}, or a dotted import path."},
+    )
+    tools: list[str] | None = field(
+        default=None,
+        metadata={"help": f"Functions that the model may call: {', '.join(TOOLS)}, or a dotted import path."},
     )
     tiny_model: bool = field(
         default=False,
@@ -128,7 +138,8 @@ def launch(argv: Sequence[str] | None = None) -> int:
     try:
         launch_args, training_args, model_args = make_parser().parse_args_and_config(argv)
         train_dataset, eval_dataset = load_datasets(launch_args, training_args)
-        reward_funcs = [load_reward(name) for name in launch_args.reward_funcs]
+        reward_funcs = [load_function("reward_funcs", name, REWARDS) for name in launch_args.reward_funcs]
+        tools = [load_function("tools", name, TOOLS) for name in launch_args.tools or []]
         if not launch_args.tiny_model and model_args.model_name_or_path is None:
             raise ValueError(
                 "`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run."
@@ -147,7 +158,7 @@ def launch(argv: Sequence[str] | None = None) -> int:
     try:
         with bars_on_terminals_only():
             status = train(
-                launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, checkpoint
+                launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, tools, checkpoint
             )
     except SetupError as error:
         print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
@@ -169,6 +180,7 @@ def train(
     train_dataset: Dataset,
     eval_dataset: Dataset | None,
     reward_funcs: list[Callable],
+    tools: list[Callable],
     checkpoint: str | None,
 ) -> int:
     """
@@ -197,6 +209,7 @@ def train(
             training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
+            tools=tools or None,
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
@@ -253,18 +266,34 @@ def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
     )
 
 
-def load_reward(name: str) -> Callable:
-    """The reward function of that name or dotted import path; modules of the working directory are found."""
-    if name in REWARDS:
-        return REWARDS[name]
+def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
+    """
+    A function that a recipe names.
+
+    Args:
+        option (`str`):
+            The field that names it, for the message.
+        name (`str`):
+            One of `known`, or a dotted import path; modules of the working directory are found.
+        known (`dict[str, Callable]`):
+            Functions that have a name of their own.
+
+    Returns:
+        `Callable`: The function.
+
+    Raises:
+        ValueError, ImportError: If there is none.
+    """
+    if name in known:
+        return known[name]
     module, _, attribute = name.rpartition(".")
     if not module:
-        raise ValueError(f"`reward_funcs` names {name!r}. Expected {', '.join(REWARDS)}, or a dotted import path.")
+        raise ValueError(f"`{option}` names {name!r}. Expected {', '.join(known)}, or a dotted import path.")
     sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError:
-        raise ImportError(f"`reward_funcs` names {name!r}, but module {module!r} has no {attribute!r}.") from None
+        raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

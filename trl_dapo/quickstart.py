@@ -439,8 +439,8 @@ def run_quickstart(
         f"Checkpoint: {result.checkpoint}\n"
         f"Plot:       {result.plot}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
-        "Next, a real model (one 80 GB GPU; from a clone of the repository):\n"
-        "  accelerate launch recipes/train_dapo.py --config recipes/qwen2.5_math_7b_lora.yaml",
+        "Next, a real model, on one GPU of 80 GB (others: trl-dapo recipes):\n"
+        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu",
         highlight=False,
         soft_wrap=True,
     )

@@ -63,7 +63,7 @@ class StopCallback(TrainerCallback):
             control.should_training_stop = control.should_log = True
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
-        elif 0 < args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts:
+        elif 0 < args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up:
             self.found_nothing = True
             control.should_training_stop = control.should_log = control.should_save = True
             if state.is_world_process_zero:

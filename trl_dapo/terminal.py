@@ -22,6 +22,9 @@ from .sampling.sampler import Totals
 
 
 HEADER_EVERY = 30  # rows
+# What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
+SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
+PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
 
 
 # ---- Figures as text ----
@@ -171,7 +174,7 @@ def summarize(
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
     else:
-        moved = f"{empty:,} steps moved no weight" if empty else "Each step moved the weights"
+        moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
     lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}. {moved}."]
     if totals is not None and totals.groups_sampled:
         lines.append(
@@ -180,6 +183,12 @@ def summarize(
             f"{totals.last_acceptance_rate:.1%} in the last."
         )
         lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
+    timeline = {
+        word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in log_history)
+        for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
+    }
+    if total := sum(timeline.values()):
+        lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
     rewards = [entry for entry in log_history if "loss" in entry and entry.get("reward") is not None]
     names = [name for name in (rewards[0] if rewards else ()) if re.fullmatch("rewards/.*/mean", name)]
     if changes := [

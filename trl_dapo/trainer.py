@@ -43,7 +43,7 @@ from .construction import (
     pace_dataset,
     settings_of,
 )
-from .engine import awake, eval_sampling, naming_the_server
+from .engine import asks_a_server, awake, eval_sampling, naming_the_server
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
@@ -55,8 +55,16 @@ from .rewards.checks import check_reward_weights, checked_rewards, raise_on_ever
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
+from .sampling.overlap import Stopwatch
 from .sampling.refill import Batch, Group
-from .sampling.report import age_metrics, drop_unknown, rollout_metrics, sampling_metrics, source_metrics
+from .sampling.report import (
+    age_metrics,
+    drop_unknown,
+    rollout_metrics,
+    sampling_metrics,
+    source_metrics,
+    timeline_metrics,
+)
 from .sampling.rollouts import (
     Round,
     Rows,
@@ -169,6 +177,7 @@ class DAPOTrainer(UpdatePhase):
         self._ledger = make_ledger(self)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = RoundAhead(self)
+        self.stopwatch = Stopwatch()
         self.stop = StopCallback(self)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
@@ -181,7 +190,7 @@ class DAPOTrainer(UpdatePhase):
             return self._seam.replayed[1]
         error = None
         try:
-            with checked_rewards(self), self._ahead.timing("rewards"):
+            with checked_rewards(self), self.stopwatch.timing("rewards"):
                 rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
@@ -371,7 +380,10 @@ class DAPOTrainer(UpdatePhase):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        with self.stopwatch.timing("evaluation"):
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
         scores = self._scores.means()
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
@@ -411,8 +423,9 @@ class DAPOTrainer(UpdatePhase):
         sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
         sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
+        sampled |= timeline_metrics(self.stopwatch.lap(), asks_a_server(self))
         if self.args.rollouts_ahead:
-            sampled |= self._ahead.metrics() | age_metrics(select_ages(rollout.rounds, batch.train))
+            sampled |= age_metrics(select_ages(rollout.rounds, batch.train))
         for name, value in sampled.items():
             metrics[name].append(value)
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
@@ -459,8 +472,10 @@ class DAPOTrainer(UpdatePhase):
         return [], None
 
     def _save_checkpoint(self, model, trial):
-        save_state(self, Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.stopwatch.timing("checkpoint"):
+            save_state(self, folder)
+            super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)

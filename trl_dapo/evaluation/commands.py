@@ -50,7 +50,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     add(what, "name", "configuration of a hub dataset")
     add(what, "offset", "problems to skip", type=int)
     add(what, "limit", "problems to take at most", type=int)
-    add(what, "prompt_style", "what the prompt asks for: answer_line, boxed, or as_is")
+    add(what, "prompt_style", "what the prompt asks for: answer_line, boxed, think, or as_is")
     add(what, "scorer", "the paper's rule, or symbolic comparison", choices=SCORERS)
 
     sampling = parser.add_argument_group("sampling")

@@ -131,8 +131,9 @@ def evaluate(
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            `"answer_line"`, `"boxed"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the four
-            settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it is.
+            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the
+            four settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it
+            is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -303,10 +304,10 @@ def _check_engine(model, engine: str | None, processing_class, base_url: str | N
 def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
     if isinstance(scorer, str) and scorer not in SCORERS:
         raise ValueError(f"`scorer` must be a function or one of {', '.join(map(repr, SCORERS))}, got {scorer!r}.")
-    if scorer == "dapo_math" and prompt_style == "boxed":
+    if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
         raise ValueError(
-            "`prompt_style='boxed'` asks for \\boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line "
-            "only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
+            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last "
+            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
 
 
@@ -329,6 +330,11 @@ def _load_problems(dataset, selection: dict[str, Any]) -> list[_Problem]:
                 f"The dataset has no column {' and no '.join(map(repr, sorted(missing)))}; found "
                 f"{', '.join(map(repr, dataset.column_names))}."
             )
+    if images := {"image", "images"} & set(dataset.column_names):
+        raise ValueError(
+            f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
+            "model during training, with `eval_dataset`."
+        )
     problems: dict[tuple[str, str], _Problem] = {}
     for row in dataset:
         source, id_ = str(row.get("source") or "dataset"), problem_id(row)

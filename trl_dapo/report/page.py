@@ -19,11 +19,13 @@ from .panels import (
     ONE_RUN_EACH,
     PANELS,
     PAPER,
+    REWARDS,
     RUN_COLOURS,
+    SOURCES,
     Panel,
+    plot_named,
     plot_panel,
     plot_runs,
-    plot_sources,
     render,
     smooth,
     smoothing_window,
@@ -31,10 +33,11 @@ from .panels import (
 from .runs import Run, is_number, load_runs, series
 
 
-PAGE_NAME, OVERVIEW_NAME, SOURCES_NAME = "report.html", "overview.png", "sources.png"
+PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
+Points = tuple[list[int], list[float]]  # steps, and a value for each
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
@@ -77,8 +80,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     # Outcomes of several runs do not fit into one small picture.
     overview = [panel for panel in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
-    if any(_by_source(runs)):
-        (output_dir / SOURCES_NAME).write_bytes(render(plot_sources(_by_source(runs), labels), "png"))
+    for panel, by_name in _named(runs):
+        (output_dir / f"{panel.name}.png").write_bytes(render(plot_named(panel, by_name, labels, panel.title), "png"))
     path = output_dir / PAGE_NAME
     path.write_text(_page(runs, labels, shown), encoding="utf-8")
     return path
@@ -92,7 +95,8 @@ def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
-        panels=[_rendered(panel, runs, labels) for panel in shown] + _rendered_sources(runs, labels),
+        panels=[_rendered(panel, runs, labels) for panel in shown]
+        + [_rendered_named(panel, by_name, labels) for panel, by_name in _named(runs)],
         settings=_settings(runs),
         outcomes=_outcomes(runs),
         evaluated=[_evaluated(run.log_history) for run in runs],
@@ -109,7 +113,7 @@ def _summary(run: Run) -> dict[str, str | None]:
     log_history, step = run.log_history, f"step {run.last_step:,}"
     of = "" if run.max_steps is None else f" of {run.max_steps:,}"
     if not run.finished:
-        state = f"not finished: going on or stopped at {step}{of}"
+        state = f"not finished: going on or stopped at {step}{of}; {run.checkpoint or 'no checkpoint'} to resume from"
     elif run.max_steps is not None and run.last_step < run.max_steps:
         state = f"finished early, at {step}{of}"
     else:
@@ -208,33 +212,43 @@ def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any
     }
 
 
-def _rendered_sources(runs: list[Run], labels: list[str]) -> list[dict[str, Any]]:
-    """The picture of acceptance by source, where any run's prompts have several."""
-    by_source = _by_source(runs)
-    if not any(by_source):
-        return []
+def _rendered_named(panel: Panel, by_name: list[dict[str, Points]], labels: list[str]) -> dict[str, Any]:
     sentences = [
-        f"{label}, {source}: {rates[0]:.3g} at step {steps[0]}, {rates[-1]:.3g} at step {steps[-1]}."
-        for label, of_run in zip(labels, by_source, strict=True)
-        for source, (steps, rates) in of_run.items()
+        f"{label}, {name}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}."
+        for label, of_run in zip(labels, by_name, strict=True)
+        for name, (steps, values) in of_run.items()
     ]
-    return [
-        {
-            "name": "sources",
-            "title": "Acceptance rate by source",
-            "caption": "A source that falls to zero has nothing left to teach, or is beyond the model: the share of "
-            "right completions below says which.",
-            "is_wide": sum(map(bool, by_source)) > 1,
-            "alt": "Acceptance rate by source, share of groups sampled over optimizer steps. " + " ".join(sentences),
-            **_pictures(lambda theme: plot_sources(by_source, labels, theme)),
-        }
-    ]
+    return {
+        "name": panel.name,
+        "title": panel.title,
+        "caption": panel.caption,
+        "is_wide": sum(map(bool, by_name)) > 1,
+        "alt": f"{panel.title}, {panel.unit} over optimizer steps. " + " ".join(sentences),
+        **_pictures(lambda theme: plot_named(panel, by_name, labels, theme=theme)),
+    }
 
 
-def _by_source(runs: list[Run]) -> list[dict[str, tuple[list[int], list[float]]]]:
-    """For each run what is drawn by source: nothing where there is only one."""
-    found = [run.groups.by_source if run.groups else {} for run in runs]
-    return [{_visible(name): points for name, points in of_run.items()} if len(of_run) > 1 else {} for of_run in found]
+def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
+    """What is drawn by reward function and by source, for each run: nothing where it has only one."""
+    found = [
+        (REWARDS, [_by_function(run.log_history) for run in runs]),
+        (SOURCES, [run.groups.by_source if run.groups else {} for run in runs]),
+    ]
+    shown = [
+        (
+            panel,
+            [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run],
+        )
+        for panel, by_run in found
+    ]
+    return [(panel, by_name) for panel, by_name in shown if any(by_name)]
+
+
+def _by_function(log_history: list[dict]) -> dict[str, Points]:
+    logged = dict.fromkeys(metric for entry in log_history for metric in entry)
+    functions = [match[1] for metric in logged if (match := re.fullmatch("rewards/(.*)/mean", metric))]
+    points = {function: series(log_history, f"rewards/{function}/mean") for function in functions}
+    return {function: of_function for function, of_function in points.items() if of_function[0]}
 
 
 def _pictures(plot: Callable[[str], Any]) -> dict[str, str]:

@@ -32,18 +32,22 @@ OUTCOME_COLOURS = {
     "unscored": "#AA4499",
     "masked": "#999933",
 }
-# For the sources of prompts, the largest first.
-SOURCE_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
+# For reward functions, and for the sources of prompts, the largest first.
+NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
-# Of what the server and the trainer do, in the order in which they do it.
+# Of what the trainer and a server do.
 TIMELINE_COLOURS = {
-    "sampling": "#44AA99",
-    "idle": "#BBBBBB",
     "update": "#88CCEE",
+    "other": "#999933",
+    "sampling": "#44AA99",
     "wait": "#CC6677",
     "rewards": "#DDCC77",
+    "idle": "#BBBBBB",
 }
+# What is done one after the other: where the trainer samples itself, and where a server does.
+TRAINER_LANE = ("update", "other", "sampling", "rewards")
+SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
 NUM_ROLLOUTS = 8  # in the timeline
 LINE_STYLES = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
@@ -150,17 +154,37 @@ ENTROPY = Panel(
 )
 TIMELINE = Panel(
     name="timeline",
-    title="The last rollouts, one ahead",
+    title="Where the time of the last rollouts went",
     unit="seconds",
     metrics={
-        "overlap/sampling_seconds": "server: sampling",
-        "overlap/idle_seconds": "server: idle",
-        "overlap/update_seconds": "trainer: updates",
-        "overlap/wait_seconds": "trainer: waiting",
-        "overlap/rewards_seconds": "trainer: rewards",
+        "timeline/update_seconds": "updates of the last one",
+        "timeline/other_seconds": "evaluations and checkpoints",
+        "timeline/sampling_seconds": "sampling",
+        "timeline/rewards_seconds": "rewards",
+        "timeline/wait_seconds": "the trainer's wait for the server",
+        "timeline/idle_seconds": "the server's wait for the trainer",
     },
-    caption="Above the server, below the trainer, from the moment a round is asked for: where the trainer waits, more "
-    "GPUs should sample, and where the server idles, more should train.",
+    caption="The updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
+    "below: where the trainer waits, more GPUs should sample, and where the server idles, more should train.",
+)
+# With one line for each name that a run has, in a picture for each run: see `plot_named`.
+REWARDS = Panel(
+    name="rewards",
+    title="Reward by function",
+    unit="mean reward",
+    metrics={},
+    caption="Before the filter and before weights. Where one rises and the one that matters does not, their sum hides "
+    "it.",
+    bottom=None,
+)
+SOURCES = Panel(
+    name="sources",
+    title="Acceptance rate by source",
+    unit="share of groups sampled",
+    metrics={},
+    caption="A source that falls to zero has nothing left to teach, or is beyond the model: the share of right "
+    "completions below says which.",
+    top=1.0,
 )
 PANELS = (
     REWARD,
@@ -270,17 +294,25 @@ def plot_panel(
         return figure
 
 
-def plot_sources(
-    by_source: Sequence[dict[str, tuple[list[int], list[float]]]], labels: Sequence[str], theme: str = "light"
+def plot_named(
+    panel: Panel,
+    by_name: Sequence[dict[str, tuple[list[int], list[float]]]],
+    labels: Sequence[str],
+    title: str = "",
+    theme: str = "light",
 ) -> Figure:
     """
-    Draws the acceptance rate of each source of prompts, in a picture for each run, two in a row.
+    Draws a line for each reward function, or for each source of prompts, in a picture for each run, two in a row.
 
     Args:
-        by_source (`Sequence[dict[str, tuple[list[int], list[float]]]]`):
-            For each run steps and rates by source, at most 8 of them; empty where it has no ledger.
+        panel ([`Panel`]):
+            `REWARDS` or `SOURCES`.
+        by_name (`Sequence[dict[str, tuple[list[int], list[float]]]]`):
+            For each run steps and values by name, of which the first 8 are drawn; empty where it has none.
         labels (`Sequence[str]`):
             A name for each run, drawn where there are several.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
         theme (`str`, *optional*, defaults to `"light"`):
             `"light"` or `"dark"`.
 
@@ -288,16 +320,18 @@ def plot_sources(
         [`~matplotlib.figure.Figure`]: The picture.
     """
     with _style(theme):
-        shown = [i for i, of_run in enumerate(by_source) if of_run]
+        shown = [i for i, of_run in enumerate(by_name) if of_run]
         figure, places = _one_for_each(len(shown))
         for place, i in zip(places, shown, strict=True):
-            for colour, (source, (steps, rates)) in zip(SOURCE_COLOURS, by_source[i].items(), strict=False):
+            for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
                 marker = "o" if len(steps) < 15 else None
-                place.plot(steps, rates, color=colour, marker=marker, markersize=3, label=_shorten(source))
+                means = smooth(values, smoothing_window(values))
+                place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
             if len(labels) > 1:
                 place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
-            place.legend(loc="best")
-            _label(place, ACCEPTANCE)
+            place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
+            _label(place, panel)
+        figure.suptitle(title)
         return figure
 
 
@@ -475,25 +509,33 @@ def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]):
 
 
 def _draw_timeline(axes: Axes, log_history: list[dict]):
-    """A line for each of the last rollouts: what the server did, and below it what the trainer did meanwhile."""
-    keys = {name: f"overlap/{name}_seconds" for name in TIMELINE_COLOURS}
-    rollouts = [entry for entry in log_history if all(is_number(entry.get(key)) for key in keys.values())]
+    """A bar for each of the last rollouts, or two: what a server did, and below it what the trainer did meanwhile."""
+    metrics = [f"timeline/{name}_seconds" for name in TRAINER_LANE]
+    rollouts = [entry for entry in log_history if all(is_number(entry.get(metric)) for metric in metrics)]
     rollouts = rollouts[-NUM_ROLLOUTS:]
+    drawn = set()
     for place, entry in enumerate(rollouts):
-        for height, names in ((-0.2, ("sampling", "idle")), (0.2, ("update", "wait", "rewards"))):
+        has_server = is_number(entry.get("timeline/wait_seconds"))
+        lanes = SERVER_LANES if has_server else (TRAINER_LANE,)
+        thickness = 0.72 / len(lanes)
+        for lane, names in enumerate(lanes):
             start = 0.0
             for name in names:
-                seconds = entry[keys[name]]
+                seconds = entry[f"timeline/{name}_seconds"]
+                height = place + (lane - (len(lanes) - 1) / 2) * (thickness + 0.04)
                 colour = TIMELINE_COLOURS[name]
-                axes.barh(place + height, seconds, left=start, height=0.36, color=colour, linewidth=0)
+                axes.barh(height, seconds, left=start, height=thickness, color=colour, linewidth=0)
+                drawn.add(name)
                 start += seconds
     if not rollouts:
         axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
     axes.set_yticks(range(len(rollouts)), [str(entry["step"]) for entry in rollouts])
     axes.invert_yaxis()
-    axes.set(xlabel="seconds since the round was asked for", ylabel="optimizer step")
-    handles = [Line2D([], [], color=colour, linewidth=5) for colour in TIMELINE_COLOURS.values()]
-    axes.legend(handles, list(TIMELINE_COLOURS), loc="best", ncols=2, frameon=True, framealpha=0.85, edgecolor="none")
+    axes.set(xlabel="seconds since the rollout before was complete", ylabel="optimizer step")
+    names = [name for name in TIMELINE_COLOURS if name in drawn]
+    handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in names]
+    # Above the bars, which may fill the whole width.
+    axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), columnspacing=1.2)
 
 
 def _draw_outcomes(axes: Axes, log_history: list[dict]):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ..checkpoint import last_complete_checkpoint
 from ..evaluation import compare
 from ..evaluation.run import SUMMARY_FILE
 from ..history import LOG_HISTORY_NAME, SETTINGS_NAME
@@ -39,6 +40,8 @@ class Run:
             Optimizer steps that the run was to make.
         written (`datetime.datetime`, *optional*):
             When its log was last written to.
+        checkpoint (`str`, *optional*):
+            Name of the last whole checkpoint that it can be resumed from.
         notes (`list[str]`, *optional*):
             What could not be read, one sentence each.
         samples (`list[dict]`, *optional*):
@@ -58,6 +61,7 @@ class Run:
     log_history: list[dict]
     max_steps: int | None = None
     written: datetime | None = None
+    checkpoint: str | None = None
     notes: list[str] = field(default_factory=list)
     samples: list[dict] = field(default_factory=list)
     evaluations: dict[str, dict] = field(default_factory=dict)
@@ -136,6 +140,7 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
         log_history=log_history,
         max_steps=max_steps,
         written=datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
+        checkpoint=None if (folder := last_complete_checkpoint(run_dir)) is None else folder.name,
         notes=notes,
         samples=_read_samples(run_dir / "completions", notes),
         evaluations=evaluations,

@@ -71,7 +71,8 @@ class Call:
 
 class Stopwatch:
     """
-    Where the time of a rollout goes: from the moment its first round is asked for to the moment the next one's is.
+    Where the time of a rollout goes: from the moment the last one was complete to the moment this one is. The first
+    lap begins with the first block.
 
     Example:
 
@@ -86,7 +87,7 @@ class Stopwatch:
 
     def __init__(self):
         self._seconds: Counter[str] = Counter()
-        self._started = time.perf_counter()
+        self._started = None
         self._is_timing = None
 
     @contextmanager
@@ -96,6 +97,8 @@ class Stopwatch:
             yield
             return
         started, self._is_timing = time.perf_counter(), name
+        if self._started is None:
+            self._started = started
         try:
             yield
         finally:

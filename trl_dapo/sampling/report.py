@@ -177,6 +177,36 @@ def age_metrics(ages: Sequence[int]) -> dict[str, float]:
     return {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
 
 
+def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str, float]:
+    """
+    Where the time of a rollout went.
+
+    Args:
+        seconds (`dict[str, float]`):
+            From [`Stopwatch.lap`]: the `total`, and what the trainer spent in the `engine`, in `rewards`, in an
+            `evaluation`, in a `checkpoint`, and in its `wait` for a round sampled `ahead`, beside it.
+        asks_a_server (`bool`):
+            Whether the engine is a server's: then it samples where the trainer does not, and one waits for the other.
+
+    Returns:
+        `dict[str, float]`: Seconds. What the trainer did adds up to the total: `sampling`, or its `wait` for a server,
+        `rewards`, `other` (evaluations and checkpoints) and `update`, which is the rest. So does what a server did:
+        `sampling`, evaluations, and `idle`.
+    """
+    spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | seconds
+    other = spent["evaluation"] + spent["checkpoint"]
+    timeline = {
+        "sampling": spent["engine"] + spent["ahead"],
+        "rewards": spent["rewards"],
+        "update": max(spent["total"] - spent["engine"] - spent["wait"] - spent["rewards"] - other, 0.0),
+        "other": other,
+    }
+    if asks_a_server:
+        timeline["wait"] = spent["engine"] + spent["wait"]
+        timeline["idle"] = max(spent["total"] - timeline["sampling"] - spent["evaluation"], 0.0)
+    return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
+
+
 def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:
     """
     What a rollout found that used up its rounds, why the rest was dropped, and what to do.
@@ -197,7 +227,8 @@ def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, nu
         f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {rollout.num_rounds} rounds{carried}, "
         f"{rollout.target} needed (dropped: {reasons})."
     )
-    advice = f"{advise(rollout)}Or raise `dynamic_sampling_max_rounds` ({max_rounds})"
+    raise_what = f"`dynamic_sampling_max_rounds` ({max_rounds})" if max_rounds > 0 else "`dynamic_sampling_stop_after`"
+    advice = f"{advise(rollout)}Or raise {raise_what}"
     if num_trained is None:
         return (
             f"Dynamic sampling could not fill the rollout batch: {what} {advice}, or set "
@@ -220,8 +251,10 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
             Where the run's state is saved.
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
+    rounds = f", in {rollout.num_rounds} rounds," if num_rollouts == 1 else ""
     return (
-        f"Training stops: {num_rollouts} rollouts in a row found no group to train on (the last dropped: {reasons}). "
+        f"Training stops: {num_rollouts} rollouts in a row{rounds} found no group to train on (the last dropped: "
+        f"{reasons}). "
         f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
     )
 

@@ -167,6 +167,9 @@ class Sampler:
             Whether accepted groups beyond the batch train in the next rollout.
         max_rounds (`int`, *optional*, defaults to `10`):
             Rounds after which a rollout gives up; zero or less means never.
+        max_barren_rounds (`int`, *optional*, defaults to `0`):
+            Where `max_rounds` is no limit: rounds after which a rollout gives up that has found nothing; zero means
+            never.
         max_round_size (`int`, *optional*):
             Prompts one round may ask for. `None` sets no cap. Rounded down to `multiple_of`, but never below it.
         multiple_of (`int`, *optional*, defaults to `1`):
@@ -203,6 +206,7 @@ class Sampler:
         min_replace_ratio: float = 0.3,
         carries: bool = False,
         max_rounds: int = 10,
+        max_barren_rounds: int = 0,
         max_round_size: int | None = None,
         multiple_of: int = 1,
         batch_multiplier: float | None = None,
@@ -232,6 +236,7 @@ class Sampler:
         self.min_replace_ratio = min_replace_ratio
         self.carries = carries
         self.max_rounds = 1 if mode == "mask" else max_rounds
+        self.max_barren_rounds = max_barren_rounds
         self.max_round_size = max_round_size
         self.multiple_of = multiple_of
         self.batch_multiplier = 1.0 if mode == "mask" else batch_multiplier
@@ -268,7 +273,13 @@ class Sampler:
     @property
     def is_exhausted(self) -> bool:
         """Whether the rounds ran out before the batch was full."""
-        return self.num_missing > 0 and 0 < self.max_rounds <= self.rollout.num_rounds
+        return self.num_missing > 0 and (0 < self.max_rounds <= self.rollout.num_rounds or self.has_given_up)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether a rollout whose rounds have no limit found nothing in `max_barren_rounds`."""
+        has_no_limit = self.max_rounds <= 0 < self.max_barren_rounds
+        return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
 
     def next_prompts(self, step: int) -> list[tuple[str, dict[str, Any]]]:
         """

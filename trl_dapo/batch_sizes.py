@@ -1,0 +1,108 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From batch sizes in prompts to TRL's, which count micro-batches, and one line that says both. Integers only."""
+
+import math
+
+
+def size_batches(
+    prompts_per_rollout: int | None,
+    prompts_per_step: int | None,
+    num_generations: int,
+    per_device_train_batch_size: int,
+    num_processes: int,
+) -> dict[str, int]:
+    """
+    TRL's batch sizes for batches in prompts.
+
+    Args:
+        prompts_per_rollout (`int` or `None`):
+            Prompts of a rollout batch, `None` for `prompts_per_step`.
+        prompts_per_step (`int` or `None`):
+            Prompts of an optimizer step, `None` for `prompts_per_rollout`. One of the two is given.
+        num_generations (`int`):
+            Completions of a prompt.
+        per_device_train_batch_size (`int`):
+            Rows of a micro-batch on one process.
+        num_processes (`int`):
+            Processes of the launch.
+
+    Returns:
+        `dict[str, int]`: `gradient_accumulation_steps`, `steps_per_generation` and `generation_batch_size`.
+
+    Raises:
+        ValueError: If something does not divide; the message names the nearest sizes that do.
+    """
+    rollout = prompts_per_step if prompts_per_rollout is None else prompts_per_rollout
+    step = prompts_per_rollout if prompts_per_step is None else prompts_per_step
+    name = "prompts_per_rollout" if prompts_per_step is None else "prompts_per_step"
+    if min(rollout, step) < 1:
+        raise ValueError(f"`prompts_per_rollout` and `prompts_per_step` must be at least 1, got {rollout} and {step}.")
+    if rollout % step:
+        raise ValueError(
+            f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "
+            f"`prompts_per_rollout`: {_nearest_multiples(rollout, step)}."
+        )
+    rows, microbatch = step * num_generations, num_processes * per_device_train_batch_size
+    if rows % microbatch:
+        fitting = _nearest_multiples(step, microbatch // math.gcd(microbatch, num_generations))
+        smaller = [size for size in range(1, per_device_train_batch_size) if rows % (size * num_processes) == 0]
+        raise ValueError(
+            f"`{name}={step}` x `num_generations={num_generations}` = {rows} rows do not divide by "
+            f"{describe_launch(num_processes, per_device_train_batch_size)} = {_count(microbatch, 'row')} a "
+            f"micro-batch. Nearest `{name}`: {fitting}."
+            + (f" Or `per_device_train_batch_size`: {smaller[-1]}." if smaller else "")
+        )
+    accumulation = rows // microbatch
+    return {
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": accumulation * (rollout // step),
+        "generation_batch_size": rollout * num_generations,
+    }
+
+
+def describe_launch(num_processes: int, per_device_train_batch_size: int) -> str:
+    """Processes and rows of a micro-batch, as messages name them."""
+    return f"{_count(num_processes, 'process')} x `per_device_train_batch_size={per_device_train_batch_size}`"
+
+
+def describe_batches(
+    num_generations: int,
+    per_device_train_batch_size: int,
+    num_processes: int,
+    gradient_accumulation_steps: int,
+    steps_per_generation: int,
+    num_iterations: int,
+    max_tokens_per_microbatch: int | None,
+) -> str:
+    """
+    One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps. Arguments as TRL's fields.
+
+    Returns:
+        `str`.
+    """
+    size, num_rows = per_device_train_batch_size, per_device_train_batch_size * num_processes * steps_per_generation
+    num_steps = steps_per_generation * num_iterations / gradient_accumulation_steps
+    step = size * num_processes * gradient_accumulation_steps / num_generations
+    if max_tokens_per_microbatch is None:
+        cut = f"{_count(size, 'row')} x {_count(steps_per_generation, 'micro-batch')}"
+    else:
+        rows = _count(size * steps_per_generation, "row")
+        cut = f"{rows} in micro-batches of at most {_count(max_tokens_per_microbatch, 'token')}"
+    return (
+        f"Rollout: {_count(num_rows // num_generations, 'prompt')} x "
+        f"{_count(num_generations, 'completion')} = {_count(num_rows, 'row')} = "
+        f"{_count(num_processes, 'process')} x {cut}; {_count(num_steps, 'optimizer step')} of "
+        f"{_count(step, 'prompt')}"
+    )
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    """The multiples of `unit` on either side of `value`, which is none."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _count(number: float, noun: str) -> str:
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:.10g} {noun}{ending}"

@@ -1,0 +1,136 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs that a plan knows, and how many of them a run has."""
+
+import math
+import os
+import re
+from dataclasses import dataclass
+
+
+GPUS_PER_MACHINE = 8
+NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as in NVIDIA's DGX H100
+
+
+@dataclass(frozen=True)
+class GPU:
+    """
+    What a plan needs of an accelerator.
+
+    The figures are NVIDIA's data sheets': `flops` of dense bfloat16 with accumulation in float32, where the sheet's
+    headline counts sparsity, half of it; `bandwidth` of the GPU's memory; `link` to another GPU of the machine in one
+    direction, half of what is stated for NVLink, and PCIe 4.0 x16 where there is no NVLink. `memory` is the total that
+    `nvidia-smi` shows.
+
+    Attributes:
+        name (`str`): As in `--gpus`.
+        memory (`float`): Bytes.
+        flops (`float`): Floating point operations a second.
+        bandwidth (`float`): Bytes a second.
+        link (`float`): Bytes a second.
+    """
+
+    name: str
+    memory: float
+    flops: float
+    bandwidth: float
+    link: float
+
+
+def _gpu(name, mebibytes, teraflops, gigabytes_per_second, link):
+    return name, GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes_per_second * 1e9, link * 1e9)
+
+
+GPUS = dict(
+    [
+        _gpu("H100-80GB", 81_559, 989, 3_350, 450),
+        _gpu("H200-141GB", 143_771, 989, 4_800, 450),
+        _gpu("B200-180GB", 183_359, 2_250, 8_000, 900),
+        _gpu("A100-80GB", 81_920, 312, 2_039, 300),
+        _gpu("A100-40GB", 40_960, 312, 1_555, 300),
+        _gpu("L40S-48GB", 46_068, 362, 864, 32),
+        _gpu("L4-24GB", 23_034, 121, 300, 32),
+        _gpu("RTX4090-24GB", 24_564, 165, 1_008, 32),
+        _gpu("RTX3090-24GB", 24_576, 71, 936, 32),
+    ]
+)
+# What "GPUs of 80 GB" in a recipe's header is taken for.
+GPU_OF_SIZE = {
+    24: "RTX4090-24GB",
+    40: "A100-40GB",
+    48: "L40S-48GB",
+    80: "H100-80GB",
+    141: "H200-141GB",
+    180: "B200-180GB",
+}
+
+
+def cpu() -> GPU:
+    """This machine without a GPU; its speed is a guess at one core of a server."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return GPU("CPU", memory, flops=50e9, bandwidth=20e9, link=10e9)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """
+    The GPUs of a run.
+
+    Attributes:
+        gpu ([`GPU`]): Which.
+        num_train (`int`): That train, a process each.
+        num_serve (`int`): That vLLM's server has for itself.
+    """
+
+    gpu: GPU
+    num_train: int
+    num_serve: int = 0
+
+    def __str__(self):
+        return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
+
+    @property
+    def link(self) -> float:
+        """Bytes/s at which a GPU gathers what all that train hold: between machines all ports of one take part."""
+        between = math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK
+        return min(self.gpu.link, between)
+
+
+def parse_gpus(text: str) -> Cluster:
+    """
+    Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM.
+
+    Raises:
+        ValueError: If it cannot be read, or the GPU is not known.
+    """
+    match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*)", text.strip())
+    if match is None or match[1] == "0":
+        raise ValueError(f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve.")
+    num_train, num_serve, name = match.groups()
+    known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
+    short = {key.split("-")[0]: key for key in known if sum(k.startswith(key.split("-")[0]) for k in known) == 1}
+    name = short.get(name.lower(), name.lower())
+    if name not in known:
+        raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}.")
+    return Cluster(known[name], int(num_train or 1), int(num_serve or 0))
+
+
+def read_hardware(text: str) -> Cluster | None:
+    """
+    Reads a recipe's `Hardware:`, such as `one GPU of 24 GB` or `64 GPUs of 80 GB train, 8 more serve vLLM`.
+
+    Returns:
+        [`Cluster`], or `None` where the text names no GPUs of a size that is known.
+    """
+    if "CPU" in text and "GPU" not in text:
+        return Cluster(cpu(), 1)
+    number = r"\b(one|two|\d+)"
+    found = re.search(rf"{number} GPUs? of (\d+) GB", text)
+    if found is None or int(found[2]) not in GPU_OF_SIZE:
+        return None
+    counts = [re.search(rf"{number}\b[^,.;:]*\b{verb}\b", text) for verb in ("trains?", "serves?")]
+    num_train, num_serve = (
+        0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
+        for count in (counts[0] or found, counts[1])
+    )
+    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve)

@@ -1,0 +1,307 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Bytes of a run, by arithmetic on a model's sizes. Pure functions; what they return is for one GPU unless they say else.
+
+A byte count a weight or a token is of 2 (bfloat16) or 4 (float32). *Held* is what the weights are held in, *computed*
+what layers compute in: with mixed precision on one GPU or DDP 4 and 2, under FSDP2 and DeepSpeed 2 and 2.
+"""
+
+import math
+
+from .models import ModelShape, lora_targets
+from .recipe import Sharding
+
+
+# Bytes of optimizer state a weight, beside its float32 or bfloat16: AdamW's two moments in the weight's own precision,
+# or in 8 bits with a float32 scale for each block of 256 (section 2 of https://huggingface.co/papers/2110.02861).
+ADAMW = ("adamw_torch", "adamw_torch_fused", "paged_adamw", "paged_adamw_32bit")
+ADAMW_8BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+BLOCK_OF_8_BITS, BLOCK_OF_4_BITS = 256, 64
+
+# TRL 1.16 projects onto the vocabulary in tiles of so many tokens and columns (trl/kernels/chunked_logprob.py).
+HEAD_TILE = (4096, 32_768)
+# Weights that DeepSpeed keeps gathered at most, and elements of a bucket of gradients: `stage3_max_live_parameters`
+# and `reduce_bucket_size` of https://www.deepspeed.ai/docs/config-json.
+ZERO3_LIVE, ZERO_BUCKET = 1e9, 5e8
+# What a process has on its GPU besides: CUDA's context, cuBLAS, NCCL's buffers. An allowance, not a formula.
+CONTEXT = 1.5 * 2**30
+# What vLLM works with besides weights and cache, and what is left of it asleep: CUDA graphs, activations of 4,096
+# tokens, the sampler. An allowance; https://docs.vllm.ai/en/latest/features/sleep_mode says 90 % and more is freed.
+VLLM_WORK, VLLM_ASLEEP = 2.0 * 2**30, 1.0 * 2**30
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes in words."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 20 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def optimizer_bytes(optim: str, weight: int) -> float:
+    """
+    Bytes of optimizer state for a weight.
+
+    Two moments as precise as the weight (`torch.optim.AdamW` makes them by `zeros_like`), or of 8 bits each and
+    `4 / 256` for the scale of their block.
+
+    Args:
+        optim (`str`): As in [`~transformers.TrainingArguments`].
+        weight (`int`): Bytes of the weight.
+
+    Raises:
+        ValueError: If the optimizer is none that is known.
+
+    Example:
+
+    ```python
+    >>> optimizer_bytes("adamw_torch", 4), optimizer_bytes("adamw_8bit", 4)
+    (8, 2.03125)
+    ```
+    """
+    if optim in ADAMW:
+        return 2 * weight
+    if optim in ADAMW_8BIT:
+        return 2 * (1 + 4 / BLOCK_OF_8_BITS)
+    if optim == "sgd":
+        return 0
+    raise ValueError(
+        f"A plan does not know the memory of `optim: {optim}`: {', '.join([*ADAMW, *ADAMW_8BIT, 'sgd'])}."
+    )
+
+
+def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> float:
+    """
+    Bytes of a model of 8 or 4 bits: its linear layers, with their scales; the rest stays as it is held.
+
+    4 bits: half a byte a weight, and for each block of 64 a scale of 4 bytes, or nested of one byte and 4 for 256 of
+    those (section 3 of [QLoRA](https://huggingface.co/papers/2305.14314)). 8 bits: a byte a weight, and 4 a row.
+    """
+    rest = held * (shape.num_parameters - shape.num_linear)
+    if bits == 8:
+        return shape.num_linear + rest + sum(4 * outputs * count for _, outputs, count in shape.linears.values())
+    scale = 1 + 4 / 256 if nested else 4
+    return shape.num_linear * (0.5 + scale / BLOCK_OF_4_BITS) + rest
+
+
+def state_bytes(
+    frozen: float, num_trained: int, trained: int, optim: str, sharding: Sharding, num_gpus: int, accumulates: bool
+) -> dict[str, float]:
+    """
+    Bytes of weights, gradients and optimizer state, which [ZeRO](https://huggingface.co/papers/1910.02054) (section 3)
+    cuts by the number of GPUs: the optimizer's from stage 1, gradients from 2, weights from 3.
+
+    DeepSpeed trains bfloat16 weights with a copy in float32 beside the optimizer's moments: 2 + 2 + 12. FSDP2 shards
+    float32 weights and gradients: 4 + 4 + 8; between two micro-batches whose gradients are not reduced it holds those
+    of the whole model in bfloat16 (`set_requires_gradient_sync` in torch's documentation). DDP copies gradients into
+    its buckets (`gradient_as_bucket_view` there).
+
+    Args:
+        frozen (`float`): Bytes of the weights that do not train.
+        num_trained (`int`): Weights that train.
+        trained (`int`): Bytes of one of them.
+        optim (`str`): As in [`optimizer_bytes`].
+        sharding ([`Sharding`]): How it is shared.
+        num_gpus (`int`): By how many.
+        accumulates (`bool`): Whether gradients of several micro-batches are summed before they are reduced.
+
+    Returns:
+        `dict[str, float]`: `weights`, `gradients`, `optimizer`.
+    """
+    kind = sharding.kind
+    master = 4 if sharding.is_deepspeed and trained == 2 else 0
+    parts = {
+        "weights": frozen + trained * num_trained,
+        "gradients": trained * num_trained,
+        "optimizer": (master + optimizer_bytes(optim, 4 if master else trained)) * num_trained,
+    }
+    sharded = {"zero1": ("optimizer",), "zero2": ("optimizer", "gradients"), "zero3": parts, "fsdp2": parts}
+    for name in sharded.get(kind, ()):
+        parts[name] /= num_gpus
+    if kind == "ddp":
+        parts["gradients"] *= 2
+    if kind == "fsdp2" and accumulates:
+        parts["gradients"] += 2 * num_trained
+    if sharding.offloads_optimizer:
+        parts["optimizer"] = 0.0
+    if sharding.offloads_weights:
+        parts["weights"] = 0.0
+        parts["gradients"] -= trained * num_trained / num_gpus
+    return parts
+
+
+def layer_bytes(
+    shape: ModelShape,
+    held: int,
+    computed: int,
+    attention: str = "sdpa",
+    lora: tuple[int, list[str] | str | None] | None = None,
+) -> float:
+    """
+    Bytes a token that one layer keeps for its backward pass.
+
+    The tensors that autograd saves in transformers' layers of RMSNorm, attention and gated MLP, in the way of section
+    4.1 of [Korthikanti et al.](https://huggingface.co/papers/2205.05198). With width `H`, queries `A` and keys `K`
+    wide, and an MLP `I` wide:
+
+    - two norms: `4 H` the input in float32, `H` the output, and a mean of 4 bytes each;
+    - what the linear layers read: `H` once for queries, keys and values and once for gate and up; under autocast each
+      of the five makes its own copy;
+    - attention: queries and output, `2 A`, keys and values, `2 K` (`2 A` where a mask has them repeated for
+      each query head), and the logarithm of a sum for each head;
+    - the MLP: gate, its SiLU, up, and their product, `4 I`; with experts once for each that is active;
+    - with normalized queries and keys: `A + K` in float32 and as computed;
+    - with an adapter: what each adapted layer reads, and the rank. Of the frozen weights' own layers neither what they
+      read nor what a norm scales is kept, because neither has a gradient to give.
+
+    Args:
+        shape ([`ModelShape`]): Of the model.
+        held, computed (`int`): Bytes of a number, as above.
+        attention (`str`): `attn_implementation`.
+        lora (`tuple`, *optional*): Rank and target modules of an adapter.
+
+    Returns:
+        `float`. Of `"eager"` attention the scores come on top, which grow with the row: [`score_bytes`].
+    """
+    hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    trains = lora is None
+    norms = 2 * (4 * hidden + held * hidden * trains + 4)
+    inputs = (2 if held == computed else 5) * computed * hidden * trains
+    seen = keys if "flash" in attention else queries
+    attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
+    mlp = (3 + trains) * computed * shape.intermediate_size * shape.num_active_experts
+    normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
+    adapter = 0
+    if lora is not None:
+        rank, targets = lora
+        adapter = sum(computed * (shape.linears[name][0] + rank) for name in lora_targets(targets))
+    return norms + inputs + attended + mlp + normalized * shape.has_qk_norm + adapter
+
+
+def score_bytes(shape: ModelShape, row: int, computed: int, attention: str) -> float:
+    """
+    Bytes a token of what grows with the length of its row.
+
+    `"eager"`: scores of each head in float32 and as computed (`5 a s` in section 4.1 of
+    [Korthikanti et al.](https://huggingface.co/papers/2205.05198), without dropout). `"sdpa"`: the mask of a padded
+    batch, a byte, and a number as computed where it is added. Flash attention: nothing.
+    """
+    if attention == "eager":
+        return row * shape.num_heads * (4 + computed)
+    return 0.0 if "flash" in attention else row * (1 + computed)
+
+
+def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int) -> float:
+    """
+    Bytes that a layer's backward pass works with beyond what the layer kept: the gradients of the MLP's gate, up and
+    product, and of its largest weight, as computed and as held.
+    """
+    return 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
+
+
+def activation_bytes(
+    shape: ModelShape,
+    tokens: int,
+    row: int,
+    held: int,
+    computed: int,
+    checkpointing: bool,
+    attention: str = "sdpa",
+    lora: tuple[int, list[str] | str | None] | None = None,
+    fused_head: bool = True,
+) -> dict[str, float]:
+    """
+    Bytes of a micro-batch at its fullest: kept to the end of the forward pass, and worked with on top.
+
+    With checkpointing a layer keeps its input alone, as precise as the weights are held, and is computed again in the
+    backward pass ([Chen et al.](https://huggingface.co/papers/1604.06174)); without it, all of [`layer_bytes`], and
+    the copies that autocast made of the linear weights. On top comes the most of three moments:
+
+    - the end of the forward pass: a tile of the output layer, and with checkpointing those copies, which stay until
+      autocast ends;
+    - the start of the backward pass: a tile, and in float32 the gradients of the last hidden states and, where it
+      trains, of the output layer;
+    - a layer's backward pass: [`backward_bytes`], with checkpointing what the layer keeps, and the gradient of the
+      output layer, which waits for the embedding's where both are one.
+
+    Args:
+        shape, held, computed, attention, lora:
+            As in [`layer_bytes`].
+        tokens (`int`): Of the micro-batch, padding included.
+        row (`int`): Tokens of its longest row.
+        checkpointing (`bool`): `gradient_checkpointing`.
+        fused_head (`bool`): Whether log-probabilities are computed in tiles, as from TRL 1.16 on. Else all logits are
+            there at once, with two copies and a gradient.
+
+    Returns:
+        `dict[str, float]`: `activations`, what is kept, and `work`.
+    """
+    trains_all = lora is None
+    layer = tokens * layer_bytes(shape, held, computed, attention, lora)
+    scores = tokens * score_bytes(shape, row, computed, attention)
+    if attention == "eager":  # each layer has its own; a mask is one for all
+        layer, scores = layer + scores, 0.0
+    # The last norm, and what the output layer reads.
+    last = tokens * shape.hidden_size * (4 + held * trains_all + max(held, computed))
+    casts = computed * (shape.num_linear if held != computed else 0)
+    layers = (
+        tokens * held * shape.hidden_size * shape.num_layers if checkpointing else shape.num_layers * layer + casts
+    )
+
+    rows, columns = (min(HEAD_TILE[0], tokens), HEAD_TILE[1]) if fused_head else (4 * tokens, shape.vocab_size)
+    tile = computed * (rows * columns + min(columns, shape.vocab_size) * shape.hidden_size)  # with that of the weight
+    moments = (
+        tile + (casts if checkpointing else 0),
+        tile + 4 * tokens * shape.hidden_size + (4 * shape.num_embedding if trains_all else 0),
+        backward_bytes(shape, tokens, held, computed)
+        + (layer if checkpointing else 0)
+        + (held * shape.num_embedding if trains_all and shape.is_tied else 0),
+    )
+    return {"activations": layers + last + scores, "work": max(moments)}
+
+
+def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) -> float:
+    """
+    Bytes of what a GPU gathers of the others' shards while it computes.
+
+    FSDP2: two layers in bfloat16, the one at work and the next, embedding and output layer, which belong to no layer
+    and stay; and, for the fused output layer, its weight as it is sharded (`full_tensor` in `add_fused_lm_head` of
+    TRL). ZeRO-3: what it keeps at most, and a bucket of gradients. ZeRO-1 and 2: a bucket.
+    """
+    if sharding.kind == "fsdp2":
+        roots = shape.num_embedding * (1 if shape.is_tied else 2)
+        return 2 * (2 * shape.num_linear / shape.num_layers + roots) + held_by_shard * shape.num_embedding
+    if sharding.kind == "zero3":
+        return 2 * min(ZERO3_LIVE, shape.num_parameters) + 2 * ZERO_BUCKET
+    return 2 * ZERO_BUCKET if sharding.is_deepspeed else 0.0
+
+
+def vllm_cache_tokens(shape: ModelShape, memory: float, utilization: float, tensor_parallel_size: int) -> int:
+    """
+    Tokens whose keys and values fit into one engine of vLLM: its share of each GPU, less bfloat16 weights and what it
+    works with, over `2 * 2 * layers * key heads * head dimension` bytes (section 3 of
+    [PagedAttention](https://huggingface.co/papers/2309.06180)), which tensor parallelism cuts by key heads.
+    """
+    free = utilization * memory - 2 * shape.num_parameters / tensor_parallel_size - VLLM_WORK
+    return max(0, math.floor(free / (shape.kv_bytes / min(tensor_parallel_size, shape.num_kv_heads))))
+
+
+def checkpoint_bytes(
+    frozen: float, num_trained: int, trained: int, optim: str, sharding: Sharding, only_model: bool, is_adapter: bool
+) -> float:
+    """
+    Bytes on disk of one checkpoint: the weights, or the adapter alone, and unless `save_only_model` the optimizer's
+    state, with DeepSpeed its copy of the weights too.
+
+    Args:
+        only_model (`bool`): `save_only_model`.
+        is_adapter (`bool`): Whether the frozen weights stay where they are.
+        others: As in [`state_bytes`].
+    """
+    model = trained * num_trained + (0 if is_adapter else frozen)
+    if only_model:
+        return model
+    if sharding.is_deepspeed:
+        # Its own files hold the bfloat16 weights a second time.
+        return 2 * model + (4 + optimizer_bytes(optim, 4)) * num_trained
+    # FSDP2's own files hold the weights beside the model's.
+    again = model if sharding.kind == "fsdp2" else 0
+    return model + again + optimizer_bytes(optim, trained) * num_trained

@@ -1,0 +1,213 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a plan reads it: every field with its default, the header, and how training is sharded."""
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
+
+from ..arguments import _read_recipe
+from ..recipe_files import find_accelerate_config, find_recipe
+from .hardware import Cluster, parse_gpus, read_hardware
+
+
+# The dataclasses that a recipe fills in, the most general first: package, file and name.
+DATACLASSES = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+    ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("trl_dapo", "config.py", "DAPOConfig"),
+    ("trl_dapo", "launch.py", "LaunchArguments"),
+)
+# Of the package's own, by the words of `Hardware:`.
+CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
+FSDP_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """
+    How the processes that train share a model.
+
+    Attributes:
+        kind (`str`):
+            `"none"`, `"ddp"`, `"fsdp2"`, `"zero1"`, `"zero2"` or `"zero3"`.
+        offloads_optimizer, offloads_weights (`bool`):
+            Whether these are in the machine's memory.
+    """
+
+    kind: str
+    offloads_optimizer: bool = False
+    offloads_weights: bool = False
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return self.kind.startswith("zero")
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.kind in ("fsdp2", "zero3")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """
+    What a plan knows of a run.
+
+    Attributes:
+        name (`str`): The file's.
+        settings (`~types.SimpleNamespace`): Every field of a recipe; what it leaves out has its default.
+        sharding ([`Sharding`]): How training is shared.
+        cluster ([`Cluster`]): The GPUs.
+    """
+
+    name: str
+    settings: SimpleNamespace
+    sharding: Sharding
+    cluster: Cluster
+
+    @property
+    def asks_a_server(self) -> bool:
+        """Whether vLLM's server samples."""
+        return self.settings.use_vllm and self.settings.vllm_mode == "server"
+
+    def changed(self, **fields) -> "Recipe":
+        """The recipe with other settings."""
+        return replace(self, settings=SimpleNamespace(**{**vars(self.settings), **fields}))
+
+
+@cache
+def declared_fields() -> dict:
+    """
+    Every field that a recipe may have, with its default: `None` where that is no literal.
+
+    Read from the sources of the dataclasses, because importing them takes longer than planning all recipes.
+
+    Returns:
+        `dict`.
+    """
+    found = {}
+    for package, file, name in DATACLASSES:
+        (folder,) = find_spec(package).submodule_search_locations
+        tree = ast.parse(Path(folder, file).read_text(encoding="utf-8"))
+        (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        for node in declared.body:
+            if isinstance(node, ast.AnnAssign):
+                found[node.target.id] = _literal(node.value)
+    return found
+
+
+def _literal(value):
+    if isinstance(value, ast.Call):  # of `field`
+        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+    try:
+        return None if value is None else ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+def read(
+    path: str, gpus: str | None = None, accelerate_config: str | None = None, overrides: Sequence[str] = ()
+) -> Recipe:
+    """
+    Reads a recipe for a plan.
+
+    Args:
+        path (`str`):
+            The recipe, or its name.
+        gpus (`str`, *optional*):
+            As in [`~hardware.parse_gpus`]. Defaults to what the header's `Hardware:` says.
+        accelerate_config (`str`, *optional*):
+            Name or file of accelerate's configuration. Defaults to what the header's `Launch:` or `Hardware:` says.
+        overrides (`Sequence[str]`, *optional*):
+            `--field value ...`, as `trl-dapo train` takes them.
+
+    Returns:
+        [`Recipe`].
+
+    Raises:
+        ValueError, OSError: In one line.
+    """
+    path = find_recipe(path)
+    given = {**_read_recipe(path), **_read_overrides(overrides)}
+    if unknown := sorted(given.keys() - declared_fields().keys()):
+        raise ValueError(f"{path} has fields that no config has: {', '.join(unknown)}.")
+    settings = SimpleNamespace(**{**declared_fields(), **given})
+    header = read_header(path)
+    cluster = read_hardware(header.get("Hardware", "")) if gpus is None else parse_gpus(gpus)
+    if cluster is None:
+        raise ValueError(
+            f"{path} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
+        )
+    recipe = Recipe(Path(path).stem, settings, _find_sharding(header, accelerate_config, cluster), cluster)
+    if recipe.asks_a_server != bool(cluster.num_serve):
+        if cluster.num_serve:
+            raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+        raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
+    return recipe
+
+
+def read_header(path: str) -> dict[str, str]:
+    """The fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    comment = "\n".join(line for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))])
+    fields = re.split(r"^# ([A-Z][a-z ]+): +", comment, flags=re.MULTILINE)[1:]
+    return {name: re.sub(r"\n# *", " ", text) for name, text in zip(fields[::2], fields[1::2], strict=True)}
+
+
+def _read_overrides(overrides):
+    """`--field value ...` as a recipe would have it; no value is `true`, several are a list."""
+    given, name = {}, None
+    for word in overrides:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            given[name] = [yaml.safe_load(value)] if equals else []
+        elif name is None:
+            raise ValueError(f"`{word}` follows no `--field`.")
+        else:
+            given[name].append(yaml.safe_load(word))
+    return {name: values[0] if len(values) == 1 else values or True for name, values in given.items()}
+
+
+def _find_sharding(header, accelerate_config, cluster) -> Sharding:
+    """As the option says, else the header's launch line, else the words of its hardware."""
+    launched = re.search(r"--accelerate_config (\w+)|accelerate/(\w+)\.yaml", header.get("Launch", ""))
+    said = [file for word, file in CONFIGS_BY_WORD.items() if word in header.get("Hardware", "")]
+    name = accelerate_config or (launched and (launched[1] or launched[2])) or next(iter(said), None)
+    if name is None:
+        return Sharding("ddp" if cluster.num_train > 1 else "none")
+    return read_sharding(find_accelerate_config(name), cluster.num_train)
+
+
+def read_sharding(file: Path, num_processes: int) -> Sharding:
+    """
+    Reads a configuration of accelerate's.
+
+    Raises:
+        ValueError, OSError: If it cannot be read, or shards in a way that a plan does not know.
+    """
+    config = _read_recipe(file)
+    kind = str(config.get("distributed_type", "NO")).upper()
+    fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
+    if kind == "FSDP":
+        if fsdp.get("fsdp_version", 1) != FSDP_VERSION or not fsdp.get("fsdp_reshard_after_forward", True):
+            raise ValueError(f"{file}: a plan knows FSDP2 that reshards after forward, not fsdp_config {fsdp}.")
+        offloads = bool(fsdp.get("fsdp_offload_params"))
+        return Sharding("fsdp2", offloads, offloads)
+    if kind == "DEEPSPEED":
+        if "deepspeed_config_file" in deepspeed or deepspeed.get("zero_stage", 2) not in (1, 2, 3):
+            raise ValueError(f"{file}: a plan knows DeepSpeed's `zero_stage` 1 to 3, said in accelerate's own file.")
+        offloaded = [deepspeed.get(f"offload_{part}_device", "none") != "none" for part in ("optimizer", "param")]
+        return Sharding(f"zero{deepspeed.get('zero_stage', 2)}", *offloaded)
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        raise ValueError(f"{file}: a plan does not know `distributed_type: {kind}`.")
+    return Sharding("ddp" if num_processes > 1 else "none")

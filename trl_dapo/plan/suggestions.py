@@ -1,0 +1,101 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that would help a plan most, each of them planned anew."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .hardware import Cluster
+from .planning import Plan
+from .recipe import Sharding
+
+
+LEAST_EFFECT = 0.01
+
+
+def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
+    """
+    Changes that spare time where the recipe fits, or make it fit, the best first; of one setting's values the best.
+
+    Args:
+        planned ([`Plan`]):
+            As the recipe is.
+        most (`int`, *optional*, defaults to `3`):
+            How many at most.
+
+    Returns:
+        `list[tuple[str, Plan]]`: each change in words, and the plan with it.
+    """
+    best = {}
+    for about, words, recipe in _candidates(planned):
+        other = replace(planned, recipe=recipe)
+        try:
+            fits, seconds, peak = other.fits, other.seconds_with_evaluation, other.peak
+        except ValueError:
+            continue  # sizes that do not divide on other GPUs
+        if planned.fits:
+            helps = fits and seconds < (1 - LEAST_EFFECT) * planned.seconds_with_evaluation
+        else:
+            helps = fits or peak < (1 - LEAST_EFFECT) * planned.peak
+        rank = (not fits, seconds if fits else peak)
+        if helps and (about not in best or rank < best[about][0]):
+            best[about] = rank, (words, other)
+    return [found for _, found in sorted(best.values(), key=lambda ranked: ranked[0])[:most]]
+
+
+def _candidates(planned: Plan) -> Iterator[tuple]:
+    """What a change is about, its words, and the recipe with it."""
+    recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
+    together = cluster.num_train + cluster.num_serve
+
+    def change(about, cluster=cluster, sharding=recipe.sharding, **fields):
+        fields = {name: value for name, value in fields.items() if getattr(settings, name) != value}
+        words = [f"{name}: {_yaml(value)}" for name, value in fields.items()]
+        words += [f"--gpus {cluster}"] if cluster is not recipe.cluster else []
+        words += [f"accelerate/{sharding.kind}.yaml"] if sharding is not recipe.sharding else []
+        return about, ", ".join(words), replace(recipe.changed(**fields), cluster=cluster, sharding=sharding)
+
+    colocate = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    if not settings.use_vllm and cluster.gpu.name != "CPU":
+        yield change("engine", **colocate)
+    if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
+        yield change("rounds", batch_multiplier=None)
+        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
+    if recipe.asks_a_server:
+        yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
+        colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7}
+        for num_gpus in (together, cluster.num_train):
+            for shards in (1, 2, 4, 8):
+                yield change("engine", Cluster(cluster.gpu, num_gpus), vllm_tensor_parallel_size=shards, **colocate)
+        for num_train in (together // 2, together * 3 // 4, cluster.num_train // 2):
+            yield change("split", Cluster(cluster.gpu, num_train, together - num_train))
+    elif settings.use_vllm:
+        yield change("sleep", vllm_enable_sleep_mode=True)
+        for share in (settings.vllm_gpu_memory_utilization + step for step in (0.1, 0.2, -0.1, -0.2)):
+            if 0.1 <= share <= 0.9:
+                yield change("share", vllm_gpu_memory_utilization=round(share, 2))
+        for shards in (1, 2, 4, 8):
+            yield change("shards", vllm_tensor_parallel_size=shards)
+    if budget := settings.max_tokens_per_microbatch:
+        yield change("micro-batch", max_tokens_per_microbatch=2 * budget)
+        yield change("micro-batch", max_tokens_per_microbatch=budget // 2)
+    elif settings.per_device_train_batch_size > 1:
+        yield change("micro-batch", per_device_train_batch_size=settings.per_device_train_batch_size // 2)
+    yield change("checkpointing", gradient_checkpointing=not settings.gradient_checkpointing)
+    if "flash" not in (settings.attn_implementation or "") and cluster.gpu.name != "CPU":
+        yield change("attention", attn_implementation="flash_attention_2")
+    if recipe.sharding.kind == "fsdp2":
+        options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
+        options = {**options, "gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        yield change("reduction", accelerator_config=options)
+    if recipe.sharding.kind == "ddp":
+        yield from (change("sharding", sharding=Sharding(kind)) for kind in ("fsdp2", "zero2"))
+    if not settings.use_peft and "8bit" not in (settings.optim or ""):
+        yield change("optimizer", optim="adamw_8bit")
+    if settings.eval_strategy == "steps" and (settings.eval_steps or 0) >= 1:
+        yield change("evaluation", eval_steps=2 * settings.eval_steps)
+
+
+def _yaml(value) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,89 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A tool for models that reason with tools: arithmetic, without the power to run anything else."""
+
+import ast
+import math
+import operator
+
+
+_LONGEST_EXPRESSION = 300  # characters
+_MOST_BITS = 4_096  # of an integer, so that no call takes long; some 1,200 digits
+_LARGEST_FACTORIAL = 400  # 2,887 bits
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+_NAMES = {"pi": math.pi, "e": math.e}
+_FUNCTIONS = {
+    **{name: getattr(math, name) for name in ("sqrt", "isqrt", "gcd", "lcm", "exp", "log", "log2", "log10")},
+    **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "floor", "ceil")},
+    **{name: getattr(math, name) for name in ("factorial", "comb", "perm")},
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "round": round,
+}
+
+
+def calculate(expression: str) -> str:
+    """
+    Calculates the value of an arithmetic expression, such as `comb(12, 5) * 3**4 % 7`.
+
+    Args:
+        expression: Numbers, the operators + - * / // % **, parentheses, pi, e, and the functions sqrt, isqrt, gcd,
+            lcm, exp, log, log2, log10, sin, cos, tan, asin, acos, atan, floor, ceil, factorial, comb, perm, abs, min,
+            max and round.
+
+    Returns:
+        The value; integers are exact.
+    """
+    if len(expression) > _LONGEST_EXPRESSION:
+        raise ValueError(f"The expression has {len(expression)} characters, more than {_LONGEST_EXPRESSION}.")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"{expression!r} is not an arithmetic expression.") from None
+    return str(_value(tree.body))
+
+
+def _value(node: ast.expr) -> int | float:
+    """The value of a part of an expression; only what is listed here is evaluated."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = node.value
+    elif isinstance(node, ast.Name) and node.id in _NAMES:
+        value = _NAMES[node.id]
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        value = _OPERATORS[type(node.op)](_value(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
+            _refuse_above(_MOST_BITS, (left.bit_length() - 1) * abs(right), "the power")
+        value = _OPERATORS[type(node.op)](left, right)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+        if node.keywords:
+            raise ValueError("Functions take no named arguments.")
+        arguments = [_value(argument) for argument in node.args]
+        if node.func.id in ("factorial", "comb", "perm"):
+            _refuse_above(_LARGEST_FACTORIAL, max(arguments, default=0), f"the argument of {node.func.id}")
+        value = _FUNCTIONS[node.func.id](*arguments)
+    else:
+        raise ValueError(f"`{ast.unparse(node)}` is not arithmetic.")
+    if isinstance(value, complex):
+        raise ValueError(f"`{ast.unparse(node)}` is not a real number.")
+    if isinstance(value, int):
+        _refuse_above(_MOST_BITS, value.bit_length(), "the value")
+    return value
+
+
+def _refuse_above(most: int, size: float, what: str):
+    if size > most:
+        raise ValueError(f"Too large: {what}.")
