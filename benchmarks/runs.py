@@ -10,11 +10,14 @@ job, from the same checkpoint, by the same code, with the same versions of TRL, 
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
+import statistics
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 import trl
@@ -37,6 +40,14 @@ def fingerprint(function):
     for path in sorted(path for paths in folders for path in paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def interval(values):
+    """Mean and half the width of Student's 95 % interval, its quantile read off numpy's draws."""
+    if len(values) < 2:
+        return values[0], math.nan
+    quantile = np.quantile(np.abs(np.random.default_rng(0).standard_t(len(values) - 1, 1_000_000)), 0.95)
+    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):

@@ -191,6 +191,21 @@ def test_every_figure_of_the_benchmarks_stands_in_their_results():
     assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.])", results)] == []
 
 
+def test_the_headline_is_the_median_of_the_quickstarts_seeds():
+    with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert [run["seed"] for run in runs] == ["42", "43", "44", "45", "46"]
+    gains = sorted(100 * (float(run["after"]) - float(run["before"])) for run in runs)
+    seconds = sorted(float(run["cpu_seconds"]) for run in runs)
+    gain, lowest, highest = (f"{gains[i]:+.1f}" for i in (2, 0, 4))
+    time, least, most = (f"{seconds[i]:.0f}" for i in (2, 0, 4))
+    first_screen = " ".join(README.partition("\n## ")[0].split())
+    assert f"{gain} points ({lowest} to {highest})" in first_screen
+    assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
+    evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
+    assert f"{gain} points ({lowest} to {highest} over 5 seeds), in {time} CPU seconds ({least} to {most})" in evidence
+
+
 def test_the_ablation_of_the_readme_is_that_of_its_file():
     with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
         runs = list(csv.DictReader(file))
