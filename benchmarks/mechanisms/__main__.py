@@ -21,7 +21,7 @@ from rich.console import Console
 
 from .mechanisms import MECHANISMS
 from .report import print_report, read_csv, write_csv
-from .tasks import TASKS, make_checkpoint
+from .tasks import make_checkpoints
 from .training import run
 
 
@@ -40,15 +40,15 @@ def describe(job, result):
 
 def train_all(args, console):
     """Runs what no earlier call has finished; results by mechanism, arm and seed."""
-    checkpoints = {TASKS[mechanism.task].checkpoint for mechanism in MECHANISMS.values()}
-    paths = {name: make_checkpoint(name, args.output_dir, args.num_warm_up_steps) for name in sorted(checkpoints)}
-    results = {}
-    for seed in range(args.num_seeds):
-        for name, mechanism in MECHANISMS.items():
-            path = paths[TASKS[mechanism.task].checkpoint]
-            jobs = mechanism.jobs(name, seed)
-            results |= run_all(run, jobs, path, args.output_dir, args.num_processes, console, describe)
-    return results
+    checkpoints = make_checkpoints(args.output_dir, args.num_warm_up_steps)
+    jobs = [
+        job
+        for seed in range(args.num_seeds)
+        for name, mechanism in MECHANISMS.items()
+        for job in mechanism.jobs(name, seed)
+    ]
+    how = checkpoints, args.output_dir, args.num_processes, console, describe
+    return run_all(run, jobs, *how, runs_a_process=len(jobs))
 
 
 def parse_args(argv=None):
@@ -74,7 +74,7 @@ def main(argv=None):
         args.output_dir.mkdir(parents=True, exist_ok=True)
         quiet()
         write_csv(train_all(args, console), HERE)
-    print_report(read_csv(HERE), console)
+    print_report(read_csv(HERE), console, HERE.parent / "images" / "mechanisms.png")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ import math
 import statistics
 from typing import NamedTuple
 
-from .mechanisms import MECHANISMS, PREDICTIONS
-from .quantities import verdict
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from .mechanisms import LEAST_UPPER_CLIP, MECHANISMS, PREDICTIONS
+from .quantities import during, late, mean_known, read_at, tokens_for_one, verdict
 
 
 from overlap import interval  # isort: skip (tasks.py has said where it is)
@@ -16,7 +20,10 @@ from overlap import interval  # isort: skip (tasks.py has said where it is)
 
 RUNS, CURVES = "runs.csv", "curves.csv"
 KEY = ("mechanism", "arm", "seed")
-DIGITS = 5
+NUM_DIGITS = 5
+
+
+# ---- The CSV files ----
 
 
 def write_csv(results, folder):
@@ -38,11 +45,10 @@ def _is_figure(value):
 
 
 def _text(value):
-    return "" if value != value else f"{value:.{DIGITS}g}" if isinstance(value, float) else value
-
-
-def _number(text):
-    return float(text) if text else float("nan")
+    """Blank where nothing was measured."""
+    if not _is_figure(value):
+        return value
+    return "" if math.isnan(value) else f"{value:.{NUM_DIGITS}g}"
 
 
 def read_csv(folder):
@@ -52,7 +58,7 @@ def read_csv(folder):
         with (folder / name).open(newline="") as file:
             for row in csv.DictReader(file):
                 key = (row.pop("mechanism"), row.pop("arm"), int(row.pop("seed")))
-                figures = {column: _number(text) for column, text in row.items()}
+                figures = {column: float(text) if text else math.nan for column, text in row.items()}
                 if name == RUNS:
                     results[key] = {**figures, "curve": []}
                 else:
@@ -60,9 +66,7 @@ def read_csv(folder):
     return results
 
 
-def shown(value, unit):
-    """A figure as it is written: shares in percent."""
-    return f"{100 * value:.1f} %" if unit == "%" else f"{value:.3g}"
+# ---- Predictions ----
 
 
 class Outcome(NamedTuple):
@@ -74,23 +78,125 @@ class Outcome(NamedTuple):
     verdict: str
 
 
+def seeds_of(results, mechanism, arm):
+    return sorted(seed for *names, seed in results if names == [mechanism, arm])
+
+
 def check(prediction, results):
     """What became of a prediction."""
     mechanism, arm, against, quantity, direction, _ = prediction
     pairs = []
-    for seed in sorted(seed for *name, seed in results if name == [mechanism, arm]):
+    for seed in seeds_of(results, mechanism, arm):
         runs = [results[mechanism, arm, seed]]
         if against in MECHANISMS[mechanism].arms:
             pairs.append(quantity.measure(*runs, results[mechanism, against, seed]))
         else:
             pairs.append([*quantity.measure(*runs), against])
     pairs = [pair for pair in pairs if not any(map(math.isnan, pair))]
-    mean, low, high = interval([mine - others for mine, others in pairs])
+    difference, low, high = interval([mine - others for mine, others in pairs])
     means = [statistics.mean(values) for values in zip(*pairs, strict=True)]
-    return Outcome(*means, mean, low, high, verdict(low, high, direction))
+    return Outcome(*means, difference, low, high, verdict(low, high, direction))
 
 
-def print_report(results, console):
-    """What became of every prediction."""
+def describe_outcome(prediction, results):
+    """The figures of a prediction and its verdict, as they stand on the page."""
+    outcome = check(prediction, results)
+    if prediction.quantity.unit == "%":
+        shares = [f"{100 * value:.1f}" for value in outcome[:2]]
+        points = [f"{100 * value:+.1f}" for value in outcome[2:5]]
+        return f"{shares[0]} % beside {shares[1]} %: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
+    difference, low, high = (f"{value:+.3g}" for value in outcome[2:5])
+    return f"{outcome.mine:.3g} beside {outcome.others:.3g}: {difference} ({low} to {high}): {outcome.verdict}"
+
+
+# ---- Tables and picture ----
+
+ARM_COLUMNS = {
+    "accuracy": late("accuracy"),
+    "pass@8": late("pass at 8"),
+    "right with room": late("right with room"),
+    "entropy": late("entropy"),
+    "length": late("length"),
+    "cut off": late("cut off"),
+    "right, cut off": late("right but cut off"),
+    "punished": during("of these punished"),
+}
+
+
+def print_report(results, console, path):
+    """Every arm, every prediction, and the picture."""
+    for name, mechanism in MECHANISMS.items():
+        table = Table("arm", title=f"{mechanism.title}: means over seeds, of the last half of a run")
+        for column in (*ARM_COLUMNS, "at the upper clip", "teach", "tokens", "for one that trains", "CPU s"):
+            table.add_column(column, justify="right")
+        for arm in mechanism.arms:
+            runs = [results[name, arm, seed] for seed in seeds_of(results, name, arm)]
+            ends = [run["curve"][-1] for run in runs]
+            table.add_row(
+                arm,
+                *(_cell(mean_known(measure(*runs)), ".3f") for measure in ARM_COLUMNS.values()),
+                f"{mean_known(run['upper-clip share'] for run in runs):.2%}",
+                f"{mean_known(run['groups that teach'] for run in runs):.0%}",
+                f"{mean_known(end['tokens'] for end in ends):,.0f}",
+                f"{mean_known(tokens_for_one(*runs)):.2f}" if name == "sampling" else "",
+                f"{mean_known(end['seconds'] for end in ends):.0f}",
+            )
+        console.print(table)
+    binds = clip_binds(results)
+    console.print(f"The upper clip {'binds' if binds else 'DOES NOT BIND: the runs say nothing about it'}.")
+    table = Table("mechanism", "quantity", "arm, beside", "predicted", "outcome", title="Predictions")
     for prediction in PREDICTIONS:
-        console.print(prediction[:3], prediction.quantity.title, check(prediction, results))
+        table.add_row(
+            prediction.mechanism,
+            prediction.quantity.title,
+            f"{prediction.arm}, {prediction.against}",
+            "higher" if prediction.direction > 0 else "lower",
+            describe_outcome(prediction, results),
+        )
+    console.print(table)
+    plot(results, path)
+
+
+def clip_binds(results):
+    """Whether enough tokens are at the upper clip, in every arm beside which Clip-Higher's stands."""
+    arms = {prediction.against for prediction in PREDICTIONS if prediction.mechanism == "clip"} & {"0.2", "0.28"}
+    return all(
+        mean_known(results["clip", arm, seed]["upper-clip share"] for seed in seeds_of(results, "clip", arm))
+        >= LEAST_UPPER_CLIP
+        for arm in arms
+    )
+
+
+def _cell(value, form):
+    return "" if math.isnan(value) else f"{value:{form}}"
+
+
+PANELS = (  # mechanism, what is drawn, against what
+    ("clip", "entropy", "rollouts"),
+    ("clip", "pass at 8", "rollouts"),
+    ("token mean", "wrong length", "rollouts"),
+    ("token mean", "wrong and too long", "rollouts"),
+    ("overlong", "right with room", "rollouts"),
+    ("overlong", "right but cut off", "rollouts"),
+    ("sampling", "accuracy", "rollouts"),
+    ("sampling", "accuracy", "tokens"),
+    ("penalties", "cut off", "rollouts"),
+)
+
+
+def plot(results, path):
+    """A panel for each curve of `PANELS`: means over seeds, and from the lowest to the highest."""
+    figure = Figure(figsize=(13, 10), layout="constrained")
+    for axes, (name, what, against) in zip(figure.subplots(3, 3).flat, PANELS, strict=True):
+        for arm in MECHANISMS[name].arms:
+            curves = [results[name, arm, seed]["curve"] for seed in seeds_of(results, name, arm)]
+            grid = np.linspace(0, min(curve[-1][against] for curve in curves), 25)
+            values = np.array([[read_at(curve, against, x, what) for x in grid] for curve in curves])
+            (line,) = axes.plot(grid, values.mean(axis=0), label=arm)
+            axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15)
+        axes.set(title=f"{MECHANISMS[name].title}\n{what}", xlabel=against)
+        axes.title.set_fontsize(10)
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)

@@ -127,20 +127,19 @@ CHECKPOINTS = {
 }
 
 
-def make_checkpoint(name, folder, num_steps):
-    """A model after its warm-up; kept for the next time."""
+def make_checkpoints(folder, num_steps):
+    """A folder with the models after their warm-up; kept for the next time."""
     code = hashlib.sha256((fingerprint(ladder_task.working) + Path(__file__).read_text()).encode()).hexdigest()
-    path = folder / f"checkpoint-{name.replace(' ', '_')}-{num_steps}-{code[:8]}"
+    path = folder / f"checkpoints-{num_steps}-{code[:8]}"
     if not path.exists():
         quiet()
-        tokenizer = build_tokenizer()
-        model = build_model(tokenizer, SEED)
-        first, *others = CHECKPOINTS[name]
-        warm_up(model, tokenizer, first(SEED), num_steps)
-        for problems in others:  # as the ladder: at a rate that leaves the answers alone
-            warm_up(model, tokenizer, problems(SEED), num_steps, batch_size=64, learning_rate=7e-4)
-        partial = folder / "checkpoint.partial"
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        partial, tokenizer = folder / "checkpoints.partial", build_tokenizer()
+        for name, (first, *others) in CHECKPOINTS.items():
+            model = build_model(tokenizer, SEED)
+            warm_up(model, tokenizer, first(SEED), num_steps)
+            for problems in others:  # as the ladder: at a rate that leaves the answers alone
+                warm_up(model, tokenizer, problems(SEED), num_steps, batch_size=64, learning_rate=7e-4)
+            model.save_pretrained(partial / name)
+            tokenizer.save_pretrained(partial / name)
         partial.rename(path)
     return path

@@ -274,10 +274,10 @@ def mean_of(log, name):
     return statistics.mean(values) if values else math.nan
 
 
-def train(job, checkpoint, folder):
-    """Trains; returns the curve and what the log says of the whole run."""
+def train(job, checkpoints, folder):
+    """Trains from one of the checkpoints; returns the curve and what the log says of the whole run."""
     task, tokenizer = TASKS[job.task], build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / task.checkpoint, dtype=torch.float32)
     settings = {"steps_per_generation": 1, **job.settings}
     num_steps = settings["steps_per_generation"]
     num_rows = settings.pop("num_prompts", NUM_PROMPTS) * NUM_GENERATIONS
@@ -324,7 +324,7 @@ def train(job, checkpoint, folder):
     return result
 
 
-def run(job, checkpoint):
+def run(job, checkpoints):
     """`train`, leaving no file behind."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoint, Path(folder))
+        return train(job, checkpoints, Path(folder))
