@@ -317,11 +317,22 @@ def test_the_files_have_every_run(results):
     assert all(len(run["curve"]) > 1 for run in results.values())
 
 
-def test_the_page_says_what_became_of_every_prediction(results):
-    rows = [line for line in PAGE.partition("## The mechanisms")[2].splitlines() if line.startswith("| ")][1:]
-    assert len(rows) >= len(PREDICTIONS)
-    for row, prediction in zip(rows, PREDICTIONS, strict=False):
-        assert row.rstrip(" |").endswith(report.describe_outcome(prediction, results)), row
+def test_the_page_has_the_outcome_of_every_prediction_from_the_files(results):
+    assert report.fill_in(PAGE, results) == PAGE
+    for prediction in PREDICTIONS:
+        assert f"| {report.describe_outcome(prediction, results)} |" in PAGE
+
+
+def test_an_outcome_takes_the_place_of_the_one_before(results):
+    other = {
+        key: {**run, "curve": [{**point, "entropy": 9.0} for point in run["curve"]]} for key, run in results.items()
+    }
+    page = report.fill_in(PAGE, other)
+    assert page != PAGE
+    assert "| 9 beside 9: +0 (+0 to +0): not shown |" in page
+    assert report.fill_in(page, results) == PAGE
+    # What stands behind the section is left alone.
+    assert report.fill_in(PAGE + "## Another\n\n| a | b |\n", results) == PAGE + "## Another\n\n| a | b |\n"
 
 
 def test_the_clip_binds_where_it_is_tested(results):

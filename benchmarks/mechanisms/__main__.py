@@ -8,7 +8,8 @@ DAPO's techniques by their mechanisms: what each is said to do, on a task in whi
 
 Every run starts from a small model after a warm-up and is probed on held-out problems on the way. Tasks are described
 in tasks.py; mechanisms.py has the arms, and the predictions as they were written before the first run. A call that was
-interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, and curves.csv, a line a probe.
+interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a line a probe, the
+picture, and the outcomes into the table of EVIDENCE.md.
 
 A prediction is of the difference of two runs with the same seed: "shown" where Student's 95 % interval of it lies on
 the predicted side of 0, "refuted" where it lies on the other, else "not shown". Of twenty intervals one misses.
@@ -20,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from .mechanisms import MECHANISMS
-from .report import print_report, read_csv, write_csv
+from .report import fill_in, print_report, read_csv, write_csv
 from .tasks import make_checkpoints
 from .training import run
 
@@ -74,7 +75,9 @@ def main(argv=None):
         args.output_dir.mkdir(parents=True, exist_ok=True)
         quiet()
         write_csv(train_all(args, console), HERE)
-    print_report(read_csv(HERE), console, HERE.parent / "images" / "mechanisms.png")
+    results, page = read_csv(HERE), HERE.parent / "EVIDENCE.md"
+    print_report(results, console, HERE.parent / "images" / "mechanisms.png")
+    page.write_text(fill_in(page.read_text(), results))
 
 
 if __name__ == "__main__":

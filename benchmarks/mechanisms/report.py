@@ -4,6 +4,7 @@
 
 import csv
 import math
+import re
 import statistics
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from overlap import interval  # isort: skip (tasks.py has said where it is)
 RUNS, CURVES = "runs.csv", "curves.csv"
 KEY = ("mechanism", "arm", "seed")
 NUM_DIGITS = 5
+HEADING = "## The mechanisms\n"
 
 
 # ---- The CSV files ----
@@ -107,6 +109,17 @@ def describe_outcome(prediction, results):
         return f"{shares[0]} % beside {shares[1]} %: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
     difference, low, high = (f"{value:+.3g}" for value in outcome[2:5])
     return f"{outcome.mine:.3g} beside {outcome.others:.3g}: {difference} ({low} to {high}): {outcome.verdict}"
+
+
+def fill_in(page, results):
+    """The page with the outcomes in the last column of its table, which has a row for each prediction, in order."""
+    head, heading, rest = page.partition(HEADING)
+    section, *others = re.split(r"(?m)^(?=## )", rest, maxsplit=1)
+    lines = section.split("\n")
+    rows = [i for i, line in enumerate(lines) if line.startswith("| ")][1:]
+    for i, prediction in zip(rows, PREDICTIONS, strict=True):
+        lines[i] = "|".join([*lines[i].split("|")[:-2], f" {describe_outcome(prediction, results)} ", ""])
+    return "".join([head, heading, "\n".join(lines), *others])
 
 
 # ---- Tables and picture ----
