@@ -335,5 +335,6 @@ def test_an_outcome_takes_the_place_of_the_one_before(results):
     assert report.fill_in(PAGE + "## Another\n\n| a | b |\n", results) == PAGE + "## Another\n\n| a | b |\n"
 
 
-def test_the_clip_binds_where_it_is_tested(results):
+def test_the_clip_binds_where_it_is_tested_and_the_page_says_how_often(results):
     assert report.clip_binds(results)
+    assert report.describe_facts(results) in " ".join(PAGE.split())
