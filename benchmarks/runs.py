@@ -50,7 +50,7 @@ def interval(values):
     return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):
+def run_all(function, jobs, checkpoint, folder, num_processes, console, describe, runs_a_process=1):
     """
     Runs what no earlier call has finished.
 
@@ -70,6 +70,8 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
             Gets a line a run.
         describe (`Callable`):
             Takes a job and its result, returns the line.
+        runs_a_process (`int`, *optional*, defaults to `1`):
+            Runs that one process makes after one another: more, where they are shorter than its imports.
 
     Returns:
         `dict`: results by the jobs' keys.
@@ -87,7 +89,7 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
     if results:
         console.print(f"{len(results)} runs are taken from {folder}.", soft_wrap=True)
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=runs_a_process) as pool:
         for job, result in pool.imap_unordered(_run, missing, chunksize=1):
             results[job.key] = result
             console.print(
