@@ -149,7 +149,7 @@ def main(argv=None):
         "# Results\n",
         "Written by `python -m benchmarks`. Figures belong to this machine and this run; what travels are ratios "
         "of two things measured in one run.\n",
-        f"- commit: {commit()}\n- date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}\n"
+        f"- commit: {commit()}\n- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n"
         f"- versions: Python {platform.python_version()}, {versions}\n- machine: {machine()}\n"
         f"- size: {'full' if args.full else 'default'}\n",
     ]

@@ -10,11 +10,14 @@ job, from the same checkpoint, by the same code, with the same versions of TRL, 
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
+import statistics
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 import trl
@@ -39,7 +42,15 @@ def fingerprint(function):
     return digest.hexdigest()
 
 
-def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):
+def interval(values):
+    """Mean and half the width of Student's 95 % interval, its quantile read off numpy's draws."""
+    if len(values) < 2:
+        return values[0], math.nan
+    quantile = np.quantile(np.abs(np.random.default_rng(0).standard_t(len(values) - 1, 1_000_000)), 0.95)
+    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def run_all(function, jobs, checkpoint, folder, num_processes, console, describe, runs_a_process=1):
     """
     Runs what no earlier call has finished.
 
@@ -59,6 +70,8 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
             Gets a line a run.
         describe (`Callable`):
             Takes a job and its result, returns the line.
+        runs_a_process (`int`, *optional*, defaults to `1`):
+            Runs that one process makes after one another: more, where they are shorter than its imports.
 
     Returns:
         `dict`: results by the jobs' keys.
@@ -76,7 +89,7 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
     if results:
         console.print(f"{len(results)} runs are taken from {folder}.", soft_wrap=True)
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=runs_a_process) as pool:
         for job, result in pool.imap_unordered(_run, missing, chunksize=1):
             results[job.key] = result
             console.print(

@@ -146,6 +146,9 @@ class Swift:
     prompts; but the resampling takes one a round, so it is given the same prompts again, in this rollout and in the
     next ones, and a full batch may hold several groups of one prompt. 16 is the paper's number of optimizer steps a
     rollout, and the fewest times that a batch can come there: each step is one micro-batch.
+
+    peers/ms_swift/side_by_side.py holds this model to ms-swift itself: told which groups had spread, it asks the same
+    prompts in the same rounds and fills, or does not fill, the same batches.
     """
 
     def __init__(self, world, target, num_resamples=3, steps_per_generation=16):

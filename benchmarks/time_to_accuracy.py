@@ -40,18 +40,18 @@ import math
 import random
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from curve import Clock, accuracy
 from datasets import Dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from runs import fingerprint, quiet, run_all
 from stand_in import Model, server
-from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -177,21 +177,6 @@ def settings_of(method, args, learning_rate):
     }
 
 
-def accuracy(model, tokenizer, problems):
-    """Probability that a completion sampled at temperature 1 is right, averaged over the problems."""
-    texts = [f"{problem.text}={problem.answer}{tokenizer.eos_token}" for problem in problems]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
-    in_answer = (is_equals.cumsum(dim=1) - is_equals)[:, 1:]
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
-    model.train(was_training)
-    logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
-    return (logps * in_answer).sum(dim=1).exp().mean().item()
-
-
 def held_out(problems):
     """Few enough to be asked after every rollout; of every family its share."""
     return problems.held_out[::3]
@@ -212,45 +197,15 @@ def prompts(problems, shares, seed):
     )
 
 
-class Clock(TrainerCallback):
-    """After every rollout: tokens, seconds and accuracy so far; ends the run at the target or at the limit."""
-
-    def __init__(self, job, measure, num_tokens, server_seconds):
-        self.job, self.measure, self.num_tokens, self.server_seconds = job, measure, num_tokens, server_seconds
-        self.curve = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.start = time.process_time() + self.server_seconds()
-        self._note(args, state, control)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % args.steps_per_generation == 0:
-            self._note(args, state, control)
-
-    def _note(self, args, state, control):
-        now = time.process_time()
-        seconds, value = now + self.server_seconds() - self.start, self.measure()
-        self.curve.append(
-            {
-                "rollouts": state.global_step // args.steps_per_generation,
-                "tokens": self.num_tokens(),
-                "seconds": seconds,
-                "accuracy": value,
-            }
-        )
-        control.should_training_stop = value >= self.job.target or seconds >= self.job.max_seconds
-        self.start += time.process_time() - now
-
-
-def train(job, checkpoint, output_dir):
-    """Trains until the target or the limit; returns the curve and the mean acceptance rate."""
+def train(job, checkpoint, output_dir, max_steps=1_000_000, every=1):
+    """Trains until the target or a limit; returns the curve and the mean acceptance rate."""
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     method = METHODS[job.method]
     config = method.config(
         output_dir=str(output_dir),
         seed=job.seed,
-        max_steps=1_000_000,
+        max_steps=max_steps,
         logging_steps=job.settings["steps_per_generation"],
         save_strategy="no",
         report_to="none",
@@ -274,6 +229,7 @@ def train(job, checkpoint, output_dir):
             lambda: accuracy(model, tokenizer, held_out(problems)),
             lambda: trainer.num_tokens,
             lambda: sum(client.cpu_seconds() for client in clients),
+            every,
         )
         trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)

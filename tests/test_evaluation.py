@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -59,7 +59,7 @@ def test_the_summary_by_hand(serve, tmp_path):
         "maj": 0.0,
     }
     written = json.loads((tmp_path / "summary.json").read_text())
-    assert datetime.fromisoformat(written.pop("finished")) <= datetime.now(timezone.utc)
+    assert datetime.fromisoformat(written.pop("finished")) <= datetime.now(UTC)
     assert written == summary
 
 

@@ -167,7 +167,7 @@ def test_equal_rows_are_cut_into_equal_micro_batches():
     assert sorted(map(len, cut([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
 
 
-def test_a_cheaper_costliest_micro_batch_is_worth_a_dearer_total():
+def test_a_cheaper_costliest_micro_batch_is_worth_a_costlier_total():
     # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
     # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
     lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]

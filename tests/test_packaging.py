@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a wheel holds, and what it can do in an environment that has never seen the repository."""
 
+import ast
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -81,6 +84,12 @@ def test_recipes_of_a_wheel_are_listed_and_shown(programs, tmp_path):
     assert shown == (ROOT / "recipes" / "qwen3_1.7b_dapo.yaml").read_text()
 
 
+def test_a_wheel_plans_its_recipes(programs, tmp_path):
+    for recipe in ("smoke_cpu", "qwen2.5_32b_dapo"):
+        said = run(programs / "trl-dapo", "plan", "--config", recipe, cwd=tmp_path)
+        assert said.splitlines()[-1].startswith("Fits: peak ")
+
+
 def test_a_wheel_trains_the_smoke_recipe_by_name_without_the_repository_or_data(programs, tmp_path):
     options = ("--accelerate_config", "cpu", "--max_steps", "1")
     said = run(programs / "trl-dapo", "train", "--config", "smoke_cpu", *options, cwd=tmp_path)
@@ -89,3 +98,17 @@ def test_a_wheel_trains_the_smoke_recipe_by_name_without_the_repository_or_data(
     # It was the wheel's.
     where = run(programs / "python", "-c", "import trl_dapo; print(trl_dapo.__file__)", cwd=tmp_path)
     assert where.startswith(str(programs.parent))
+
+
+def test_what_the_package_imports_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", requirement)[0].lower().replace("-", "_") for requirement in declared}
+    imported = set()
+    for path in (ROOT / "trl_dapo").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            imported |= {module.split(".")[0] for module in modules}
+    imported = {"pyyaml" if name == "yaml" else name for name in imported - sys.stdlib_module_names}
+    # With a server or an engine alone, which the extra brings: `trl[vllm]`.
+    assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"}

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
 
+import ast
 import csv
 import dataclasses
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
@@ -22,6 +24,7 @@ from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
 from trl_dapo.ledger import LEDGER_NAME, Parts
+from trl_dapo.plan import plan
 from trl_dapo.recipe_files import RECIPES, find_accelerate_config, find_recipe, names_in
 
 
@@ -63,6 +66,26 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+def test_the_example_fits_as_the_plan_says(tmp_path):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    (made,) = [
+        node
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "DAPOConfig"
+    ]
+    settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    settings |= settings.pop("model_init_kwargs")
+    settings |= {"model_name_or_path": "Qwen/Qwen3-1.7B-Base", "output_dir": "out", "dataset_name": "any"}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(settings))
+    planned = plan(str(tmp_path / "example.yaml"), gpus="1xH100-80GB")
+    assert planned.fits
+    text = " ".join(README.split())
+    assert f"the peak is {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
+    sampling, update = (round(planned.seconds[part]) for part in ("sampling", "update"))
+    assert f"a rollout is sampled for {sampling} and trained on for {update} seconds" in text
 
 
 def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
@@ -166,6 +189,21 @@ def test_every_figure_of_the_benchmarks_stands_in_their_results():
     ]
     assert len(figures) > 20
     assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.])", results)] == []
+
+
+def test_the_headline_is_the_median_of_the_quickstarts_seeds():
+    with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert [run["seed"] for run in runs] == ["42", "43", "44", "45", "46"]
+    gains = sorted(100 * (float(run["after"]) - float(run["before"])) for run in runs)
+    seconds = sorted(float(run["cpu_seconds"]) for run in runs)
+    gain, lowest, highest = (f"{gains[i]:+.1f}" for i in (2, 0, 4))
+    time, least, most = (f"{seconds[i]:.0f}" for i in (2, 0, 4))
+    first_screen = " ".join(README.partition("\n## ")[0].split())
+    assert f"{gain} points ({lowest} to {highest})" in first_screen
+    assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
+    evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
+    assert f"{gain} points ({lowest} to {highest} over 5 seeds), in {time} CPU seconds ({least} to {most})" in evidence
 
 
 def test_the_ablation_of_the_readme_is_that_of_its_file():

@@ -32,6 +32,7 @@ from trl_dapo import DAPOTrainer
 from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import REWARDS, checkpoint_to_resume, launch, make_parser
+from trl_dapo.plan import plan
 from trl_dapo.recipe_files import find_accelerate_config
 
 
@@ -159,6 +160,29 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
     # The evaluation stops where the rollouts do, and asks as they ask.
     assert evaluate.max_completion_length == settings["max_completion_length"]
     assert evaluate.prompt_style == settings["prompt_style"]
+
+
+def as_seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+@each_recipe
+def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sampling_takes_longest(recipe):
+    planned, header = plan(recipe.stem), read_header(recipe)
+    assert planned.fits
+    if recipe.stem == "smoke_cpu":  # whose memory is the machine's
+        return
+    count, size = re.match(r"(one|\d+) GPUs? of (\d+) GB", header["Hardware"]).groups()
+    assert planned.recipe.cluster.num_train == (1 if count == "one" else int(count))
+    assert planned.recipe.cluster.gpu.memory == pytest.approx(int(size) * 2**30, rel=0.01)
+    sampling, update = planned.seconds["sampling"], planned.seconds["update"]
+    assert ("Time" in header) == (sampling > 2 * update)
+    (row,) = [line for line in (ROOT / "recipes/README.md").read_text().splitlines() if f"| `{recipe.stem}` |" in line]
+    peak, memory, *seconds = re.fullmatch(r"(\S+) of (\S+) GiB; (.*) \+ (.*)", row.split("|")[-2].strip()).groups()
+    assert float(peak) == pytest.approx(planned.peak / 2**30, abs=0.06)
+    assert float(memory) == pytest.approx(planned.recipe.cluster.gpu.memory / 2**30, abs=0.06)
+    assert list(map(as_seconds, seconds)) == [pytest.approx(sampling, rel=0.05), pytest.approx(update, rel=0.05)]
 
 
 def test_the_memory_of_the_qlora_recipe_is_that_of_its_model_and_fits_24_gb():

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A random model for trial runs: every part of a run is real but the model's wits."""
+"""A random model for trial runs: every part of a run is real, but the model knows nothing."""
 
 from pathlib import Path
 

@@ -37,7 +37,7 @@ from trl_dapo.quickstart import Problems, build_model, build_tokenizer, exact_an
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where the runner of many runs is
 
-from runs import fingerprint, quiet, run_all
+from runs import fingerprint, interval, quiet, run_all
 
 
 SEED = 42  # of the checkpoint and of what is held out
@@ -220,14 +220,6 @@ def climb(seeds, num_rollouts, *how):
     longer = round(num_rollouts * last / first)
     jobs = [Job(CONTROL, seed, longer, settings_of(CONTROL)) for seed in seeds]
     return results | run_all(run, jobs, *how, describe)
-
-
-def interval(values):
-    """Mean and half the width of Student's 95 % interval, its quantile read off numpy's draws."""
-    if len(values) < 2:
-        return values[0], math.nan
-    quantile = np.quantile(np.abs(np.random.default_rng(0).standard_t(len(values) - 1, 1_000_000)), 0.95)
-    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def write_csv(results, path):

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -260,7 +260,7 @@ def evaluate(
         }
         _write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
         with _replacing(output_dir / SUMMARY_FILE) as path:
-            finished = {"finished": datetime.now(timezone.utc).isoformat()}  # the rest says the same again whenever
+            finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
 

@@ -125,7 +125,7 @@ ACCEPTANCE = Panel(
     title="Acceptance rate",
     unit="share of groups sampled",
     metrics={"dynamic_sampling/acceptance_rate": "accepted"},
-    caption="A falling rate makes every step dearer: see in the next picture what takes the groups away.",
+    caption="A falling rate makes every step cost more: see in the next picture what takes the groups away.",
     top=1.0,
 )
 OUTCOMES = Panel(

@@ -77,7 +77,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether training ended, by itself or by a callback that stopped it."""
-        # The trainer's last words are its running time. A run that was extended still holds those of its first end.
+        # The trainer logs its running time last. A run that was extended still holds those of its first end.
         ended = any("train_runtime" in entry for entry in self.log_history if entry["step"] == self.last_step)
         return ended or (self.max_steps is not None and self.last_step >= self.max_steps)
 

@@ -3,10 +3,10 @@
 """Symbolic comparison with math-verify, in worker processes that can be killed.
 
 A completion is hostile input: sympy may spend hours, or all memory, on a power tower. Timeouts inside a process need
-the main thread and an interpreter that comes up for air; killing a process needs neither. So the kernel holds every
-limit: a timer of processor time ends a worker that exceeds the time of one completion, another by the clock one that
-makes no headway, an address-space limit bounds its memory, and a third pipe, over which nothing is ever sent, ends a
-worker whose trainer is gone.
+the main thread, and an interpreter that runs some of its own code meanwhile; killing a process needs neither. So the
+kernel holds every limit: a timer of processor time ends a worker that exceeds the time of one completion, another by
+the clock one that makes no headway, an address-space limit bounds its memory, and a third pipe, over which nothing is
+ever sent, ends a worker whose trainer is gone.
 
     trainer  -- one line a batch: [[gold, text], ...] -->  worker
              <-- "gold" once a gold answer is read that is not the one before, [reward, answer] of each completion

@@ -1,0 +1,145 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Tasks, each made so that one mechanism can act: the quickstart's arithmetic, taught in other ways.
+
+- few teach: the quickstart's model; of its prompts half are never right and one in six nearly always
+- unlikely: the teacher writes the right sum one time in seven, so what is right must first become likely
+- workings: the ladder's task, behind the answer the problem as often as its first digit says; short and long answers
+- workings cut off: the same with the ladder's limit of 24 tokens, which four repetitions exceed
+- any length: the same model and limit, but the answer alone must be right, and the completion must have ended
+"""
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset
+
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]  # the scripts that are reused
+
+import task as ladder_task  # noqa: E402
+from runs import fingerprint, quiet  # noqa: E402
+
+from trl_dapo.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up  # noqa: E402
+
+
+SEED = 42  # of the checkpoints and of what is held out
+SUMS = ("2 digits + 1 digit", "2 digits + 2 digits")
+
+
+def slipped(answer, draw):
+    """The answer off by 1 or by 10, as the quickstart's teacher slips."""
+    return f"{max(0, int(answer[::-1]) + draw.choice([-10, -1, 1, 10])):03d}"[::-1]
+
+
+class UnlikelyProblems(Problems):
+    """The right sum is the teacher's answer one time in seven, a wrong one more often than that."""
+
+    slip = 6 / 7
+
+    def teach(self, num_examples):
+        """Problems with the answers of the teacher."""
+        examples = []
+        for problem in self.draw(num_examples):
+            slips = problem.family in SUMS and self._random.random() < self.slip
+            answer = slipped(problem.answer, self._random) if slips else problem.answer
+            examples.append(f"{problem.text}={answer}")
+        return examples
+
+
+def whole(text, solution):
+    """Right if all of it is."""
+    return text == solution
+
+
+def answer_first(text, solution):
+    """Right if the answer is, whatever the working behind it."""
+    return text.partition("=")[0] == solution.partition("=")[0]
+
+
+class Task(NamedTuple):
+    checkpoint: str  # key of `CHECKPOINTS`
+    shares: dict[str, float]  # of the families among the prompts
+    max_length: int  # the limit of a completion, in tokens
+    room: int  # the limit when it is measured what a completion would have become
+    is_right: Callable
+    num_prompts: int = 1024
+    has_workings: bool = False  # behind the answer
+
+    def solution(self, problem):
+        return problem.answer + (ladder_task.working(problem.text) if self.has_workings else "")
+
+    @property
+    def is_one_text(self):
+        """Whether only one completion is right, so that its probability can be read off the logits."""
+        return self.is_right is whole
+
+    def reward(self, completions, solution, **kwargs):
+        """Reward function: 1 where the completion is right, else -1."""
+        texts = [completion[0]["content"] for completion in completions]
+        return [1.0 if self.is_right(text, right) else -1.0 for text, right in zip(texts, solution, strict=True)]
+
+    def held_out(self, num_problems):
+        """The first held-out problems of the families that can be learnt."""
+        problems = [problem for problem in Problems(SEED).held_out if problem.family in SUMS]
+        return random.Random(SEED).sample(problems, num_problems)
+
+    def prompts(self, seed):
+        """Training prompts without repetition, in random order."""
+        draw, problems = random.Random(seed), Problems(SEED).train
+        chosen = [
+            problem
+            for family, share in self.shares.items()
+            for problem in draw.sample(problems[family], min(len(problems[family]), round(share * self.num_prompts)))
+        ]
+        draw.shuffle(chosen)
+        return Dataset.from_list(
+            [
+                {"prompt": [{"role": "user", "content": problem.text}], "solution": self.solution(problem)}
+                for problem in chosen
+            ]
+        )
+
+
+ONLY_SUMS = dict(zip(SUMS, (0.3, 0.7), strict=True))
+AS_TAUGHT = {family.name: family.share for family in FAMILIES}
+FEW = {"1 digit + 1 digit": 0.16, "2 digits + 1 digit": 0.1, "2 digits + 2 digits": 0.24, "2 digits * 2 digits": 0.5}
+
+TASKS = {
+    "few teach": Task("quickstart", FEW, 8, 8, whole, num_prompts=512),
+    "unlikely": Task("unlikely", ONLY_SUMS, 8, 8, whole),
+    "workings": Task("workings", AS_TAUGHT, 40, 40, whole, has_workings=True),
+    "workings cut off": Task("workings", AS_TAUGHT, 24, 40, whole, has_workings=True),
+    "any length": Task("workings", ONLY_SUMS, 24, 40, answer_first, has_workings=True),
+}
+
+# What a checkpoint is taught: the problems of each supervised phase.
+CHECKPOINTS = {
+    "quickstart": (Problems,),
+    "unlikely": (UnlikelyProblems,),
+    "workings": (Problems, ladder_task.WorkedProblems),
+}
+
+
+def make_checkpoints(folder, num_steps):
+    """A folder with the models after their warm-up; kept for the next time."""
+    code = hashlib.sha256((fingerprint(ladder_task.working) + Path(__file__).read_text()).encode()).hexdigest()
+    path = folder / f"checkpoints-{num_steps}-{code[:8]}"
+    if not path.exists():
+        quiet()
+        partial, tokenizer = folder / "checkpoints.partial", build_tokenizer()
+        for name, (first, *others) in CHECKPOINTS.items():
+            model = build_model(tokenizer, SEED)
+            warm_up(model, tokenizer, first(SEED), num_steps)
+            for problems in others:  # as the ladder: at a rate that leaves the answers alone
+                warm_up(model, tokenizer, problems(SEED), num_steps, batch_size=64, learning_rate=7e-4)
+            model.save_pretrained(partial / name)
+            tokenizer.save_pretrained(partial / name)
+        partial.rename(path)
+    return path

@@ -1,0 +1,124 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+One run of ms-swift's GRPO trainer on the CPU, in the environment of requirements.txt. side_by_side.py calls it:
+
+    python swift_run.py JOB RESULT    # two JSON files
+
+ms-swift is used as it is. Three methods of its trainer are wrapped to note what was asked, judged and trained on.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+
+# Before torch and the hub client are imported.
+os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+sys.path.append(str(Path(__file__).parents[2]))  # where the clock is that all trainers share
+
+import torch
+from curve import Clock, accuracy
+from swift.pipelines.train.rlhf import SwiftRLHF
+from swift.rewards import ORM, orms
+from swift.template import TemplateMeta, register_template
+from transformers import PrinterCallback, ProgressCallback
+
+
+class ExactAnswer(ORM):
+    """1.0 where the completion is the solution, else 0.0, as `exact_answer_reward` has it."""
+
+    def __call__(self, completions, solution, **kwargs):
+        return [float(completion == answer) for completion, answer in zip(completions, solution, strict=True)]
+
+
+class Watch:
+    """
+    Notes of every rollout: the prompts of each round, which groups of the rounds that were looked at have spread,
+    the prompts that train, how many of their groups have spread, and whether the first batch trains after all.
+    """
+
+    def __init__(self, trainer):
+        self.num_tokens = 0
+        self.rollouts = []
+        self._num_generations = trainer.num_generations
+        self._asked, self._judged = [], []
+        self._generate, self._fill, self._std = (
+            trainer._generate_completions,
+            trainer._dynamic_sampling,
+            trainer.compute_std,
+        )
+        trainer._generate_completions, trainer._dynamic_sampling = self.generate, self.fill
+        trainer.compute_std = self.judge
+
+    def _prompts(self, samples):
+        return [sample.messages[0]["content"] for sample in samples[:: self._num_generations]]
+
+    def generate(self, samples):
+        samples = self._generate(samples)
+        self.num_tokens += sum(len(sample.response_token_ids) for sample in samples)
+        self._asked.append(self._prompts(samples))
+        return samples
+
+    def judge(self, samples, rewards):
+        std = self._std(samples, rewards)
+        self._judged.append((std[:: self._num_generations] > 0).tolist())
+        return std
+
+    def fill(self, samples, rewards):
+        first = samples
+        samples, rewards = self._fill(samples, rewards)
+        # Counted from the rewards, not by `judge`, which follows what ms-swift itself looks at.
+        groups = rewards.view(-1, self._num_generations)
+        rollout = {
+            "asked": self._asked,
+            "judged": self._judged,
+            "trained": self._prompts(samples),
+            "useful": int((groups.amax(dim=1) > groups.amin(dim=1)).sum()),
+            "fell_back": samples is first,
+        }
+        self.rollouts.append(rollout)
+        self._asked, self._judged = [], []
+        return samples, rewards
+
+
+class Run(SwiftRLHF):
+    """ms-swift's `rlhf` command, with a clock."""
+
+    def __init__(self, job, argv):
+        super().__init__(argv)
+        self.job = job
+
+    def train(self, trainer):
+        model, tokenizer = trainer.model, trainer.processing_class
+        problems = [SimpleNamespace(**problem) for problem in json.loads(Path(self.job["held_out"]).read_text())]
+        watch = Watch(trainer)
+        limits = SimpleNamespace(target=float("inf"), max_seconds=float("inf"))
+        measure, every = lambda: accuracy(model, tokenizer, problems), self.job["num_rollouts"]
+        clock = Clock(limits, measure, lambda: watch.num_tokens, every=every)
+        trainer.add_callback(clock)
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+        trainer.train()
+        norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+        order = [row["messages"][0]["content"] for row in trainer.train_dataset]
+        self.result = {"curve": clock.curve, "rollouts": watch.rollouts, "grad_norms": norms, "order": order}
+        return {}
+
+
+def main(job_file, result_file):
+    torch.set_num_threads(1)
+    orms["exact_answer"] = ExactAnswer
+    # The prompt as the tokenizer's chat template has it: `17+05=`.
+    register_template(TemplateMeta("arithmetic", prefix=[], prompt=["{{QUERY}}="], chat_sep=None, suffix=["<eos>"]))
+    job = json.loads(Path(job_file).read_text())
+    argv = [word for name, value in job["options"].items() for word in (f"--{name}", str(value))]
+    run = Run(job, argv)
+    run.main()
+    Path(result_file).write_text(json.dumps(run.result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
