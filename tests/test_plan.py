@@ -672,6 +672,8 @@ def test_every_recipe_is_planned_on_the_hardware_of_its_header_and_fits_it(recip
     assert planned.batch_arithmetic == training_args.batch_arithmetic
     page = describe(planned)
     assert max(map(len, page.splitlines())) <= 80
+    # What would help is compared with the time that has its share of the evaluations.
+    assert ("with its share of the evaluations" in page) == (training_args.eval_strategy != "no")
     assert page.splitlines()[-1].startswith("Fits: peak ")
 
 

@@ -114,6 +114,8 @@ def describe(planned: Plan) -> str:
         *(_row(PARTS.get(name, name), _time(seconds)) for name, seconds in planned.seconds.items()),
         _row("together, one ahead" if settings.rollouts_ahead else "together", _time(planned.rollout_seconds)),
     ]
+    if planned.num_problems:
+        lines.append(_row("with its share of the evaluations", _time(planned.seconds_with_evaluation)))
     longest = max(planned.seconds, key=planned.seconds.get)
     said = f"Longest: {PARTS.get(longest, longest)}, {planned.seconds[longest] / sum(planned.seconds.values()):.0%}. "
     said += f"For {_time(planned.tail_seconds)} of sampling less than half of an engine's completions are left."
