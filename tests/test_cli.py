@@ -85,3 +85,19 @@ def test_the_options_of_a_launch_are_told_from_those_of_a_recipe():
     options, rest = split_launch_options(["--config", "a.yaml", "--num_processes", "2", "--max_steps", "3"])
     assert (options.num_processes, options.accelerate_config) == (2, None)
     assert rest == ["--config", "a.yaml", "--max_steps", "3"]
+
+
+@pytest.mark.parametrize("command", ["plan --config smoke_cpu", "recipes", "recipes --show smoke_cpu"])
+def test_a_reader_that_has_read_enough_is_no_mistake(command):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code = f"import sys, trl_dapo.cli as cli\nsys.exit(cli.main({command.split()!r}))"
+    result = subprocess.run([sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_end)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_a_recipe_that_is_no_text_is_told_in_one_line(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_bytes(b"\x9b\xff")
+    assert main(["recipes", "--show", str(tmp_path / "recipe.yaml")]) == 2
+    assert capsys.readouterr().err.startswith("trl-dapo recipes: 'utf-8' codec can't decode")

@@ -77,6 +77,14 @@ def test_what_json_has_no_word_for_does_not_stop_a_run(tiny_model, tmp_path):
     assert load_run(tmp_path).notes == []
 
 
+def test_a_log_that_cannot_even_begin_does_not_stop_the_run(tiny_model, tmp_path, caplog):
+    (tmp_path / "settings.json").mkdir()
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert "cannot be written and ends here; the run goes on: " in caplog.text
+
+
 def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(tiny_model, tmp_path, caplog):
     class Unwritable(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

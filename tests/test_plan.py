@@ -16,6 +16,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+import yaml
 from helpers import letters, make_tokenizer, prompts, save_tiny_model
 from peft import LoraConfig, get_peft_model
 from torch.profiler import ProfilerActivity, profile
@@ -178,6 +179,33 @@ def test_a_config_is_taken_from_a_folder_else_from_the_table(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no 'hidden_size'"):
         find_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "holds no mapping"),
+        ("{", "is not JSON"),
+        ('{"model_type": "llama", "hidden_size": 8}', "has no 'num_attention_heads'"),
+        (
+            '{"model_type": "llama", "hidden_size": "8", "num_attention_heads": 2, "num_hidden_layers": 2}',
+            "sizes that are no numbers",
+        ),
+        ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),
+    ],
+)
+def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        find_shape(str(tmp_path))
+
+
+def test_experts_are_found_by_each_familys_name_for_them(tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 96, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", **sizes}))
+    shape, _ = find_shape(str(tmp_path))
+    assert (shape.num_experts, shape.num_active_experts, shape.num_other) == (4, 2, 0)
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
@@ -571,6 +599,7 @@ def test_gpus_are_read_from_words_and_from_a_header():
     assert (cluster.gpu, cluster.num_train, cluster.num_serve) == (GPUS["H100-80GB"], 64, 8)
     assert str(parse_gpus("8xh200")) == "8xH200-141GB"
     assert str(parse_gpus("L4-24GB")) == "1xL4-24GB"
+    assert str(parse_gpus("8xL4")) == "8xL4-24GB"  # an L40S is another
     assert str(parse_gpus("CPU")) == "1xCPU"
     for text, message in (
         ("8xH1000", "names no GPU that is known: H100-80GB, "),
@@ -589,6 +618,7 @@ def test_gpus_are_read_from_words_and_from_a_header():
     ):
         assert str(read_hardware(text)) == expected
     assert read_hardware("8 GPUs of 33 GB") is None
+    assert read_hardware("0 GPUs of 80 GB") is None
     assert read_hardware("") is None
 
 
@@ -642,6 +672,8 @@ def test_every_recipe_is_planned_on_the_hardware_of_its_header_and_fits_it(recip
     assert planned.batch_arithmetic == training_args.batch_arithmetic
     page = describe(planned)
     assert max(map(len, page.splitlines())) <= 80
+    # What would help is compared with the time that has its share of the evaluations.
+    assert ("with its share of the evaluations" in page) == (training_args.eval_strategy != "no")
     assert page.splitlines()[-1].startswith("Fits: peak ")
 
 
@@ -779,6 +811,30 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
     assert rounds(use_dynamic_sampling=False) == [(1, 64)]
     assert rounds(dynamic_sampling_mode="mask") == [(1, 64)]
     assert rounds(use_vllm=False) == [(4, 64)]
+    # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
+    assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
+    assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]
+
+
+def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(write):
+    planned = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.001)
+    # 64,000 groups are needed; a round is of 32 rollouts at most, 2,048 groups, and there are ten at most.
+    ((often, size),) = planned.rounds
+    assert often == 10
+    assert 64 < size <= 2_048
+    assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
+    enough = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.01)  # 6,400 groups: four such rounds
+    assert enough.rounds == [(4, 2_048)]
+    assert "before it is full" not in describe(enough)
+
+
+def test_an_engine_has_a_share_of_the_attention_heads(write):
+    """vLLM refuses tensor parallelism that does not divide them."""
+    of_7b = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}  # 28 heads
+    with pytest.raises(ValueError, match="does not divide the model's 28 attention heads"):
+        plan(write("8 GPUs of 80 GB, FSDP2", {**of_7b, "vllm_tensor_parallel_size": 8}))
+    on_a_server = plan(write("8 GPUs of 80 GB train, 8 more serve vLLM", {**of_7b, "vllm_mode": "server"}))
+    assert (on_a_server.engine.num_gpus, on_a_server.engine.num_engines) == (4, 2)
 
 
 def test_what_would_help_is_planned_anew_and_does_help(write):
@@ -799,6 +855,48 @@ def test_what_would_help_is_planned_anew_and_does_help(write):
         )
         assert again.seconds_with_evaluation == pytest.approx(other.seconds_with_evaluation)
         assert again.fits
+
+
+def test_a_larger_rollout_is_compared_for_as_many_prompts_and_more_gpus_come_last(write):
+    planned = plan(write("one GPU of 80 GB", ONE_GPU))
+    *others, (more_gpus, _) = suggest(planned, most=100)
+    larger = dict(others)["prompts_per_rollout: 128"]
+    assert all("--gpus" not in words for words, _ in others)
+    assert larger.seconds["update"] == pytest.approx(2 * planned.seconds["update"])
+    assert planned.seconds["sampling"] < larger.seconds["sampling"] < 2 * planned.seconds["sampling"]
+    assert more_gpus == "--gpus 2xH100-80GB, --accelerate_config multi_gpu"
+    few = plan(write("8 GPUs of 80 GB", ONE_GPU), lengths=(1_000, 2_000))
+    page = " ".join(describe(few).split())
+    assert "further off-policy: 8 optimizer steps a rollout, not 4" in page
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fields"),
+    [
+        *((None, recipe) for recipe in RECIPES),
+        ("one GPU of 24 GB", ONE_GPU),
+        ("8 GPUs of 48 GB, FSDP2", {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}),
+        ("8 GPUs of 48 GB", {**ONE_GPU, "use_vllm": False, "per_device_train_batch_size": 2, "batch_multiplier": 1}),
+        ("8 GPUs of 80 GB", {**ONE_GPU, "loss_type": "grpo", "max_tokens_per_microbatch": None}),
+        ("4 GPUs of 80 GB train, 4 serve", {**ONE_GPU, "vllm_mode": "server", "vllm_request_timeout": 60}),
+        ("one GPU of 80 GB trains, one serves", {**ONE_GPU, "vllm_mode": "server", "use_dynamic_sampling": False}),
+        ("2 GPUs of 80 GB", {**ONE_GPU, "prompts_per_rollout": None, "prompts_per_step": None}),
+    ],
+    ids=lambda value: getattr(value, "stem", value) if not isinstance(value, dict) else "",
+)
+def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, fields):
+    if isinstance(fields, dict) and fields["prompts_per_step"] is None:
+        fields = {**fields, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    path = str(fields) if hardware is None else write(hardware, fields)
+    found, recipe = suggest(plan(path), most=100), yaml.safe_load(Path(path).read_text())
+    assert found
+    for words, other in found:
+        settings, changed = other.recipe.settings, re.findall(r"(\w+): ", re.sub(r"\{.*\}", "", words))
+        given = {**recipe, **{name: getattr(settings, name) for name in changed}}
+        copy = Path(write("any CPU", given))
+        launched_on(other.recipe.cluster.num_train)
+        _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])
+        assert args.batch_arithmetic == other.batch_arithmetic, words
 
 
 def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
@@ -822,7 +920,17 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--lengths", "5"], "Write MEAN,MAX"),
         (["--lengths", "5,64"], "`max_completion_length` (32)"),
         (["--acceptance", "0"], "`--acceptance` must be above 0"),
-        (["--learning_rat", "1"], "fields that no config has: learning_rat"),
+        (["--learning_rat", "1"], "The command line has fields that no config has: learning_rat"),
+        (["--num_generations", "many"], "`num_generations` must be a whole number of at least 1, got 'many'"),
+        (["--num_iterations", "0"], "`num_iterations` must be a whole number of at least 1, got 0"),
+        (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be"),
+        (["--vllm_tensor_parallel_size", "0"], "`vllm_tensor_parallel_size` must be"),
+        (["--max_completion_length", "8k"], "`max_completion_length` must be"),
+        (["--vllm_gpu_memory_utilization", "1.5"], "`vllm_gpu_memory_utilization` must be above 0 and at most 1"),
+        (["--batch_multiplier", "-3"], "`batch_multiplier` must be above 0 and finite"),
+        (["--dynamic_sampling_mode", "keep"], "`dynamic_sampling_mode` must be one of filter, mask, replace"),
+        (["--load_in_4bit"], "set `use_peft: true`"),
+        (["--tiny_model", "false", "--model_name_or_path", "["], "The config of [ was not found"),
         (["--optim", "adafactor"], "`optim: adafactor`"),
         (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),

@@ -51,8 +51,34 @@ def test_nothing_but_arithmetic_is_evaluated(expression, message):
         calculate(expression)
 
 
+WITHOUT_VALUE = """1 / 0; 0**-1; 10.0**400; exp(1000); sqrt(2**4000); ceil(1e999); log(2, 1); gcd(1.5); factorial(2.5)
+max(); min(1); sqrt(1, 2); round(2.5, 0.5)""".replace("\n", ";").split(";")
+
+
+@pytest.mark.parametrize("expression", WITHOUT_VALUE)
+def test_what_has_no_value_says_so(expression):
+    with pytest.raises(ValueError, match="has no value"):
+        calculate(expression)
+
+
+@pytest.mark.parametrize("expression", [None, 5, ["1 + 1"], {"expression": "1"}])
+def test_what_is_no_text_is_no_expression(expression):
+    """Arguments are what a model writes."""
+    with pytest.raises(ValueError, match="is not an arithmetic expression"):
+        calculate(expression)
+
+
 @pytest.mark.parametrize(
-    "expression", ["9**9**9", "2**10**10", "factorial(10**9)", "comb(10**6, 5 * 10**5)", "perm(10**9)", "7**-(10**9)"]
+    "expression",
+    [
+        "round(5, -(10**9))",
+        "9**9**9",
+        "2**10**10",
+        "factorial(10**9)",
+        "comb(10**6, 5 * 10**5)",
+        "perm(10**9)",
+        "7**-(10**9)",
+    ],
 )
 def test_no_expression_takes_long(expression):
     with pytest.raises(ValueError, match="Too large"):

@@ -469,6 +469,31 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
     assert timelines[1] == {**second, "update_seconds": 5.0 + 7.0, "other_seconds": 12.0 + 3.0}
 
 
+def test_the_time_of_a_rollout_is_logged_without_dynamic_sampling_too(tiny_model, tmp_path, monkeypatch):
+    now = 0.0
+
+    def slow_right(completions, **kwargs):
+        nonlocal now
+        now += 2.0
+        return right(completions)
+
+    class Slow(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            nonlocal now
+            now += 5.0
+
+    monkeypatch.setattr("trl_dapo.sampling.overlap.time", SimpleNamespace(perf_counter=lambda: now))
+    args = tiny_config(tmp_path, use_dynamic_sampling=False, skip_preflight=True)
+    trainer = ScriptedTrainer(
+        tiny_model, slow_right, args, train_dataset=prompts(24), script=mixed_unless_multiple_of_3
+    )
+    trainer.add_callback(Slow())
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["timeline/rewards_seconds"] for entry in logs] == [2.0] * len(logs)
+    assert [entry["timeline/update_seconds"] for entry in logs] == [0.0] + [5.0] * (len(logs) - 1)
+
+
 @pytest.mark.parametrize(
     ("spent", "timeline"),
     [

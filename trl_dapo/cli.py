@@ -14,6 +14,9 @@ from .recipe_files import find_accelerate_config, find_recipe, list_recipes
 from .version import __version__
 
 
+PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """
     Runs a command line.
@@ -23,10 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             Command line, without the program's name. Defaults to this process's.
 
     Returns:
-        `int`: Exit status: 0 for success, 2 for a mistake, which is told in one line, 130 after Ctrl-C, and 3 for a
-        training run that was stopped because its rollouts found nothing.
+        `int`: Exit status: 0 for success, 2 for a mistake, which is told in one line, 130 after Ctrl-C, 141 where who
+        reads the output has closed it, and 3 for a training run that was stopped because its rollouts found nothing.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `trl-dapo plan ... | head`: who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at exit would fail too
+        return PIPE_CLOSED
+    return status
+
+
+def _run(argv: list[str]) -> int:
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
     parser = _make_parser()
@@ -107,7 +119,9 @@ def _train(argv: list[str]) -> int:
 def _recipes(args: argparse.Namespace) -> int:
     try:
         print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
-    except OSError as error:
+    except BrokenPipeError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
         return _tell("recipes", error)
     return 0
 

@@ -41,6 +41,12 @@ class LogHistoryCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._path = Path(args.output_dir) / LOG_HISTORY_NAME
+        try:
+            self._begin(args, state)
+        except OSError as error:
+            self._end(error)
+
+    def _begin(self, args, state):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(changed_settings(args), indent=1, default=str)
         self._path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
@@ -50,6 +56,10 @@ class LogHistoryCallback(TrainerCallback):
         temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
         os.replace(temporary, self._path)
 
+    def _end(self, error):
+        logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
+        self._path = None
+
     def on_log(self, args, state, control, **kwargs):
         if self._path is None:  # another process, or an evaluation outside of a run
             return
@@ -58,8 +68,7 @@ class LogHistoryCallback(TrainerCallback):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(_line(state.log_history[-1], state))
         except OSError as error:
-            logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
-            self._path = None
+            self._end(error)
 
 
 def changed_settings(args) -> dict[str, dict[str, Any]]:

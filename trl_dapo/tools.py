@@ -46,13 +46,19 @@ def calculate(expression: str) -> str:
     Returns:
         The value; integers are exact.
     """
+    # No `Raises` above: a model is shown this docstring. Whatever is wrong is a `ValueError`, of which it is told.
+    if not isinstance(expression, str):
+        raise ValueError(f"{expression!r} is not an arithmetic expression.")
     if len(expression) > _LONGEST_EXPRESSION:
         raise ValueError(f"The expression has {len(expression)} characters, more than {_LONGEST_EXPRESSION}.")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{expression!r} is not an arithmetic expression.") from None
-    return str(_value(tree.body))
+    try:
+        return str(_value(tree.body))
+    except (ArithmeticError, TypeError) as error:  # by zero, too large for a float, the wrong arguments
+        raise ValueError(f"{expression!r} has no value: {error}.") from None
 
 
 def _value(node: ast.expr) -> int | float:
@@ -74,6 +80,10 @@ def _value(node: ast.expr) -> int | float:
         arguments = [_value(argument) for argument in node.args]
         if node.func.id in ("factorial", "comb", "perm"):
             _refuse_above(_LARGEST_FACTORIAL, max(arguments, default=0), f"the argument of {node.func.id}")
+        if node.func.id == "round" and len(arguments) == 2:
+            _refuse_above(
+                _MOST_BITS, abs(arguments[1]), "the digits of round"
+            )  # of an integer it computes 10**-digits
         value = _FUNCTIONS[node.func.id](*arguments)
     else:
         raise ValueError(f"`{ast.unparse(node)}` is not arithmetic.")

@@ -221,7 +221,10 @@ class DAPOTrainer(UpdatePhase):
 
     def _generate_and_score_completions(self, inputs):
         if not (self.model.training and self.args.use_dynamic_sampling):
-            return super()._generate_and_score_completions(inputs)
+            rollouts = super()._generate_and_score_completions(inputs)
+            if self.model.training:
+                self._log_timeline()
+            return rollouts
         sampler, step = self._sampler, self.state.global_step
         sampler.begin()
         with progress_bar(self) as show_progress, awake(self) if sampler.num_missing else nullcontext():
@@ -423,16 +426,20 @@ class DAPOTrainer(UpdatePhase):
         sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
         sampling |= sampling_metrics(rollout, batch, self.num_generations) | {"passes": self._sampler.passes}
         sampled |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
-        sampled |= timeline_metrics(self.stopwatch.lap(), asks_a_server(self))
         if self.args.rollouts_ahead:
             sampled |= age_metrics(select_ages(rollout.rounds, batch.train))
         for name, value in sampled.items():
             metrics[name].append(value)
+        self._log_timeline()
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
+
+    def _log_timeline(self):
+        for name, value in timeline_metrics(self.stopwatch.lap(), asks_a_server(self)).items():
+            self._metrics["train"][name].append(value)
 
     def log(self, logs, start_time=None):
         drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`

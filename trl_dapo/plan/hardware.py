@@ -108,7 +108,8 @@ def parse_gpus(text: str) -> Cluster:
         raise ValueError(f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve.")
     num_train, num_serve, name = match.groups()
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
-    short = {key.split("-")[0]: key for key in known if sum(k.startswith(key.split("-")[0]) for k in known) == 1}
+    models = [key.split("-")[0] for key in known]
+    short = {model: key for model, key in zip(models, known, strict=True) if models.count(model) == 1}
     name = short.get(name.lower(), name.lower())
     if name not in known:
         raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}.")
@@ -133,4 +134,4 @@ def read_hardware(text: str) -> Cluster | None:
         0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
         for count in (counts[0] or found, counts[1])
     )
-    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve)
+    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve) if num_train else None

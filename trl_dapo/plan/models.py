@@ -48,6 +48,8 @@ TINY = _sizes(
     {**_QWEN3, "vocab_size": 258, "head_dim": 16, "num_key_value_heads": 2, "tie_word_embeddings": False},
     *(64, 128, 2, 4),
 )
+# What families call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Families whose weights `ModelShape` counts itself, which takes a moment; others are built on the meta device.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -90,9 +92,12 @@ class ModelShape:
     def from_config(cls, config: dict) -> "ModelShape":
         """The shape that a `config.json` describes; of a model with images, its text model's and the rest."""
         text = {**config, **config.get("text_config", {})}
+        if "kv_lora_rank" in text:
+            raise ValueError("The model compresses its keys and values (`kv_lora_rank`), which a plan does not know.")
         try:
             hidden_size, num_heads = text["hidden_size"], text["num_attention_heads"]
-            num_experts = text.get("num_experts") or 1
+            num_experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
+            width = "moe_intermediate_size" if num_experts > 1 and "moe_intermediate_size" in text else None
             shape = cls(
                 hidden_size=hidden_size,
                 num_layers=text["num_hidden_layers"],
@@ -100,7 +105,7 @@ class ModelShape:
                 num_kv_heads=text.get("num_key_value_heads") or num_heads,
                 head_dim=text.get("head_dim") or hidden_size // num_heads,
                 vocab_size=text["vocab_size"],
-                intermediate_size=text["moe_intermediate_size" if num_experts > 1 else "intermediate_size"],
+                intermediate_size=text[width or "intermediate_size"],
                 num_experts=num_experts,
                 num_active_experts=text.get("num_experts_per_tok", 1) if num_experts > 1 else 1,
                 is_tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
@@ -112,6 +117,8 @@ class ModelShape:
             raise ValueError(
                 f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
             ) from None
+        except TypeError:
+            raise ValueError("The model's config.json has sizes that are no numbers.") from None
         if config["model_type"] in COUNTED:
             return shape
         return replace(shape, num_other=_count_on_meta_device(config) - shape.num_parameters)
@@ -237,9 +244,12 @@ def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]
 
 def _read_shape(path) -> ModelShape:
     try:
-        return ModelShape.from_config(json.loads(Path(path).read_text()))
+        config = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is no model's config: it holds no mapping.")
+    return ModelShape.from_config(config)
 
 
 def _from_hub(name, revision):

@@ -114,6 +114,8 @@ def describe(planned: Plan) -> str:
         *(_row(PARTS.get(name, name), _time(seconds)) for name, seconds in planned.seconds.items()),
         _row("together, one ahead" if settings.rollouts_ahead else "together", _time(planned.rollout_seconds)),
     ]
+    if planned.num_problems:
+        lines.append(_row("with its share of the evaluations", _time(planned.seconds_with_evaluation)))
     longest = max(planned.seconds, key=planned.seconds.get)
     said = f"Longest: {PARTS.get(longest, longest)}, {planned.seconds[longest] / sum(planned.seconds.values()):.0%}. "
     said += f"For {_time(planned.tail_seconds)} of sampling less than half of an engine's completions are left."
@@ -130,7 +132,13 @@ def describe(planned: Plan) -> str:
     if suggestions := suggest(planned):
         lines += _section("Would help most")
         for words, other in suggestions:
-            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(other.seconds_with_evaluation)} a rollout"
+            after = other.seconds_a_row * planned.num_rows
+            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(after)} a rollout"
+            if other.num_rows != planned.num_rows:
+                effect += "'s prompts"
+            if other.num_steps > planned.num_steps:
+                steps = f"{other.num_steps:.3g} optimizer steps a rollout, not {planned.num_steps:.3g}"
+                effect += f"; further off-policy: {steps}"
             if not planned.fits:
                 left = "" if other.fits else ", still too much"
                 effect = f"peak {gib(planned.peak)} -> {gib(other.peak)}{left}; {effect}"

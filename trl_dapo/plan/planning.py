@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib.metadata import version
 
 from ..batch_sizes import describe_batches, size_batches
-from ..sampling.acceptance import AcceptanceRate
+from ..sampling.acceptance import MIN_RATE, AcceptanceRate
 from .hardware import GPUS_PER_MACHINE, NETWORK
 from .memory import (
     CONTEXT,
@@ -288,13 +288,16 @@ class Plan:
             step = TRANSFORMERS_STEP_SECONDS if cluster.gpu.name != "CPU" else STEP_SECONDS
             return Engine(cluster.gpu, 1, cluster.num_train, math.inf, rows, step, self.weights.held)
         if self.recipe.asks_a_server:
-            shards = min(cluster.num_serve, GPUS_PER_MACHINE)
+            shards = math.gcd(min(cluster.num_serve, GPUS_PER_MACHINE), self.shape.num_heads)
             num_engines, sequences = cluster.num_serve // shards, SERVER_SEQUENCES
         else:
             shards = settings.vllm_tensor_parallel_size
             num_engines, sequences = cluster.num_train // shards, rows * shards  # as TRL starts it
             if cluster.num_train % shards:
                 raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {cluster.num_train} GPUs.")
+        if self.shape.num_heads % shards:
+            heads = f"{self.shape.num_heads} attention heads"
+            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide the model's {heads}.")
         cache = vllm_cache_tokens(self.shape, cluster.gpu.memory, self._utilization, shards)
         return Engine(cluster.gpu, shards, num_engines, cache, sequences)
 
@@ -321,19 +324,34 @@ class Plan:
         settings, target = self.recipe.settings, self.num_rows // self.recipe.settings.num_generations
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
             return [(1.0, target)]
-        replaces, most = settings.dynamic_sampling_mode == "replace", settings.dynamic_sampling_max_rounds
+        replaces = settings.dynamic_sampling_mode == "replace"
         needed = max(1, math.ceil(settings.min_replace_ratio * target)) if replaces else target
         carries = settings.dynamic_sampling_surplus == "carry"
-        size = (settings.batch_multiplier or 0) * target or (None if settings.use_vllm else target)
-        if size is not None:  # of one size; without vLLM a round is at most the rollout
-            num = max(1.0, needed / self.acceptance / size)
-            num = num if carries else math.ceil(num - 1e-9)
-            return [(min(num, most) if most > 0 else num, size)]
+        largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
+        if settings.batch_multiplier:
+            return self._rounds_of(min(settings.batch_multiplier * target, largest), needed)
         rate = AcceptanceRate()
         for _ in range(20):  # as sure of the rate as a run is after some rollouts
             rate.update(round(1000 * self.acceptance), 1000)
         first = rate.round_size(needed, target, is_rare=bool(settings.rollouts_ahead))
+        if first > largest or self.acceptance < MIN_RATE:  # where the sizes of rounds end
+            return self._rounds_of(min(first, largest), needed)
         return expected_rounds(first, needed, self.acceptance, carries)
+
+    def _rounds_of(self, size: float, needed: int) -> list[tuple[float, float]]:
+        num, most = max(1.0, needed / self.acceptance / size), self.recipe.settings.dynamic_sampling_max_rounds
+        num = num if self.recipe.settings.dynamic_sampling_surplus == "carry" else math.ceil(num - 1e-9)
+        return [(min(num, most) if most > 0 else num, size)]
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether a rollout ends before it has found the groups that it needs."""
+        settings = self.recipe.settings
+        if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
+            return False
+        needed = self.num_rows // settings.num_generations
+        needed *= settings.min_replace_ratio if settings.dynamic_sampling_mode == "replace" else 1
+        return self.num_groups * self.acceptance < 0.99 * needed
 
     @property
     def num_groups(self) -> float:
@@ -465,6 +483,11 @@ class Plan:
         return calls * self._sample(in_call, k)[0] + loss
 
     @property
+    def seconds_a_row(self) -> float:
+        """Of a rollout with its share of the evaluations, for a row that trains: rollouts of other sizes compare."""
+        return self.seconds_with_evaluation / self.num_rows
+
+    @property
     def seconds_with_evaluation(self) -> float:
         """Seconds of a rollout with its share of the evaluations."""
         return self.rollout_seconds + self.evaluation_seconds / self.evaluation_every
@@ -518,7 +541,7 @@ class Plan:
             "rewards take no time",
         ]
         if settings.use_dynamic_sampling:
-            found.insert(1, f"{self.acceptance:.0%} of groups accepted (--acceptance)")
+            found.insert(1, f"{100 * self.acceptance:.3g}% of groups accepted (--acceptance)")
         if cluster.num_train + cluster.num_serve > GPUS_PER_MACHINE:
             found.append(f"machines of {GPUS_PER_MACHINE} GPUs, {NETWORK / 1e9:.0f} GB/s a GPU between them")
         if cluster.num_serve:
@@ -531,8 +554,14 @@ class Plan:
             )
         if settings.tools:
             found.append("tools take no time")
+        if self.falls_short:
+            most = settings.dynamic_sampling_max_rounds
+            found.append(f"`dynamic_sampling_max_rounds: {most}` ends a rollout before it is full")
         if self.shape.num_other:
-            found.append("images take neither tokens nor activations; an evaluation of them is one call")
+            found.append(
+                "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "
+                "the layers, such as a vision tower's, only the memory counts"
+            )
         if settings.dynamic_sampling_memory:
             found.append("what `dynamic_sampling_memory` spares is not known beforehand, and left out")
         return found
@@ -580,8 +609,6 @@ def plan(
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings
-    if settings.max_completion_length is None:
-        raise ValueError("`max_completion_length` is not set: a plan needs an end of completions.")
     if not 0 < acceptance <= 1:
         raise ValueError(f"`--acceptance` must be above 0 and at most 1, got {acceptance}.")
     mean, maximum = lengths or (MEAN_SHARE * settings.max_completion_length, settings.max_completion_length)

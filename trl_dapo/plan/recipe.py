@@ -3,6 +3,7 @@
 """A recipe as a plan reads it: every field with its default, the header, and how training is sharded."""
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,31 @@ DATACLASSES = (
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
 FSDP_VERSION = 2
+# Fields that a plan multiplies and divides by.
+COUNTS = (
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "max_completion_length",
+    "prompts_per_rollout",
+    "prompts_per_step",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "max_tokens_per_microbatch",
+    "dynamic_sampling_max_round_size",
+    "vllm_tensor_parallel_size",
+    "vllm_max_model_length",
+    "lora_r",
+)
+# As in `DAPOConfig` and TRL, which take longer to import than a plan takes.
+CHOICES = {
+    "dynamic_sampling_mode": ("filter", "mask", "replace"),
+    "dynamic_sampling_surplus": ("discard", "carry"),
+    "vllm_mode": ("colocate", "server"),
+}
 
 
 @dataclass(frozen=True)
@@ -137,10 +163,13 @@ def read(
         ValueError, OSError: In one line.
     """
     path = find_recipe(path)
-    given = {**_read_recipe(path), **_read_overrides(overrides)}
-    if unknown := sorted(given.keys() - declared_fields().keys()):
-        raise ValueError(f"{path} has fields that no config has: {', '.join(unknown)}.")
-    settings = SimpleNamespace(**{**declared_fields(), **given})
+    settings = dict(declared_fields())
+    for said_by, given in ((str(path), _read_recipe(path)), ("The command line", _read_overrides(overrides))):
+        if unknown := sorted(given.keys() - settings.keys()):
+            raise ValueError(f"{said_by} has fields that no config has: {', '.join(unknown)}.")
+        settings |= given
+    settings = SimpleNamespace(**settings)
+    _check(settings)
     header = read_header(path)
     cluster = read_hardware(header.get("Hardware", "")) if gpus is None else parse_gpus(gpus)
     if cluster is None:
@@ -153,6 +182,29 @@ def read(
             raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
         raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
     return recipe
+
+
+def _check(settings):
+    """Refuses what a plan cannot calculate with; whether a run would take the rest is for its own start to say."""
+    for name in COUNTS:
+        value, may_lack = getattr(settings, name), declared_fields()[name] is None
+        if not (may_lack and value is None) and (type(value) is not int or value < 1):
+            raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+    share = settings.vllm_gpu_memory_utilization
+    if not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ValueError(f"`vllm_gpu_memory_utilization` must be above 0 and at most 1, got {share!r}.")
+    multiplier = settings.batch_multiplier
+    if multiplier is not None and not (isinstance(multiplier, (int, float)) and 0 < multiplier < math.inf):
+        raise ValueError(f"`batch_multiplier` must be above 0 and finite, got {multiplier!r}.")
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {getattr(settings, name)!r}.")
+    if settings.bf16 and settings.fp16:
+        raise ValueError("`bf16` and `fp16` contradict each other.")
+    if settings.load_in_4bit and settings.load_in_8bit:
+        raise ValueError("`load_in_4bit` and `load_in_8bit` contradict each other.")
+    if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
+        raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
 
 
 def read_header(path: str) -> dict[str, str]:
@@ -170,12 +222,19 @@ def _read_overrides(overrides):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            given[name] = [yaml.safe_load(value)] if equals else []
+            given[name] = [_read_value(value)] if equals else []
         elif name is None:
             raise ValueError(f"`{word}` follows no `--field`.")
         else:
-            given[name].append(yaml.safe_load(word))
+            given[name].append(_read_value(word))
     return {name: values[0] if len(values) == 1 else values or True for name, values in given.items()}
+
+
+def _read_value(text):
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # such as a path that begins with a bracket
 
 
 def _find_sharding(header, accelerate_config, cluster) -> Sharding:

@@ -6,17 +6,24 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import yaml
+
 from .hardware import Cluster
 from .planning import Plan
 from .recipe import Sharding
 
 
 LEAST_EFFECT = 0.01
+MOST_STEPS = 16  # optimizer steps of a rollout, as in the paper: 512 / 32
+LORA = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
+LATER = ("adapter", "gpus")  # these change what trains and what it costs: they come after what does neither
+CONFIGS = {"ddp": "multi_gpu", "fsdp2": "fsdp2", "zero2": "zero2"}  # of accelerate's, by name
 
 
 def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     """
     Changes that spare time where the recipe fits, or make it fit, the best first; of one setting's values the best.
+    Time is compared for as many prompts. An adapter and more GPUs come last.
 
     Args:
         planned ([`Plan`]):
@@ -31,14 +38,14 @@ def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     for about, words, recipe in _candidates(planned):
         other = replace(planned, recipe=recipe)
         try:
-            fits, seconds, peak = other.fits, other.seconds_with_evaluation, other.peak
+            fits, seconds, peak = other.fits, other.seconds_a_row, other.peak
         except ValueError:
-            continue  # sizes that do not divide on other GPUs
+            continue  # sizes that do not divide
         if planned.fits:
-            helps = fits and seconds < (1 - LEAST_EFFECT) * planned.seconds_with_evaluation
+            helps = fits and seconds < (1 - LEAST_EFFECT) * planned.seconds_a_row
         else:
             helps = fits or peak < (1 - LEAST_EFFECT) * planned.peak
-        rank = (not fits, seconds if fits else peak)
+        rank = (not fits, LATER.index(about) if about in LATER else -1, seconds if fits else peak)
         if helps and (about not in best or rank < best[about][0]):
             best[about] = rank, (words, other)
     return [found for _, found in sorted(best.values(), key=lambda ranked: ranked[0])[:most]]
@@ -48,12 +55,13 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
     """What a change is about, its words, and the recipe with it."""
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     together = cluster.num_train + cluster.num_serve
+    in_prompts = settings.prompts_per_rollout is not None or settings.prompts_per_step is not None
 
     def change(about, cluster=cluster, sharding=recipe.sharding, **fields):
         fields = {name: value for name, value in fields.items() if getattr(settings, name) != value}
         words = [f"{name}: {_yaml(value)}" for name, value in fields.items()]
         words += [f"--gpus {cluster}"] if cluster is not recipe.cluster else []
-        words += [f"accelerate/{sharding.kind}.yaml"] if sharding is not recipe.sharding else []
+        words += [f"--accelerate_config {CONFIGS[sharding.kind]}"] if sharding is not recipe.sharding else []
         return about, ", ".join(words), replace(recipe.changed(**fields), cluster=cluster, sharding=sharding)
 
     colocate = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
@@ -61,15 +69,20 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
         yield change("rounds", batch_multiplier=None)
-        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
+        # What `DAPOConfig` and the trainer refuse is not named.
+        carries = settings.loss_type == "dapo" and not planned.shape.num_other
+        if carries:
+            yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
+        if recipe.asks_a_server and carries:
+            yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
     if recipe.asks_a_server:
-        yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
-        colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7}
+        colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7, "vllm_request_timeout": None}
         for num_gpus in (together, cluster.num_train):
             for shards in (1, 2, 4, 8):
                 yield change("engine", Cluster(cluster.gpu, num_gpus), vllm_tensor_parallel_size=shards, **colocate)
         for num_train in (together // 2, together * 3 // 4, cluster.num_train // 2):
-            yield change("split", Cluster(cluster.gpu, num_train, together - num_train))
+            if num_train:
+                yield change("split", Cluster(cluster.gpu, num_train, together - num_train))
     elif settings.use_vllm:
         yield change("sleep", vllm_enable_sleep_mode=True)
         for share in (settings.vllm_gpu_memory_utilization + step for step in (0.1, 0.2, -0.1, -0.2)):
@@ -80,9 +93,11 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
     if budget := settings.max_tokens_per_microbatch:
         yield change("micro-batch", max_tokens_per_microbatch=2 * budget)
         yield change("micro-batch", max_tokens_per_microbatch=budget // 2)
-    elif settings.per_device_train_batch_size > 1:
+    elif settings.per_device_train_batch_size > 1 and in_prompts:  # else the rollout would be halved with it
         yield change("micro-batch", per_device_train_batch_size=settings.per_device_train_batch_size // 2)
     yield change("checkpointing", gradient_checkpointing=not settings.gradient_checkpointing)
+    if settings.gradient_checkpointing and budget:
+        yield change("checkpointing", gradient_checkpointing=False, max_tokens_per_microbatch=budget // 2)
     if "flash" not in (settings.attn_implementation or "") and cluster.gpu.name != "CPU":
         yield change("attention", attn_implementation="flash_attention_2")
     if recipe.sharding.kind == "fsdp2":
@@ -90,12 +105,32 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
         options = {**options, "gradient_accumulation_kwargs": {"sync_each_batch": True}}
         yield change("reduction", accelerator_config=options)
     if recipe.sharding.kind == "ddp":
-        yield from (change("sharding", sharding=Sharding(kind)) for kind in ("fsdp2", "zero2"))
-    if not settings.use_peft and "8bit" not in (settings.optim or ""):
-        yield change("optimizer", optim="adamw_8bit")
+        kinds = ("zero2",) if settings.load_in_4bit or settings.load_in_8bit else ("fsdp2", "zero2")
+        yield from (change("sharding", sharding=Sharding(kind)) for kind in kinds)
+    on_gpus, is_fsdp2 = cluster.gpu.name != "CPU", recipe.sharding.kind == "fsdp2"
+    if on_gpus and not is_fsdp2 and not settings.use_peft and "8bit" not in (settings.optim or ""):
+        yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
+    if not planned.fits:
+        adapter = {} if settings.use_peft else LORA
+        if adapter:
+            yield change("adapter", **adapter)
+        if on_gpus and not recipe.sharding.shards_weights and not settings.load_in_8bit:
+            yield change("adapter", **adapter, load_in_4bit=True)
+    if in_prompts and 2 * planned.num_steps <= MOST_STEPS * settings.num_iterations:
+        prompts = planned.num_rows // settings.num_generations
+        step = settings.prompts_per_step or prompts
+        yield change("rollout", prompts_per_rollout=2 * prompts, prompts_per_step=step)
+    if on_gpus:
+        more = Cluster(cluster.gpu, 2 * cluster.num_train, 2 * cluster.num_serve)
+        yield change("gpus", more, Sharding("ddp") if recipe.sharding.kind == "none" else recipe.sharding)
+        if recipe.sharding.kind in ("none", "ddp"):
+            kind = "zero2" if settings.load_in_4bit or settings.load_in_8bit else "fsdp2"
+            yield change("gpus", more, Sharding(kind))
     if settings.eval_strategy == "steps" and (settings.eval_steps or 0) >= 1:
         yield change("evaluation", eval_steps=2 * settings.eval_steps)
 
 
 def _yaml(value) -> str:
+    if isinstance(value, float):  # YAML takes 1e-05 for a text
+        return yaml.safe_dump(value).splitlines()[0]
     return value if isinstance(value, str) else json.dumps(value)
