@@ -5,6 +5,7 @@
 import ast
 import csv
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -20,8 +21,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
 from trl import GRPOConfig
+from trl.rewards import accuracy_reward, think_format_reward
 
-from trl_dapo import DAPOConfig
+from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
@@ -70,6 +72,27 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+@pytest.mark.parametrize("what", ["think_format_reward", "LoraConfig"])
+def test_the_short_examples_make_a_trainer(what, tiny_model, tmp_path, monkeypatch):
+    codes = [block for block in code_blocks("python") if what in block]
+    monkeypatch.chdir(tmp_path)
+    small = {"use_cpu": True, "bf16": False, "num_generations": 4, "per_device_train_batch_size": 4}
+    names = {
+        "DAPOConfig": functools.partial(DAPOConfig, **small),
+        "DAPOTrainer": DAPOTrainer,
+        "accuracy_reward": accuracy_reward,
+        "think_format_reward": think_format_reward,
+        "model": tiny_model,
+        "reward": accuracy_reward,
+        "args": DAPOConfig("out", **small),
+        "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1"}], "solution": "$2$"}] * 8),
+    }
+    assert codes
+    for code in codes:
+        exec(code, names)
+        assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
 
 
 def test_the_example_fits_as_the_plan_says(tmp_path):
