@@ -1,12 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows works: its code runs, its commands parse, its tables are complete and its paths exist."""
+"""What the README and docs/ show works: code runs, commands parse, tables are complete and paths exist."""
 
 import ast
 import csv
 import dataclasses
+import functools
+import inspect
 import math
 import re
+import runpy
 import shlex
 import statistics
 from pathlib import Path
@@ -18,8 +21,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
 from helpers import ScriptedTrainer, prompts, tiny_config
 from trl import GRPOConfig
+from trl.rewards import accuracy_reward, think_format_reward
 
-from trl_dapo import DAPOConfig
+from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.arguments import split_launch_options
 from trl_dapo.cli import _make_parser
 from trl_dapo.launch import make_parser
@@ -30,6 +34,8 @@ from trl_dapo.recipe_files import RECIPES, find_accelerate_config, find_recipe, 
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+TEXT = "\n".join(PAGES.values())
 # What a machine without a GPU and a test without patience change in the README's example.
 SMALL = (
     "max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, num_generations=4, report_to='none', "
@@ -38,12 +44,12 @@ SMALL = (
 
 
 def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
     """The lines of indented blocks and of ```bash blocks that start one of our programs, continuations joined."""
-    text = re.sub(r"\\\n\s*", "", README)
+    text = re.sub(r"\\\n\s*", "", TEXT)
     return re.findall(r"^(?:    )?((?:trl-dapo|accelerate launch) .*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
 
 
@@ -66,6 +72,27 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     names = {"dataset": Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+
+
+@pytest.mark.parametrize("what", ["think_format_reward", "LoraConfig"])
+def test_the_short_examples_make_a_trainer(what, tiny_model, tmp_path, monkeypatch):
+    codes = [block for block in code_blocks("python") if what in block]
+    monkeypatch.chdir(tmp_path)
+    small = {"use_cpu": True, "bf16": False, "num_generations": 4, "per_device_train_batch_size": 4}
+    names = {
+        "DAPOConfig": functools.partial(DAPOConfig, **small),
+        "DAPOTrainer": DAPOTrainer,
+        "accuracy_reward": accuracy_reward,
+        "think_format_reward": think_format_reward,
+        "model": tiny_model,
+        "reward": accuracy_reward,
+        "args": DAPOConfig("out", **small),
+        "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1"}], "solution": "$2$"}] * 8),
+    }
+    assert codes
+    for code in codes:
+        exec(code, names)
+        assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
 
 
 def test_the_example_fits_as_the_plan_says(tmp_path):
@@ -108,7 +135,7 @@ def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():
     compile(script, "before", "exec")
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", dict.fromkeys(commands()))
 def test_every_command_parses(command, launched_on):
     program, *argv = shlex.split(command, comments=True)
     if "&&" in argv:
@@ -129,23 +156,23 @@ def test_every_command_parses(command, launched_on):
         _make_parser().parse_args(argv)
 
 
-def test_the_readme_shows_every_command_of_the_command_line():
+def test_every_command_of_the_command_line_is_shown():
     shown = {command.split()[1] for command in commands() if command.startswith("trl-dapo")}
-    assert {"train", "eval", "compare", "report"} <= shown
+    assert {"train", "plan", "recipes", "eval", "compare", "report"} <= shown
     assert "trl-dapo quickstart" in README
-    assert "trl-dapo recipes --show NAME" in README
+    assert "trl-dapo recipes --show NAME" in TEXT
 
 
 def test_every_recipe_stands_in_both_tables():
     names = names_in(RECIPES)
-    for text in (README, (RECIPES / "README.md").read_text()):
+    for text in (page("scaling_out"), (RECIPES / "README.md").read_text()):
         assert [name for name in names if not re.search(rf"^\| `{re.escape(name)}`", text, re.MULTILINE)] == []
         assert set(re.findall(r"^\| `((?:qwen|smoke)[\w.]*)`", text, re.MULTILINE)) == set(names)
 
 
 def test_every_added_field_stands_in_the_table():
     added = {field.name for field in dataclasses.fields(DAPOConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
-    missing = [name for name in sorted(added) if f"`{name}`" not in README and f"`{name}=" not in README]
+    missing = [name for name in sorted(added) if f"\n| `{name}` |" not in page("configuration")]
     assert missing == []
 
 
@@ -162,11 +189,15 @@ def test_every_metric_of_the_sampler_is_explained(tiny_model, tmp_path):
     names = {name.removeprefix(prefix) for name in trainer.state.log_history[0] if name.startswith(prefix)}
     assert "rounds" in names
     names = {"dropped/<reason>" if name.startswith("dropped/") else name for name in names}
-    assert sorted(name for name in names if f"`{name}`" not in README) == []
+    assert sorted(name for name in names if f"`{name}`" not in page("reading_a_run")) == []
 
 
-def section(title: str) -> str:
-    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def page(name: str) -> str:
+    return PAGES[ROOT / "docs" / f"{name}.md"]
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def table_cells(text: str) -> list[list[str]]:
@@ -183,7 +214,8 @@ def test_every_figure_of_the_benchmarks_stands_in_their_results():
     first_screen = README.partition("\n## ")[0]
     rows = [row for row in table_cells(first_screen) if row[0] in ("generated tokens", "CPU seconds")]
     assert len(rows) == 2
-    rows += table_cells(section("LoRA")) + table_cells(section("Benchmarks"))
+    rows += table_cells(section(page("vllm_and_lora"), "LoRA"))
+    rows += table_cells(page("benchmarks").partition("\n## Ablation")[0])
     figures = [
         figure for row in rows for cell in row[1:] for figure in re.findall(r"\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+", cell)
     ]
@@ -209,7 +241,7 @@ def test_the_headline_is_the_median_of_the_quickstarts_seeds():
 def test_the_ablation_of_the_readme_is_that_of_its_file():
     with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
         runs = list(csv.DictReader(file))
-    shown = {row[0]: row[1:] for row in table_cells(section("Ablation"))}
+    shown = {row[0]: row[1:] for row in table_cells(section(page("benchmarks"), "Ablation"))}
     assert list(shown) == list(dict.fromkeys(run["rung"] for run in runs))
     above = None
     for rung, cells in shown.items():
@@ -234,7 +266,33 @@ def test_the_ablation_of_the_readme_is_that_of_its_file():
 
 
 def test_every_path_that_is_named_exists():
-    paths = re.findall(r"`((?:trl_dapo|tests|recipes|benchmarks|notebooks|requirements)/[\w./-]*)`", README)
-    paths += re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert paths
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+    folders = "trl_dapo|tests|recipes|benchmarks|notebooks|requirements|docs"
+    missing = []
+    for path, text in PAGES.items():
+        named = [ROOT / name for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
+        named += [path.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", text)]
+        missing += [str(name) for name in named if not name.exists()]
+    assert missing == []
+
+
+def test_every_page_is_linked_from_the_readme_and_the_index():
+    pages = {path.name for path in PAGES if path.parent != ROOT}
+    assert pages - {name for name in pages if f"](docs/{name})" in README} == {"index.md"}
+    assert pages - {name for name in pages if f"]({name})" in page("index")} == {"index.md"}
+    assert len(README.splitlines()) <= 180
+
+
+def test_the_figures_in_the_readmes_text_are_measured():
+    text = "\n".join(line for line in README.splitlines() if not line.startswith(("    ", "|", "!")))
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    figures = set(re.findall(r"(?<![\d.])\d[\d,]*\.\d+(?![\d.]*\d)", text))
+    by_the_plan = set(re.findall(r"the peak\s+is (\S+) of (\S+) GiB", text)[0])
+    papers = {"2503.14476"}
+    measured = "".join((ROOT / "benchmarks" / name).read_text() for name in ("RESULTS.md", "EVIDENCE.md"))
+    assert len(figures) >= 7
+    assert [figure for figure in figures - by_the_plan - papers if figure not in measured] == []
+
+
+def test_the_page_of_settings_is_what_the_docstring_says():
+    script = runpy.run_path(str(ROOT / "docs" / "configuration.py"))
+    assert script["PAGE"].read_text() == script["describe"](inspect.cleandoc(DAPOConfig.__doc__))

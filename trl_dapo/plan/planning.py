@@ -41,7 +41,7 @@ from .speed import (
 )
 
 
-ACCEPTANCE = 1 / 3  # where the sampling policies are compared in the README
+ACCEPTANCE = 1 / 3  # where docs/benchmarks.md compares the sampling policies
 MEAN_SHARE = 1 / 3  # of `max_completion_length`
 PROMPT, LONGEST_PROMPT = 256, 2048  # tokens
 FRAGMENTS = 0.05  # of a GPU's memory stays free: what the allocator cannot use
