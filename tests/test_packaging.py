@@ -18,7 +18,7 @@ import pytest
 
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "trl_dapo", "recipes")
+SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "trl_dapo", "recipes")
 
 
 def run(*command, cwd: Path, timeout: int = 200) -> str:
