@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from helpers import make_config, make_tokenizer, prompts, tiny_config
+from helpers import make_config, make_tokenizer, prompts, run_job, tiny_config
 from transformers import DistributedConfig, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
@@ -369,4 +369,4 @@ def budgeted(folder):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    run_job(globals())

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
-from helpers import ScriptedTrainer, number, prompts, tiny_config
+from helpers import ScriptedTrainer, number, prompts, run_job, tiny_config
 from peft import LoraConfig, get_peft_model
 from scripted_server import ahead_config, stand_ins
 from scripted_server import right as solved
@@ -413,4 +412,4 @@ def launched(folder, command):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    run_job(globals())

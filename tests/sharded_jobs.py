@@ -3,13 +3,12 @@
 """What the tests of sharded training run in each process: `accelerate launch sharded_jobs.py JOB ARGS`."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, is_peft_model
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import ScriptedTrainer, prompts, run_job, tiny_config
 from jobs import RANK, WORLD_SIZE, number, record_rollouts, right, script, untimed
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
@@ -179,4 +178,4 @@ def scripted_and_sampled(model, folder):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    run_job(globals())
