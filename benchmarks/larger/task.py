@@ -8,9 +8,9 @@ Countdown: reach a target with all of the given numbers, by trying. An interpret
 Expressions are evaluated from left to right, and every value on the way must be a whole number from 0 to 99. Behind
 `!` stands the answer; what was tried before it is the model's own affair. Every number is a token.
 
-The teacher of the warm-up tries chains at random, forgets what it has tried, and after any that failed it gives up one
-time in eight: the answer is then what it tried last. Two numbers are easy, three are not, five are hopeless in the room
-that a completion has; so lengths have a long tail, and what there is to learn is when to go on and what to try.
+The teacher of the warm-up tries chains at random, forgets what it has tried, and after any that failed it gives up
+one time in eight: the answer is then what it tried last. Two numbers are easy, three are not, five are nearly hopeless
+in the room that a completion has; so lengths have a long tail, and there is to learn when to go on and what to try.
 """
 
 import random
@@ -148,7 +148,7 @@ class Problems:
         return f"{','.join(map(str, numbers))}:{draw_chain(numbers, self._random).value}"
 
     def teach(self, num_examples):
-        """Problems with the teacher's attempts, no longer than the model may answer; of one call about equally long."""
+        """Problems with the teacher's attempts within the room of a completion; of one call about equally long."""
         if not self._lessons:
             examples = [f"{problem}={self._attempts(problem)}" for problem in self.draw(LESSONS * num_examples)]
             examples.sort(key=len)

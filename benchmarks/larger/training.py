@@ -33,7 +33,7 @@ from time_to_accuracy import DAPO, GRPO  # isort: skip
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 NUM_TRAIN = 8192  # prompts
 LEARNING_RATE = 1e-4
-PROBE_EVERY = 4  # rollouts, and as often a checkpoint
+PROBE_EVERY = 4
 NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
 CHUNK = 256  # completions sampled at a time
 WARM_UP_SEED, HELD_OUT_SEED = 42, 7
@@ -51,7 +51,8 @@ class Job(NamedTuple):
     settings: dict  # beside what all runs share
     num_rollouts: int
     target: float = 2.0  # accuracy that ends the run; none is above 1
-    max_tokens: int | None = None  # generated; ends the run
+    max_tokens: float | None = None  # generated; ends the run
+    probe_every: int = PROBE_EVERY  # rollouts, and as often a checkpoint
 
     @property
     def key(self):
@@ -81,7 +82,7 @@ def probe(model, tokenizer, problems):
     asked = [SimpleNamespace(text=problem) for problem in problems]
     with autocast():
         chunks = [sample(model, tokenizer, look, asked[i : i + CHUNK], 1) for i in range(0, len(asked), CHUNK)]
-    right, lengths, entropies, _ = (np.concatenate(values) for values in zip(*chunks, strict=True))
+    right, lengths, entropies = (np.concatenate([chunk[i] for chunk in chunks]) for i in range(3))
     truncated = lengths > MAX_LENGTH
     right = right & ~truncated
     figures = {
@@ -143,7 +144,7 @@ def config_of(job, folder):
         warmup_steps=2 * num_steps,
         logging_steps=num_steps,
         save_strategy="steps",
-        save_steps=PROBE_EVERY * num_steps,
+        save_steps=job.probe_every * num_steps,
         save_total_limit=2,
         report_to="none",
         use_cpu=True,
@@ -208,7 +209,9 @@ def make_checkpoint(folder, num_steps, console):
             if len(losses) % 25 == 0:
                 console.print(f"warm-up, step {len(losses)} of {num_steps}: loss {statistics.mean(losses[-25:]):.3f}")
 
-        warm_up(model, tokenizer, Problems(WARM_UP_SEED), num_steps, batch_size=64, learning_rate=1e-3, on_step=on_step)
+        warm_up(
+            model, tokenizer, Problems(WARM_UP_SEED), num_steps, batch_size=64, learning_rate=1e-3, on_step=on_step
+        )
         del model.forward
         seconds, problems = time.process_time() - started, held_out(NUM_HELD_OUT)
         point = {"rollouts": 0, "tokens": 0, "seconds": 0.0, **probe(model, tokenizer, problems[:NUM_PROBED])}
