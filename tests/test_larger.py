@@ -181,8 +181,11 @@ def small(tmp_path, monkeypatch):
 CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
 
 
-@pytest.mark.parametrize(("trainer", "settings"), [("GRPO", {"learning_rate": 1e-2}), ("DAPO", CARRY)])
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings):
+@pytest.mark.parametrize(
+    ("trainer", "settings", "killed_at"),
+    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "rollout 3"), ("DAPO", CARRY, "the end")],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
     job = training.Job("Countdown", "any", 0, trainer, settings, num_rollouts=4, probe_every=1)
     whole = training.run(job, small)
     assert [point["rollouts"] for point in whole["curve"]] == [0, 1, 2, 3, 4]
@@ -192,7 +195,8 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, tr
 
     def die(*args):
         looks.append(1)
-        if len(looks) == 4:  # before the run, after one rollout, after two, after three
+        # Before the run, after one rollout, after two, after three, after four, and at the end.
+        if len(looks) == {"rollout 3": 4, "the end": 6}[killed_at]:
             raise Killed
         return look(*args)
 
@@ -201,7 +205,8 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, tr
         training.run(job, small)
     assert [path.name for path in training.folder_of(job, small).glob("checkpoint-*")] != []
     resumed = training.run(job, small)
-    assert len(looks) == 4 + 2 + 1  # after three rollouts and four, and at the end
+    # From the last checkpoint: of two rollouts, and of three.
+    assert len(looks) == {"rollout 3": 4 + 2 + 1, "the end": 6 + 1 + 1}[killed_at]
     for run in (whole, resumed):
         for point in (run, *run["curve"]):
             assert point.pop("cpu_seconds", 1.0) > 0

@@ -102,9 +102,9 @@ def probe(model, tokenizer, problems):
 class LastingCurve(Curve):
     """A curve that is kept in the log, hence in every checkpoint, and goes on from there; ends at a target too."""
 
-    def __init__(self, job, look, trainer):
+    def __init__(self, job, look, look_at_all, trainer):
         super().__init__(job, look, lambda: trainer.num_tokens)
-        self.trainer = trainer
+        self.look_at_all, self.trainer = look_at_all, trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.log = state.log_history
@@ -119,6 +119,9 @@ class LastingCurve(Curve):
         super().on_step_end(args, state, control, **kwargs)
         if self.points[-1]["accuracy"] >= self.job.target:
             control.should_training_stop = True
+        if control.should_training_stop or state.global_step == state.max_steps:
+            # Before the last checkpoint: a run that is killed here must not go on from behind its end.
+            self.end = self.look_at_all()
 
     def _note(self, num_rollouts):
         super()._note(num_rollouts)
@@ -173,13 +176,14 @@ def run(job, checkpoint):
         processing_class=tokenizer,
     )
     problems = held_out(NUM_HELD_OUT)
-    curve = LastingCurve(job, lambda: probe(model, tokenizer, problems[:NUM_PROBED]), trainer)
+    few, all_of_them = (lambda num=num: probe(model, tokenizer, problems[:num]) for num in (NUM_PROBED, NUM_HELD_OUT))
+    curve = LastingCurve(job, few, all_of_them, trainer)
     trainer.add_callback(curve)
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
     log = [entry for entry in trainer.state.log_history if "reward" in entry]
     result = {
-        **probe(model, tokenizer, problems),
+        **curve.end,
         "tokens": float(trainer.num_tokens),
         "cpu_seconds": curve.points[-1]["seconds"],
         "acceptance": 1 - mean_of(log, "frac_reward_zero_std"),
