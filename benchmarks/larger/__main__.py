@@ -5,6 +5,7 @@ Countdown with a model of five million parameters: time to accuracy and the ladd
 
     python -m benchmarks.larger --part costs      # what sampling and training cost here, by batch and threads
     python -m benchmarks.larger --part warm-up    # the checkpoint that all runs start from
+    python -m benchmarks.larger --part rates      # GRPO at three learning rates, with a seed that does not count
     python -m benchmarks.larger --part time       # GRPO, full batch again, ours, ours with carry and memory
     python -m benchmarks.larger --part ladder     # the ladder of recipes/ablation
     python -m benchmarks.larger --from-csv        # tables, predictions and picture from the runs that are kept
@@ -23,7 +24,7 @@ from rich.console import Console
 
 from ..mechanisms.report import CURVES, RUNS, fill_in, read_csv, write_csv
 from .costs import print_costs
-from .parts import PREDICTIONS, control_jobs, ladder_jobs, time_jobs
+from .parts import PREDICTIONS, control_jobs, ladder_jobs, rate_jobs, time_jobs
 from .report import HEADING, KEY, WARM_UP, of_whole_seeds, print_report
 from .training import WARM_UP_SEED, make_checkpoint, run
 
@@ -31,7 +32,8 @@ from .training import WARM_UP_SEED, make_checkpoint, run
 from runs import quiet, run_all  # isort: skip (mechanisms/tasks.py has said where it is)
 
 HERE = Path(__file__).parent
-PARTS = ("costs", "warm-up", "time", "ladder")
+PARTS = ("costs", "warm-up", "rates", "time", "ladder")
+BY_DEFAULT = ("time", "ladder")
 
 
 def describe(job, result):
@@ -46,6 +48,8 @@ def train(part, args, console):
     checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps, console)
     how = checkpoint, args.output_dir, args.num_processes, console, describe
     seeds, results = range(args.num_seeds), {(WARM_UP, checkpoint.name, WARM_UP_SEED): start}
+    if part == "rates":
+        run_all(run, rate_jobs(), *how)
     if part == "time":
         results |= run_all(run, time_jobs(seeds, start["curve"][0]["accuracy"]), *how)
     if part == "ladder":
@@ -65,7 +69,7 @@ def keep(results, folder):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, action="append", help="may be given again (default: all but costs)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="may be given again (default: time, ladder)")
     parser.add_argument("--from-csv", action="store_true", help="train nothing")
     parser.add_argument("--num-seeds", type=int, default=3, help="seeds 0, 1, ... (default: %(default)s)")
     parser.add_argument("--num-warm-up-steps", type=int, default=600, help="of the checkpoint (default: %(default)s)")
@@ -90,7 +94,7 @@ def main(argv=None):
     if not args.from_csv:
         args.output_dir.mkdir(parents=True, exist_ok=True)
         quiet()
-        for part in args.part or PARTS[1:]:
+        for part in args.part or BY_DEFAULT:
             if part == "costs":
                 print_costs(console)
             else:

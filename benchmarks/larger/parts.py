@@ -20,6 +20,7 @@ GAIN = 0.10  # the target, above the checkpoint's accuracy
 MOST_TOKENS = 600_000  # generated; a run that has not reached the target by then never does
 
 NUM_ROLLOUTS = 32
+RATES = (3e-5, 1e-4, 3e-4)
 BUFFER = 32  # tokens before the limit that the soft punishment covers, as the paper's 4,096 of 20,480
 
 ROWS_OF = {TIME: ARMS, LADDER: ROWS}
@@ -33,6 +34,11 @@ def time_jobs(seeds, start):
     """Whole seeds first; `start` is the checkpoint's accuracy on the problems that are asked on the way."""
     how = {"num_rollouts": 10_000, "target": start + GAIN, "max_tokens": MOST_TOKENS}
     return [Job(TIME, arm, seed, *_method(arm), **how) for seed in seeds for arm in ARMS]
+
+
+def rate_jobs():
+    """GRPO at each rate that `LEARNING_RATE` may be; with a seed that does not count."""
+    return [Job("rates", f"{rate:g}", 100, "GRPO", {"learning_rate": rate}, NUM_ROLLOUTS) for rate in RATES]
 
 
 def _method(arm):
