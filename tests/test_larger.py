@@ -229,6 +229,27 @@ def test_a_run_ends_at_its_target_or_at_its_tokens(small, monkeypatch):
     assert reached["accuracy"] == 0.3  # at the end, on more problems
 
 
+def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch):
+    made = []
+
+    def make_model(seed):
+        made.append(seed)
+        return build_model(task.make_tokenizer(), seed, **TINY)
+
+    monkeypatch.setattr(task, "make_model", make_model)
+    said = io.StringIO()
+    console = Console(file=said)
+    path, start = training.make_checkpoint(tmp_path, 50, console)
+    assert training.make_checkpoint(tmp_path, 50, console) == (path, start)
+    assert made == [42]
+    assert len(start["curve"]) == 1
+    # 113 tokens are about as likely at first, log(113) = 4.73; that signs stand between numbers is learnt at once.
+    assert float(said.getvalue().split()[-1]) < 4.6
+    job = training.Job("Countdown", "any", 0, "GRPO", {}, num_rollouts=1, probe_every=1)
+    first = training.run(job, path)["curve"][0]
+    assert first["entropy"] == pytest.approx(start["curve"][0]["entropy"], rel=1e-3)  # the weights that were kept
+
+
 def test_another_setting_does_not_go_on_where_this_one_stopped(tmp_path):
     job = training.Job("Countdown", "any", 0, "GRPO", {}, 4)
     folders = {
