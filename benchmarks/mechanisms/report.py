@@ -28,17 +28,17 @@ HEADING = "## The mechanisms\n"
 # ---- The CSV files ----
 
 
-def write_csv(results, folder):
-    """A line a run, and a line a probe."""
+def write_csv(results, folder, key=KEY):
+    """A line a run, and a line a probe; `key` says what the results' keys are."""
     keys = sorted(results)
-    of_runs = list(dict.fromkeys(name for key in keys for name, value in results[key].items() if _is_figure(value)))
+    of_runs = list(dict.fromkeys(name for run in keys for name, value in results[run].items() if _is_figure(value)))
     of_points = list(results[keys[0]]["curve"][0])
-    runs = [[*key, *(_text(results[key].get(name, math.nan)) for name in of_runs)] for key in keys]
-    points = [[*key, *(_text(point[name]) for name in of_points)] for key in keys for point in results[key]["curve"]]
+    runs = [[*run, *(_text(results[run].get(name, math.nan)) for name in of_runs)] for run in keys]
+    points = [[*run, *(_text(point[name]) for name in of_points)] for run in keys for point in results[run]["curve"]]
     for name, header, rows in ((RUNS, of_runs, runs), (CURVES, of_points, points)):
         with (folder / name).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*KEY, *header])
+            writer.writerow([*key, *header])
             writer.writerows(rows)
 
 
@@ -53,18 +53,19 @@ def _text(value):
     return "" if math.isnan(value) else f"{value:.{NUM_DIGITS}g}"
 
 
-def read_csv(folder):
-    """What [`write_csv`] has written, by mechanism, arm and seed."""
+def read_csv(folder, key=KEY):
+    """What [`write_csv`] has written, by mechanism, arm and seed, or what else the keys are."""
     results = {}
     for name in (RUNS, CURVES):
         with (folder / name).open(newline="") as file:
             for row in csv.DictReader(file):
-                key = (row.pop("mechanism"), row.pop("arm"), int(row.pop("seed")))
+                *names, seed = (row.pop(column) for column in key)
+                run = (*names, int(seed))
                 figures = {column: float(text) if text else math.nan for column, text in row.items()}
                 if name == RUNS:
-                    results[key] = {**figures, "curve": []}
+                    results[run] = {**figures, "curve": []}
                 else:
-                    results[key]["curve"].append(figures)
+                    results[run]["curve"].append(figures)
     return results
 
 
@@ -90,7 +91,7 @@ def check(prediction, results):
     pairs = []
     for seed in seeds_of(results, mechanism, arm):
         runs = [results[mechanism, arm, seed]]
-        if against in MECHANISMS[mechanism].arms:
+        if isinstance(against, str):
             pairs.append(quantity.measure(*runs, results[mechanism, against, seed]))
         else:
             pairs.append([*quantity.measure(*runs), against])
@@ -102,6 +103,8 @@ def check(prediction, results):
 
 def describe_outcome(prediction, results):
     """The figures of a prediction and its verdict, as they stand on the page."""
+    if not seeds_of(results, prediction.mechanism, prediction.arm):
+        return "not run yet"
     outcome = check(prediction, results)
     if prediction.quantity.unit == "%":
         shares = [f"{100 * value:.1f}" for value in outcome[:2]]
@@ -111,13 +114,13 @@ def describe_outcome(prediction, results):
     return f"{outcome.mine:.3g} beside {outcome.others:.3g}: {difference} ({low} to {high}): {outcome.verdict}"
 
 
-def fill_in(page, results):
-    """The page with the outcomes in the last column of its table, which has a row for each prediction, in order."""
-    head, heading, rest = page.partition(HEADING)
+def fill_in(page, results, heading=HEADING, predictions=PREDICTIONS):
+    """The page with the outcomes in the last column of a section's table: a row for each prediction, in order."""
+    head, heading, rest = page.partition(heading)
     section, *others = re.split(r"(?m)^(?=## )", rest, maxsplit=1)
     lines = section.split("\n")
     rows = [i for i, line in enumerate(lines) if line.startswith("| ")][1:]
-    for i, prediction in zip(rows, PREDICTIONS, strict=True):
+    for i, prediction in zip(rows, predictions, strict=True):
         lines[i] = "|".join([*lines[i].split("|")[:-2], f" {describe_outcome(prediction, results)} ", ""])
     return "".join([head, heading, "\n".join(lines), *others])
 
@@ -158,8 +161,14 @@ def print_report(results, console, path):
     console.print(describe_facts(results), highlight=False, soft_wrap=True)
     if not clip_binds(results):
         console.print("The upper clip does not bind: these runs say nothing about it.")
-    table = Table("mechanism", "quantity", "arm, beside", "predicted", "outcome", title="Predictions")
-    for prediction in PREDICTIONS:
+    print_outcomes(results, console)
+    plot(results, path)
+
+
+def print_outcomes(results, console, predictions=PREDICTIONS):
+    """What became of every prediction."""
+    table = Table("part", "quantity", "arm, beside", "predicted", "outcome", title="Predictions")
+    for prediction in predictions:
         table.add_row(
             prediction.mechanism,
             prediction.quantity.title,
@@ -168,7 +177,6 @@ def print_report(results, console, path):
             describe_outcome(prediction, results),
         )
     console.print(table)
-    plot(results, path)
 
 
 def mean_of_runs(results, name, arm, figure):
@@ -213,16 +221,21 @@ def plot(results, path):
     """A panel for each curve of `PANELS`: means over seeds, and from the lowest to the highest."""
     figure = Figure(figsize=(13, 10), layout="constrained")
     for axes, (name, what, against) in zip(figure.subplots(3, 3).flat, PANELS, strict=True):
-        for arm in MECHANISMS[name].arms:
-            curves = [results[name, arm, seed]["curve"] for seed in seeds_of(results, name, arm)]
-            grid = np.linspace(0, min(curve[-1][against] for curve in curves), 25)
-            values = np.array([[read_at(curve, against, x, what) for x in grid] for curve in curves])
-            (line,) = axes.plot(grid, values.mean(axis=0), label=arm)
-            axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15)
-        axes.set(title=f"{MECHANISMS[name].title}\n{what}", xlabel=against)
-        axes.title.set_fontsize(10)
-        axes.locator_params(axis="x", nbins=5)
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.3)
+        draw(axes, results, name, MECHANISMS[name].arms, what, against)
+        axes.set_title(f"{MECHANISMS[name].title}\n{what}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def draw(axes, results, name, arms, what, against):
+    """A curve an arm, as far as all its seeds go: their mean, and from the lowest to the highest."""
+    for arm in arms:
+        curves = [results[name, arm, seed]["curve"] for seed in seeds_of(results, name, arm)]
+        grid = np.linspace(0, min(curve[-1][against] for curve in curves), 25)
+        values = np.array([[read_at(curve, against, x, what) for x in grid] for curve in curves])
+        (line,) = axes.plot(grid, values.mean(axis=0), label=arm)
+        axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15)
+    axes.set_xlabel(against)
+    axes.locator_params(axis="x", nbins=5)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)

@@ -80,12 +80,12 @@ def right_probabilities(model, tokenizer, task, problems):
     return (logps * behind_first).sum(dim=1).exp().numpy()
 
 
-def sample(model, tokenizer, task, problems):
+def sample(model, tokenizer, task, problems, num_generations=NUM_GENERATIONS):
     """
-    Completions with room to end, `NUM_GENERATIONS` of each problem: whether each is right, how long it is, and the
-    mean entropy of its tokens.
+    Completions with room to end, `num_generations` of each problem: whether each is right, how long it is, the mean
+    entropy of its tokens, and the problem's solution.
     """
-    prompts = [f"{problem.text}=" for problem in problems for _ in range(NUM_GENERATIONS)]
+    prompts = [f"{problem.text}=" for problem in problems for _ in range(num_generations)]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     with looking_only(model):
         out = model.generate(
@@ -105,7 +105,7 @@ def sample(model, tokenizer, task, problems):
     entropies = -(logps.exp() * logps.clamp(min=-1e9)).sum(dim=-1)
     lengths = mask.sum(dim=1)
     texts = tokenizer.batch_decode(ids.masked_fill(~mask, tokenizer.pad_token_id), skip_special_tokens=True)
-    solutions = [task.solution(problem) for problem in problems for _ in range(NUM_GENERATIONS)]
+    solutions = [task.solution(problem) for problem in problems for _ in range(num_generations)]
     has_ended = ((ends * mask).sum(dim=1) > 0).numpy()
     right = np.array([task.is_right(text, solution) for text, solution in zip(texts, solutions, strict=True)])
     return right & has_ended, lengths.numpy(), ((entropies * mask).sum(dim=1) / lengths).numpy(), solutions

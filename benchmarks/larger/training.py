@@ -1,0 +1,228 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One run on Countdown that goes on where it was interrupted, probed on held-out problems on the way."""
+
+import hashlib
+import inspect
+import json
+import shutil
+import statistics
+import time
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PrinterCallback
+from trl import GRPOConfig
+
+from trl_dapo import DAPOConfig, quickstart
+from trl_dapo.checkpoint import last_complete_checkpoint
+from trl_dapo.quickstart import warm_up
+
+from ..mechanisms.quantities import mean_where
+from ..mechanisms.training import Curve, mean_of, sample
+from . import task
+from .task import MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
+
+
+from runs import fingerprint  # isort: skip (mechanisms/tasks.py has said where these are)
+from time_to_accuracy import DAPO, GRPO  # isort: skip
+
+
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
+NUM_TRAIN = 8192  # prompts
+LEARNING_RATE = 1e-4
+PROBE_EVERY = 4
+NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
+CHUNK = 256  # completions sampled at a time
+WARM_UP_SEED, HELD_OUT_SEED = 42, 7
+
+TRAINERS = {"GRPO": (GRPO, GRPOConfig), "DAPO": (DAPO, DAPOConfig)}
+
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome."""
+
+    part: str
+    arm: str
+    seed: int
+    trainer: str  # key of `TRAINERS`
+    settings: dict  # beside what all runs share
+    num_rollouts: int
+    target: float = 2.0  # accuracy that ends the run; none is above 1
+    max_tokens: float | None = None  # generated; ends the run
+    probe_every: int = PROBE_EVERY  # rollouts, and as often a checkpoint
+
+    @property
+    def key(self):
+        return self.part, self.arm, self.seed
+
+    @property
+    def name(self):
+        return f"{self.part}-{self.arm}-{self.seed}".replace(", ", "-").replace(" ", "_")
+
+
+# ---- Probes ----
+
+
+def autocast():
+    """bfloat16 in matrix products, as in training: it takes less than half the time."""
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def held_out(num_problems):
+    """The first held-out problems."""
+    return Problems(HELD_OUT_SEED, held_out=True).draw(num_problems)
+
+
+def probe(model, tokenizer, problems):
+    """What the policy does with problems, a completion of each; one that needs more room than it has is wrong."""
+    look = SimpleNamespace(solution=lambda problem: problem.text, is_right=is_right, room=MAX_LENGTH + 1)
+    asked = [SimpleNamespace(text=problem) for problem in problems]
+    with autocast():
+        chunks = [sample(model, tokenizer, look, asked[i : i + CHUNK], 1) for i in range(0, len(asked), CHUNK)]
+    right, lengths, entropies = (np.concatenate([chunk[i] for chunk in chunks]) for i in range(3))
+    truncated = lengths > MAX_LENGTH
+    right = right & ~truncated
+    figures = {
+        "accuracy": right.mean(),
+        "length": np.minimum(lengths, MAX_LENGTH).mean(),
+        "truncated": truncated.mean(),
+        "entropy": np.average(entropies, weights=lengths),
+    }
+    sizes = np.array([problem.count(",") + 1 for problem in problems])
+    figures |= {f"accuracy, {size} numbers": mean_where(right, sizes == size) for size in SHARES}
+    return {name: float(value) for name, value in figures.items()}
+
+
+# ---- One run ----
+
+
+class LastingCurve(Curve):
+    """A curve that is kept in the log, hence in every checkpoint, and goes on from there; ends at a target too."""
+
+    def __init__(self, job, look, look_at_all, trainer):
+        super().__init__(job, look, lambda: trainer.num_tokens)
+        self.look_at_all, self.trainer = look_at_all, trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.log = state.log_history
+        self.points = [entry["probe"] for entry in self.log if "probe" in entry]
+        if not self.points:
+            super().on_train_begin(args, state, control, **kwargs)
+        else:  # resumed
+            self.start = time.process_time() - self.points[-1]["seconds"]
+            self.trainer.num_tokens = self.points[-1]["tokens"]
+
+    def on_step_end(self, args, state, control, **kwargs):
+        super().on_step_end(args, state, control, **kwargs)
+        if self.points[-1]["accuracy"] >= self.job.target:
+            control.should_training_stop = True
+        if control.should_training_stop or state.global_step == state.max_steps:
+            # Before the last checkpoint: a run that is killed here must not go on from behind its end.
+            self.end = self.look_at_all()
+
+    def _note(self, num_rollouts):
+        super()._note(num_rollouts)
+        self.log.append({"probe": self.points[-1]})
+
+
+def config_of(job, folder):
+    """Settings of a run: the job's, and what all runs share."""
+    settings = {
+        "num_generations": NUM_GENERATIONS,
+        "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS // NUM_STEPS,
+        "steps_per_generation": NUM_STEPS,
+        "max_completion_length": MAX_LENGTH,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant_with_warmup",
+        **job.settings,
+    }
+    num_steps = settings["steps_per_generation"]
+    return TRAINERS[job.trainer][1](
+        output_dir=str(folder),
+        seed=job.seed,
+        max_steps=job.num_rollouts * num_steps,
+        warmup_steps=2 * num_steps,
+        logging_steps=num_steps,
+        save_strategy="steps",
+        save_steps=job.probe_every * num_steps,
+        save_total_limit=2,
+        report_to="none",
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **settings,
+    )
+
+
+def folder_of(job, checkpoint):
+    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
+    identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(run)], sort_keys=True)
+    return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def run(job, checkpoint):
+    """Trains from the checkpoint, or from where the same run was interrupted; returns its curve and its figures."""
+    folder, tokenizer = folder_of(job, checkpoint), make_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    trainer = TRAINERS[job.trainer][0](
+        model,
+        score,
+        config_of(job, folder),
+        train_dataset=to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN)),
+        processing_class=tokenizer,
+    )
+    problems = held_out(NUM_HELD_OUT)
+    few, all_of_them = (lambda num=num: probe(model, tokenizer, problems[:num]) for num in (NUM_PROBED, NUM_HELD_OUT))
+    curve = LastingCurve(job, few, all_of_them, trainer)
+    trainer.add_callback(curve)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    result = {
+        **curve.end,
+        "tokens": float(trainer.num_tokens),
+        "cpu_seconds": curve.points[-1]["seconds"],
+        "acceptance": 1 - mean_of(log, "frac_reward_zero_std"),
+        "spread": 1 - mean_of(log, "frac_reward_zero_std"),
+        "clip_ratio": mean_of(log, "clip_ratio/region_mean"),
+        "curve": curve.points,
+    }
+    shutil.rmtree(folder)
+    return result
+
+
+# ---- The checkpoint ----
+
+
+def make_checkpoint(folder, num_steps, console):
+    """The model after its warm-up and what it does, as the result of a run; kept for the next time."""
+    made_by = "".join(inspect.getsource(module) for module in (task, quickstart))
+    path = folder / f"checkpoint-{num_steps}-{hashlib.sha256(made_by.encode()).hexdigest()[:8]}"
+    if not path.exists():
+        started = time.process_time()
+        tokenizer, model = make_tokenizer(), task.make_model(WARM_UP_SEED)
+        model.forward = autocast()(model.forward)  # call by call, else the first step's weights are cast for all
+        losses = []
+
+        def on_step(loss):
+            losses.append(loss)
+            if len(losses) % 25 == 0:
+                console.print(f"warm-up, step {len(losses)} of {num_steps}: loss {statistics.mean(losses[-25:]):.3f}")
+
+        warm_up(
+            model, tokenizer, Problems(WARM_UP_SEED), num_steps, batch_size=64, learning_rate=1e-3, on_step=on_step
+        )
+        del model.forward
+        seconds, problems = time.process_time() - started, held_out(NUM_HELD_OUT)
+        point = {"rollouts": 0, "tokens": 0, "seconds": 0.0, **probe(model, tokenizer, problems[:NUM_PROBED])}
+        start = {**probe(model, tokenizer, problems), "cpu_seconds": seconds, "curve": [point]}
+        partial = path.with_suffix(".partial")
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "start.json").write_text(json.dumps(start) + "\n")
+        partial.rename(path)
+    return path, json.loads((path / "start.json").read_text())
