@@ -52,6 +52,16 @@ def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_mod
     assert (after - before).abs().max() > 1e-4
 
 
+def test_continuous_batching_is_refused_where_it_would_round_the_weights_that_train(tiny_model, tmp_path):
+    data = {"train_dataset": prompts(40)}
+    settings = {"use_transformers_continuous_batching": True, "bf16": True}
+    with pytest.raises(ValueError, match=r"`bf16=True` rounds the float32 weights that train to bfloat16"):
+        DAPOTrainer(tiny_model, letters, tiny_config(tmp_path, **settings), **data)
+    # Weights in bfloat16 stay what they are.
+    in_bfloat16 = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    DAPOTrainer(tiny_model, letters, tiny_config(tmp_path, **settings, **in_bfloat16), **data)
+
+
 def lose_the_server(text, i):
     raise ConnectionError("connection refused")
 

@@ -155,6 +155,20 @@ def check_rollouts_ahead(trainer):
             raise ValueError(f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.")
 
 
+def check_continuous_batching(trainer):
+    """Refuses what would round the weights that train: TRL converts the model itself before it generates, for good."""
+    args = trainer.args
+    if not (args.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
+        return
+    if any(weight.requires_grad and weight.dtype == torch.float32 for weight in trainer.model.parameters()):
+        given, dtype = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+        raise ValueError(
+            f"`use_transformers_continuous_batching=True` with `{given}=True` rounds the float32 weights that train "
+            f"to {dtype} at every rollout: small steps are lost. Set `{given}=False`, or sample with "
+            "`use_vllm=True`, or without either."
+        )
+
+
 def make_sampler(trainer) -> Sampler:
     """The sampler, as the settings ask for it."""
     args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations

@@ -34,6 +34,7 @@ from .checkpoint import find_checkpoint, keeping_dtypes, load_state, save_state
 from .config import DAPOConfig
 from .construction import (
     add_overlong_punishment,
+    check_continuous_batching,
     check_group_filter,
     check_rewards_and_data,
     check_rollouts_ahead,
@@ -172,6 +173,7 @@ class DAPOTrainer(UpdatePhase):
         self._task = choose_task_reward(self)
         check_group_filter(self)
         check_rollouts_ahead(self)
+        check_continuous_batching(self)
         self._sampler = make_sampler(self) if args.use_dynamic_sampling else None
         self._scores = EvaluationScores(self.num_generations_eval)
         self._ledger = make_ledger(self)
