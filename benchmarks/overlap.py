@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
-from runs import quiet, run_all
+from runs import file_name, quiet, run_all
 from stand_in import Model, Script, server
 from time_to_accuracy import CHECKPOINT_SEED, TASKS, accuracy, held_out, make_checkpoint, prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return f"{self.way}-{self.seed}-{self.num_rollouts}".replace(", ", "-").replace(" ", "_")
+        return file_name(self.way, self.seed, self.num_rollouts)
 
 
 def config(folder, way, **settings):

@@ -42,6 +42,18 @@ def fingerprint(function):
     return digest.hexdigest()
 
 
+def file_name(*parts):
+    """The name of a run's file, from what tells it from the others."""
+    return "-".join(map(str, parts)).replace(", ", "-").replace(" ", "_")
+
+
+def refuse_below_one(parser, args, *names):
+    """Ends the command with its usage where one of these options is below 1."""
+    for name in names:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+
+
 def interval(values):
     """Mean and half the width of Student's 95 % interval, its quantile read off numpy's draws."""
     if len(values) < 2:

@@ -49,7 +49,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from runs import fingerprint, quiet, run_all
+from runs import file_name, fingerprint, quiet, run_all
 from stand_in import Model, server
 from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -157,7 +157,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return f"{self.task}-{self.method}-{self.seed}".replace(", ", "-").replace(" ", "_")
+        return file_name(self.task, self.method, self.seed)
 
 
 # ---- One run ----

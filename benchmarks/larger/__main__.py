@@ -29,7 +29,7 @@ from .report import HEADING, KEY, WARM_UP, of_whole_seeds, print_report
 from .training import WARM_UP_SEED, make_checkpoint, run
 
 
-from runs import quiet, run_all  # isort: skip (mechanisms/tasks.py has said where it is)
+from runs import quiet, refuse_below_one, run_all  # isort: skip (mechanisms/tasks.py has said where it is)
 
 HERE = Path(__file__).parent
 PARTS = ("costs", "warm-up", "rates", "time", "ladder")
@@ -78,9 +78,7 @@ def parse_args(argv=None):
         "--output-dir", type=Path, default=Path("outputs/larger"), help="a file a run (default: %(default)s)"
     )
     args = parser.parse_args(argv)
-    for name in ("num_seeds", "num_warm_up_steps", "num_processes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    refuse_below_one(parser, args, "num_seeds", "num_warm_up_steps", "num_processes")
     if args.from_csv and args.part:
         parser.error("--from-csv trains nothing: leave --part out")
     if args.from_csv and not (HERE / RUNS).exists():

@@ -26,7 +26,7 @@ from . import task
 from .task import MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
 
 
-from runs import fingerprint  # isort: skip (mechanisms/tasks.py has said where these are)
+from runs import file_name, fingerprint  # isort: skip (mechanisms/tasks.py has said where these are)
 from time_to_accuracy import DAPO, GRPO  # isort: skip
 
 
@@ -60,7 +60,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return f"{self.part}-{self.arm}-{self.seed}".replace(", ", "-").replace(" ", "_")
+        return file_name(self.part, self.arm, self.seed)
 
 
 # ---- Probes ----

@@ -26,7 +26,7 @@ from .tasks import make_checkpoints
 from .training import run
 
 
-from runs import quiet, run_all  # isort: skip (tasks.py has said where it is)
+from runs import quiet, refuse_below_one, run_all  # isort: skip (tasks.py has said where it is)
 
 HERE = Path(__file__).parent
 
@@ -62,9 +62,7 @@ def parse_args(argv=None):
         "--output-dir", type=Path, default=Path("outputs/mechanisms"), help="a file a run (default: %(default)s)"
     )
     args = parser.parse_args(argv)
-    for name in ("num_seeds", "num_warm_up_steps", "num_processes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    refuse_below_one(parser, args, "num_seeds", "num_warm_up_steps", "num_processes")
     return args
 
 

@@ -25,6 +25,8 @@ from .quantities import is_punished, mean_where, pass_at, relative_variance, sha
 from .tasks import TASKS
 
 
+from runs import file_name  # isort: skip (tasks.py has said where it is)
+
 NUM_PROMPTS, NUM_GENERATIONS = 16, 8  # of a rollout
 NUM_PROBED = 48  # held-out problems, `NUM_GENERATIONS` completions of each
 PROBE_SEED = 7
@@ -49,7 +51,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return f"{self.mechanism}-{self.arm}-{self.seed}".replace(", ", "-").replace(" ", "_")
+        return file_name(self.mechanism, self.arm, self.seed)
 
 
 # ---- Probes ----

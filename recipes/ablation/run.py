@@ -37,7 +37,7 @@ from trl_dapo.quickstart import Problems, build_model, build_tokenizer, exact_an
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where the runner of many runs is
 
-from runs import fingerprint, interval, quiet, run_all
+from runs import fingerprint, interval, quiet, refuse_below_one, run_all
 
 
 SEED = 42  # of the checkpoint and of what is held out
@@ -294,9 +294,7 @@ def parse_args(argv=None):
         "--output-dir", type=Path, default=Path("outputs/ablation"), help="where to write (default: %(default)s)"
     )
     args = parser.parse_args(argv)
-    for name in ("num_seeds", "num_rollouts", "num_warm_up_steps", "num_processes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    refuse_below_one(parser, args, "num_seeds", "num_rollouts", "num_warm_up_steps", "num_processes")
     return args
 
 

@@ -48,7 +48,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # where the benchmarks are that
 import time_to_accuracy
 from matplotlib.figure import Figure
 from rich.console import Console
-from runs import fingerprint, interval, run_all
+from runs import file_name, fingerprint, interval, refuse_below_one, run_all
 from sampling_policies import Swift
 from time_to_accuracy import CHECKPOINT_SEED, TASKS, make_checkpoint
 
@@ -143,7 +143,7 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return f"{self.task}-{self.method}-{self.seed}".replace(", ", "-").replace(" ", "_")
+        return file_name(self.task, self.method, self.seed)
 
 
 # ---- One run ----
@@ -405,9 +405,7 @@ def parse_args(argv=None):
         help="a file a run, runs.csv and runs.png (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    for name in ("num_seeds", "num_warm_up_steps", "num_processes"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    refuse_below_one(parser, args, "num_seeds", "num_warm_up_steps", "num_processes")
     if min(args.num_rollouts) < 1:
         parser.error(f"--num-rollouts must be at least 1, got {min(args.num_rollouts)}")
     args.swift = swift_environment(args.swift_python, parser.error) if args.swift_python else None
