@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from helpers import make_config, make_tokenizer, prompts, run_job, tiny_config
+from helpers import prompts, run_job, tiny_config
+from tiny_models import make_model, make_tokenizer
 from transformers import DistributedConfig, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
@@ -107,8 +108,7 @@ def collate(rows):
 
 def tiny_policy():
     """A model whose next-token distribution is far from uniform, so that rows differ in their gradients."""
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(make_config(make_tokenizer(), initializer_range=0.1))
+    return make_model(initializer_range=0.1)
 
 
 class Scripted:

@@ -1,12 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
+"""What several test files share: a config for a tiny model, a trainer whose completions are scripted, and launches."""
 
 import contextlib
 import gc
 import os
 import signal
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -17,53 +16,9 @@ import torch.distributed as dist
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import get_peft_model
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'][0] }}>{{ message['content'] }}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}<a>{% endif %}"
-)
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character."""
-    specials = ["<pad>", "<eos>", "<unk>"]
-    vocab = {token: i for i, token in enumerate([*specials, *string.printable])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
-def make_config(tokenizer: PreTrainedTokenizerFast, **overrides) -> Qwen3Config:
-    settings = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 2048,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return Qwen3Config(vocab_size=len(tokenizer), **{**settings, **overrides})
-
-
-def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None, **overrides) -> str:
-    torch.manual_seed(0)
-    tokenizer = tokenizer or make_tokenizer()
-    Qwen3ForCausalLM(make_config(tokenizer, **overrides)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
 
 
 def tiny_config(output_dir, **overrides) -> DAPOConfig:

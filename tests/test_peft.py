@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from helpers import ScriptedTrainer, make_tokenizer, prompts, tiny_config
+from helpers import ScriptedTrainer, prompts, tiny_config
 from jobs import number, right, script
 from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import make_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_dapo import DAPOTrainer

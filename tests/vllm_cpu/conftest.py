@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import run_alone, save_tiny_model
+from helpers import run_alone
+from tiny_models import save_tiny_model
 from vllm_server import cpu_environment
 
 
