@@ -21,6 +21,9 @@ from transformers import AutoModelForCausalLM
 from trl_dapo import DAPOConfig, DAPOTrainer
 
 
+TIMED = ("_seconds", "step_time", "_runtime", "_per_second")
+
+
 def tiny_config(output_dir, **overrides) -> DAPOConfig:
     """4 prompts x 4 completions a rollout, one optimizer step each."""
     settings = {
@@ -48,6 +51,15 @@ def prompts(num: int, **columns) -> Dataset:
 def number(text: str) -> int:
     """Which of `prompts` a text begins with."""
     return int(text.split()[1].rstrip(":"))
+
+
+def right(completions, **kwargs):
+    return [float(completion.startswith("right")) for completion in completions]
+
+
+def mixed_unless_multiple_of_3(text, i):
+    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    return "right" if number(text) % 3 and i % 4 == 0 else "wrong"
 
 
 def letters(prompts, completions, **kwargs):
@@ -88,6 +100,46 @@ def scripted(trainer_class, script):
             return [self._tokenizer(script(text, i))["input_ids"] for i, text in enumerate(texts)], None
 
     return Scripted
+
+
+def spy_on_training(trainer):
+    """Records the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
+    seen, compute_loss = [], trainer._compute_loss
+
+    def spy(model, inputs):
+        decode = trainer.processing_class.batch_decode
+        seen.extend(
+            zip(
+                decode(inputs["prompt_ids"], skip_special_tokens=True),
+                decode(inputs["completion_ids"], skip_special_tokens=True),
+                inputs["advantages"].tolist(),
+                inputs["completion_mask"].sum(1).tolist(),
+                strict=True,
+            )
+        )
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = spy
+    return seen
+
+
+def make_trainer(
+    tiny_model, tmp_path, script=mixed_unless_multiple_of_3, reward_funcs=right, num_prompts=24, **overrides
+):
+    args = tiny_config(tmp_path, shuffle_dataset=False, **overrides)
+    return ScriptedTrainer(tiny_model, reward_funcs, args, train_dataset=prompts(num_prompts), script=script)
+
+
+def weights(trainer):
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def untimed(log_history):
+    """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
+    return [
+        {k: v for k, v in log.items() if not k.endswith(TIMED)} for log in log_history if "train_runtime" not in log
+    ]
 
 
 def run_job(jobs: dict):
@@ -139,27 +191,32 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
 
 
 def launch(
-    job: str, *args, num_processes: int, timeout: int = 240, accelerate_config: Path | None = None
+    job: str,
+    *args,
+    num_processes: int,
+    jobs: str | Path = "jobs.py",
+    accelerate_config: Path | None = None,
+    timeout: int = 240,
+    env: dict[str, str] | None = None,
+    **settings,
 ) -> subprocess.CompletedProcess:
     """
-    Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU (a single one needs no process group);
-    with an `accelerate_config`, one of `sharded_jobs.py` through `accelerate launch`.
+    Runs a function of a file that ends with `run_job` in `num_processes` gloo processes on the CPU: with torchrun (a
+    single one needs no process group), or through `accelerate launch` with an `accelerate_config`.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if accelerate_config is None:
-        jobs = "jobs.py"
-        environment["ACCELERATE_USE_CPU"] = "true"
+    if accelerate_config is not None:
+        environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
+        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
+    else:
+        environment = {"ACCELERATE_USE_CPU": "true"}
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
         if num_processes == 1:
             launcher = []
-    else:
-        jobs = "sharded_jobs.py"
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
-        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
     module = ["-m", *launcher] if launcher else []
     command = [sys.executable, *module, str(Path(__file__).parent / jobs), job, *map(str, args)]
-    return run_alone(command, timeout=timeout, env=environment)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, **(env or {})}
+    return run_alone(command, timeout=timeout, env=environment, **settings)
 
 
 def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.CompletedProcess:

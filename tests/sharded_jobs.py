@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, is_peft_model
-from helpers import ScriptedTrainer, prompts, run_job, tiny_config
-from jobs import RANK, WORLD_SIZE, number, record_rollouts, right, script, untimed
+from helpers import ScriptedTrainer, number, prompts, right, run_job, tiny_config, untimed
+from jobs import RANK, WORLD_SIZE, record_rollouts, script, vowels
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
@@ -133,10 +133,6 @@ def scripted(model, folder, runs=SCRIPTED):
             peft_config=LoraConfig(r=4, target_modules="all-linear") if name == "lora" else None,
         )
         train(trainer, Path(folder) / name)
-
-
-def vowels(completions, **kwargs):
-    return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
 
 
 def sampled(model, folder):

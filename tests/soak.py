@@ -21,8 +21,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from helpers import launch
-from jobs import untimed
+from helpers import launch, untimed
 from tiny_models import save_tiny_model
 
 from trl_dapo.checkpoint import last_complete_checkpoint

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import errors_of_old_logps, number, prompts
-from scripted_server import ahead_config, right, stand_ins
+from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
+from scripted_server import ahead_config, stand_ins
 from transformers import TrainerCallback
 
 import trl_dapo.trainer
@@ -43,21 +43,8 @@ class OnStep(TrainerCallback):
         self.function(state.global_step)
 
 
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-
-
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
-def untimed(trainer):
-    """The log without what a clock says."""
-    return [
-        {name: value for name, value in entry.items() if not name.endswith(("_seconds", "step_time"))}
-        for entry in trainer.state.log_history
-        if "train_runtime" not in entry
-    ]
 
 
 # ---- Which policy a row is of ----
@@ -264,7 +251,7 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
     resumed = make("resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
     assert torch.equal(weights(resumed), weights(straight))
-    assert untimed(resumed) == untimed(straight)
+    assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
     # The answer is the checkpoint's: it was not asked for again.
     assert resumed.client.requests == straight.client.requests[-len(resumed.client.requests) :]
     assert resumed.client.events[0] == ("push", 0)

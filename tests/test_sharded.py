@@ -37,7 +37,8 @@ def sharded(request, tiny_model, tmp_path_factory):
     """The folder of an engine's runs."""
     folder = tmp_path_factory.mktemp(request.param)
     config = RECIPES / f"{request.param}.yaml"
-    result = launch("scripted_and_sampled", tiny_model, folder, num_processes=2, accelerate_config=config)
+    how = {"num_processes": 2, "jobs": "sharded_jobs.py", "accelerate_config": config}
+    result = launch("scripted_and_sampled", tiny_model, folder, **how)
     assert result.returncode == 0, result.stderr[-5000:]
     assert reports(folder, "plain")[0]["engine"] == ENGINES[request.param]
     return folder
