@@ -308,6 +308,20 @@ def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_p
     assert resumed.client.threads[0]  # its first round is its own
 
 
+def answer_when_interrupted(trainer):
+    """Holds the answer back until the request is interrupted. Returns what is called meanwhile."""
+    calls = []
+
+    def interrupt():
+        calls.append(trainer.client.in_flight)
+        trainer.client.error = ConnectionError("the request was interrupted")
+        trainer.client.gate.set()
+
+    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
+    hold_back(trainer)
+    return calls
+
+
 def fail_at(step_to_fail, error):
     def fail(step):
         if step == step_to_fail:
@@ -318,15 +332,8 @@ def fail_at(step_to_fail, error):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("a callback's own")])
 def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
-    trainer, calls = make(), []
-
-    def interrupt():
-        calls.append(trainer.client.in_flight)
-        trainer.client.error = ConnectionError("the request was interrupted")
-        trainer.client.gate.set()
-
-    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
-    hold_back(trainer)
+    trainer = make()
+    calls = answer_when_interrupted(trainer)
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
@@ -336,18 +343,12 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
 
 
 def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkeypatch):
-    trainer, calls = make(), []
-
-    def interrupt():
-        calls.append(trainer.client.in_flight)
-        trainer.client.error = ConnectionError("the request was interrupted")
-        trainer.client.gate.set()
+    trainer = make()
+    calls = answer_when_interrupted(trainer)
 
     def interrupted(call):
         raise KeyboardInterrupt
 
-    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
-    hold_back(trainer)
     monkeypatch.setattr(Call, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()

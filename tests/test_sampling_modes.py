@@ -146,11 +146,14 @@ def test_replace_mode_lets_copies_of_accepted_groups_stand_in_for_dropped_ones(t
 
 
 def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tmp_path):
-    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.75)
+    # Rounds of one prompt; three quarters of the batch of four are enough.
+    settings = {"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.75, "batch_multiplier": 0.25}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, **settings)
     seen = spy_on_training(trainer)
     trainer.train()
-    assert {number(text) for text, *_ in seen} == {1, 2, 4} or {number(text) for text, *_ in seen} == {1, 2, 4, 5}
-    assert trainer.state.log_history[0]["dynamic_sampling/rounds"] == 2
+    assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3, 4]
+    assert sorted(number(text) for text, *_ in seen) == [1] * 8 + [2] * 4 + [4] * 4
+    assert trainer.state.log_history[0]["dynamic_sampling/rounds"] == 5
 
 
 @pytest.mark.parametrize(

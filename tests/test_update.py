@@ -630,12 +630,13 @@ def test_columns_honour_pad_to_multiple_of():
         assert microbatch["prompt_ids"].size(1) % 4 == microbatch["completion_ids"].size(1) % 4 == 0
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 8])
-def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, monkeypatch):
+@pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])
+def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, budget, monkeypatch):
     trainer = ScriptedUpdate(
         ROWS,
         per_device_train_batch_size=16 // num_microbatches,
         gradient_accumulation_steps=num_microbatches,
+        max_tokens_per_microbatch=budget,
         logging_strategy="no",
     )
     calls = []
