@@ -238,7 +238,7 @@ class CountingTrainer(ScriptedTrainer):
         super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
-        # vLLM's server is asked for so many completions of every so-manieth prompt of all processes.
+        # vLLM's server is asked for n completions of every n-th prompt of all processes.
         everyones = gather_object(prompt_ids)
         answered = [ids for ids in everyones[::num_generations] for _ in range(num_generations)]
         self.calls.append(
@@ -333,9 +333,9 @@ def keeps_a_ledger(model, folder):
 
 def killed_over_and_over(model, folder, num_kills):
     """
-    Trains in processes of which each is killed, at a place drawn anew: in the middle of a part, before and after it is
-    put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after one that
-    is let live, the ledger is copied for the test.
+    Trains in processes of which each is killed, at a place drawn each time: in the middle of a part, before and after
+    it is put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after
+    the last, which runs to its end, the ledger is copied for the test.
     """
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}

@@ -151,9 +151,9 @@ def sampled(model, folder):
     trainer.save_model(folder / "saved")
 
 
-def feels_padding(model, folder):
+def depends_on_padding(model, folder):
     """Trains a model with absolute positions for two optimizer steps on one rollout."""
-    folder = Path(folder) / "feels padding"
+    folder = Path(folder) / "depends on padding"
     tokenizer = AutoTokenizer.from_pretrained(model)
     settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "vocab_size": len(tokenizer)}
     if RANK == 0:
@@ -170,7 +170,7 @@ def feels_padding(model, folder):
 def scripted_and_sampled(model, folder):
     scripted(model, folder, {**SCRIPTED, **OTHER_LOSS})
     sampled(model, folder)
-    feels_padding(model, folder)
+    depends_on_padding(model, folder)
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_pat
     resumed = make("transformers", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert "sampled anew" in caplog.text
+    assert "sampled again" in caplog.text
 
 
 def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):
@@ -393,7 +393,7 @@ def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 6
     assert resumed.client.requests[0] == lost
-    assert resumed.client.threads[0]  # sampled anew, when it was due
+    assert resumed.client.threads[0]  # sampled again, when it was due
 
 
 def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, tmp_path):

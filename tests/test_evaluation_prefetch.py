@@ -231,7 +231,7 @@ def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(eva
 
 
 @pytest.mark.parametrize("batch_size", ["2", "6"])
-def test_a_server_that_is_asked_for_every_so_manieth_prompt_answers_each(evaluated_by_two, batch_size):
+def test_a_server_that_is_asked_for_every_nth_prompt_answers_each(evaluated_by_two, batch_size):
     for report in evaluated_by_two:
         assert report[batch_size]["ahead"]["calls"][0]["answers_each"]
 

@@ -104,7 +104,7 @@ def test_inside_a_rollout_without_a_reference_beta_cannot_be_turned_on(tiny_mode
     make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, beta=0.1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert trainer.sampled  # the rollout is sampled anew, with its reference
+    assert trainer.sampled  # the rollout is sampled again, with its reference
     assert "`beta` (0.0 there, 0.1 here)" in what_was_said(caplog)
 
 
@@ -223,7 +223,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
     assert run.returncode == 0, run.stderr[-3000:]
     assert "cannot be resumed as a whole" in run.stderr
     logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
-    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled anew
+    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled again
 
 
 @pytest.mark.parametrize(

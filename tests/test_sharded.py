@@ -147,7 +147,7 @@ def test_a_sharded_model_is_saved_whole(sharded):
 
 
 def test_a_sharded_model_that_feels_its_padding_is_on_policy(sharded):
-    first, second = reports(sharded, "feels padding")
+    first, second = reports(sharded, "depends on padding")
     assert first["logs"] == second["logs"]
     assert [log["clip_ratio/region_mean"] for log in first["logs"]] == [0.0, 0.0]
     assert all(log["num_loss_tokens"] > 0 for log in first["logs"])
