@@ -95,7 +95,7 @@ def naming_the_server(trainer) -> Iterator[None]:
             raise  # it may have asked somebody else
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         checkpoint = last_complete_checkpoint(args.output_dir)
-        how = f"resume from {checkpoint}" if checkpoint else f"train anew: {args.output_dir} holds no checkpoint"
+        how = f"resume from {checkpoint}" if checkpoint else f"start over: {args.output_dir} holds no checkpoint"
         what = f"is gone ({error}). Start it again and"
         if _says_that_time_is_up(error):
             what = (
