@@ -7,11 +7,11 @@ The notebooks say what they say when they are run again.
 cell's metadata says, `"tolerance": {"abs": 4}` or `{"rel": 0.2}`, as in `pytest.approx`; elsewhere by `EXACT`.
 
 Why a tolerance: where the last bits of a logit differ, now and then another token is sampled, and from there on the
-run is another one. One machine gives the same figures each time. With the kernels of a processor without AVX
-(`ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41`) those of the quickstart moved
-by up to 0.5 points and 3.3 % of the completions, those of the other notebooks not at all. Two points are twice the
-half width of an interval there. What a notebook concludes does not lean on the tolerance: its own assertions say it,
-with slack.
+run is another one. One machine gives the same figures each time. With the kernels of processors that have AVX2, or
+no AVX at all, in place of AVX-512 (`ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2
+ONEDNN_MAX_CPU_ISA=SSE41`), those of the quickstart moved by up to 0.7 points and 3.3 % of the completions, those of
+the other notebooks not at all. Two points are twice the half width of an interval there. What a notebook concludes
+does not lean on the tolerance: its own assertions say it, with slack.
 """
 
 import base64
