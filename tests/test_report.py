@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
@@ -21,11 +22,13 @@ from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.panels import (
     OUTCOMES,
     PAPER,
+    REWARD,
     REWARDS,
     RUN_COLOURS,
     TIMELINE,
     plot_named,
     plot_panel,
+    plot_runs,
     smooth,
     thin,
 )
@@ -293,6 +296,14 @@ def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
     log_history = [entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)]
     assert OUTCOMES.find(log_history)["too easy"] == ([1, 2], [2 / 16] * 2)
     assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
+
+
+def test_the_title_does_not_lie_over_the_names_of_the_runs():
+    logs, names = [[entry(step) for step in (1, 2)]] * 3, ["one", "two", "three"]
+    for figure in (plot_panel(REWARD, logs, names, "Title"), plot_runs(logs, names, [REWARD], "Title")):
+        FigureCanvasAgg(figure).draw()
+        (title,), (key,) = figure.texts, figure.legends
+        assert not title.get_window_extent().overlaps(key.get_window_extent())
 
 
 def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():

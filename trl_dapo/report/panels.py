@@ -285,7 +285,7 @@ def plot_panel(
         if panel in ONE_RUN_EACH:
             figure = _plot_each(panel, log_histories, labels)
         else:
-            # The names of the runs stand above and must not make the picture smaller.
+            # The names of the runs stand below and must not make the picture smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
             figure = Figure(figsize=(SIZE[0], SIZE[1] + key_height), layout="constrained")
             _draw(figure.subplots(), panel, log_histories)
@@ -497,10 +497,10 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]):
 
 
 def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int):
-    """Names the runs above the picture, where there are several."""
+    """Names the runs below the picture, where there are several: above it is the title."""
     if len(labels) > 1:
         handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
-        figure.legend(handles, list(map(_shorten, labels)), loc="outside upper center", ncols=num_columns)
+        figure.legend(handles, list(map(_shorten, labels)), loc="outside lower center", ncols=num_columns)
 
 
 def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]):

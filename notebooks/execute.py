@@ -1,0 +1,56 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Runs notebooks and stores them with their outputs, and with nothing that differs between two runs but the figures.
+
+    python notebooks/execute.py                                # all
+    python notebooks/execute.py notebooks/01_quickstart.ipynb
+"""
+
+import argparse
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+
+HERE = Path(__file__).parent
+TIMEOUT = 300  # seconds a cell may take
+
+
+def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """
+    Runs a notebook from its first cell to its last, in this folder, as Jupyter does.
+
+    Args:
+        notebook ([`~nbformat.NotebookNode`]):
+            Notebook to run, in place.
+
+    Returns:
+        [`~nbformat.NotebookNode`]: The notebook with new outputs, without times and without the interpreter's version.
+
+    Raises:
+        [`~nbclient.exceptions.CellExecutionError`]: If a cell fails.
+    """
+    client = NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(HERE)}},
+    )
+    client.execute()
+    notebook.metadata.language_info = {"name": "python"}
+    return notebook
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", metavar="NOTEBOOK", nargs="*", type=Path, default=sorted(HERE.glob("*.ipynb")))
+    for path in parser.parse_args().paths:
+        nbformat.write(execute(nbformat.read(path, as_version=4)), path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
