@@ -15,7 +15,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tiny_model(path: Path, seed: int):
+def save_tiny_model(path: Path, seed: int) -> None:
     """
     Writes a random Qwen3 model and a tokenizer of one token a byte, so that it can read any prompt.
 
@@ -27,11 +27,11 @@ def save_tiny_model(path: Path, seed: int):
     """
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
+        tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     torch.manual_seed(seed)
