@@ -27,9 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from update_phase import NUM_ROWS, long_tailed_lengths, make_tokenizer, peak_memory, reset_peak_memory, synchronize
+from update_phase import NUM_ROWS, long_tailed_lengths, peak_memory, reset_peak_memory, synchronize
 
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.tiny import build_tokenizer
 
 
 QWEN_1_5B = {
@@ -54,7 +55,7 @@ class Scripted:
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         lengths = random.Random(0).sample(self.lengths, len(self.lengths))
         end = self.processing_class.eos_token_id
-        return [[2 + i % 500 for i in range(length - 1)] + [end] for length in lengths], None
+        return [[2 + i % 256 for i in range(length - 1)] + [end] for length in lengths], None
 
     def training_step(self, *args):
         synchronize()
@@ -122,9 +123,9 @@ def measure(model, lengths, rows_per_microbatch, repeats):
                 lengths,
                 model=model,
                 args=args,
-                processing_class=make_tokenizer(),
+                processing_class=build_tokenizer(),
                 reward_funcs=every_other,
-                train_dataset=Dataset.from_dict({"prompt": ["w3 w4 w5"] * len(lengths)}),
+                train_dataset=Dataset.from_dict({"prompt": ["abc"] * len(lengths)}),
             )
         turns = [{cls: trainer.turn() for cls, trainer in trainers.items()} for _ in range(repeats + 1)][1:]
     return {cls.__bases__[1].__name__: [median(turn[cls][i] for turn in turns) for i in range(2)] for cls in trainers}

@@ -36,11 +36,11 @@ import trl
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.tiny import build_model, build_tokenizer
 
 
 NUM_ROWS = 64
@@ -191,29 +191,16 @@ def resident_memory(field):
     raise RuntimeError(f"/proc/self/status has no {field}: on the CPU, this benchmark needs Linux.")
 
 
-def make_model(hidden_size):
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=hidden_size,
-            intermediate_size=2 * hidden_size,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=hidden_size // 4,
-            pad_token_id=PAD,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
+def make_model(tokenizer, hidden_size):
+    return build_model(
+        tokenizer,
+        seed=0,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=4,
+        head_dim=hidden_size // 4,
     )
-
-
-def make_tokenizer():
-    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1", unk_token="w2")
 
 
 def measure(completion_lengths, prompt_lengths, ways, num_steps, repeats, hidden_size, output_dir):
@@ -222,7 +209,7 @@ def measure(completion_lengths, prompt_lengths, ways, num_steps, repeats, hidden
     of a micro-batch and a budget of tokens or `None`.
     """
     on_cpu = not torch.cuda.is_available()
-    trainers = []
+    trainers, tokenizer = [], build_tokenizer()
     for cls, num_rows, budget in ways:
         num_microbatches = NUM_ROWS // (num_rows * num_steps * WORLD_SIZE)
         args = DAPOConfig(
@@ -256,11 +243,11 @@ def measure(completion_lengths, prompt_lengths, ways, num_steps, repeats, hidden
         trainers.append(
             cls(
                 rollout,
-                model=make_model(hidden_size),
+                model=make_model(tokenizer, hidden_size),
                 args=args,
-                processing_class=make_tokenizer(),
+                processing_class=tokenizer,
                 reward_funcs=lambda completions, **kwargs: [0.0] * len(completions),
-                train_dataset=Dataset.from_dict({"prompt": ["w3"] * NUM_ROWS}),
+                train_dataset=Dataset.from_dict({"prompt": ["a"] * NUM_ROWS}),
             )
         )
     turns = [[trainer.turn() for trainer in trainers] for _ in range(repeats + 1)][1:]  # the first warms up

@@ -5,12 +5,10 @@
 python docs/configuration.py
 """
 
-import inspect
-import re
-import textwrap
 from pathlib import Path
 
 from trl_dapo import DAPOConfig
+from trl_dapo.docstrings import read_fields
 
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -23,7 +21,6 @@ honoured is refused when the config or the trainer is made, with the way out in 
 lists all fields.
 
 <!-- Written by configuration.py from the docstring of DAPOConfig. -->"""
-FIELD = re.compile(r"^(\w+) \(`([^`]*)`, \*optional\*(?:, defaults to `(.*?)`)?\):$")
 
 
 def describe(doc: str) -> str:
@@ -37,25 +34,16 @@ def describe(doc: str) -> str:
     Returns:
         `str`: Markdown, with a table for each group.
     """
-    lines, rows = [INTRO], []
-    _, _, fields = doc.partition("Parameters:\n")
-    for line in textwrap.dedent(re.split(r"^\S", fields, flags=re.MULTILINE)[0]).splitlines():
-        if line.startswith("> "):
-            head = ["", f"## {line.removeprefix('> ')}", "", "| field | default | meaning |", "|---|---|---|"]
-            lines, rows = [*lines, *map(_row, rows), *head], []
-        elif match := FIELD.match(line):
-            rows.append((match[1], match[3], []))
-        elif line.strip():
-            rows[-1][2].append(line.strip())
-    return "\n".join([*lines, *map(_row, rows)]) + "\n"
-
-
-def _row(row: tuple[str, str | None, list[str]]) -> str:
-    name, default, text = row
-    # In tables and outside of Python, a reference is its name.
-    meaning = re.sub(r"\[`~[\w.]*?(\w+)`\]", r"`\1`", " ".join(text)).replace("|", "\\|")
-    return f"| `{name}` | {'' if default is None else f'`{default}`'} | {meaning} |"
+    lines, heading = [INTRO], None
+    for name, entry in read_fields(doc).items():
+        if entry.heading != heading:
+            heading = entry.heading
+            lines += ["", f"## {heading}", "", "| field | default | meaning |", "|---|---|---|"]
+        default = "" if entry.default is None else f"`{entry.default}`"
+        meaning = entry.text.replace("|", "\\|")
+        lines.append(f"| `{name}` | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(describe(inspect.cleandoc(DAPOConfig.__doc__)))
+    PAGE.write_text(describe(DAPOConfig.__doc__))

@@ -5,14 +5,12 @@
 import gc
 import os
 import random
-import socket
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from helpers import make_config, make_tokenizer, prompts, run_job, tiny_config
+from helpers import launch, prompts, run_job, tiny_config
+from tiny_models import make_model, make_tokenizer
 from transformers import DistributedConfig, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
@@ -107,8 +105,7 @@ def collate(rows):
 
 def tiny_policy():
     """A model whose next-token distribution is far from uniform, so that rows differ in their gradients."""
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(make_config(make_tokenizer(), initializer_range=0.1))
+    return make_model(initializer_range=0.1)
 
 
 class Scripted:
@@ -242,27 +239,8 @@ CASES = {
 
 def two_processes(folder, job="main"):
     """Runs `CASES`, or another job, in two gloo processes. Returns what each of them found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, job, str(folder)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for process, error in zip(ranks, errors, strict=True):
-        assert process.returncode == 0, error[-3000:]
+    result = launch(job, folder, num_processes=2, jobs=__file__, timeout=120)
+    assert result.returncode == 0, result.stderr[-3000:]
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 
 

@@ -14,8 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from evaluations import Server
-from helpers import save_tiny_model
-from tiny_models import save_image_model, save_tool_model
+from tiny_models import save_image_model, save_tiny_model, save_tool_model
 
 from trl_dapo import DAPOConfig
 from trl_dapo.evaluation import engines

@@ -1,12 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: a tiny model, a config for it, and a trainer whose completions are scripted."""
+"""What several test files share: a config for a tiny model, a trainer whose completions are scripted, and launches."""
 
 import contextlib
 import gc
 import os
 import signal
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -17,53 +16,12 @@ import torch.distributed as dist
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import get_peft_model
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'][0] }}>{{ message['content'] }}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}<a>{% endif %}"
-)
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character."""
-    specials = ["<pad>", "<eos>", "<unk>"]
-    vocab = {token: i for i, token in enumerate([*specials, *string.printable])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
-def make_config(tokenizer: PreTrainedTokenizerFast, **overrides) -> Qwen3Config:
-    settings = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 2048,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    return Qwen3Config(vocab_size=len(tokenizer), **{**settings, **overrides})
-
-
-def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None, **overrides) -> str:
-    torch.manual_seed(0)
-    tokenizer = tokenizer or make_tokenizer()
-    Qwen3ForCausalLM(make_config(tokenizer, **overrides)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
+TIMED = ("_seconds", "step_time", "_runtime", "_per_second")
 
 
 def tiny_config(output_dir, **overrides) -> DAPOConfig:
@@ -93,6 +51,15 @@ def prompts(num: int, **columns) -> Dataset:
 def number(text: str) -> int:
     """Which of `prompts` a text begins with."""
     return int(text.split()[1].rstrip(":"))
+
+
+def right(completions, **kwargs):
+    return [float(completion.startswith("right")) for completion in completions]
+
+
+def mixed_unless_multiple_of_3(text, i):
+    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
+    return "right" if number(text) % 3 and i % 4 == 0 else "wrong"
 
 
 def letters(prompts, completions, **kwargs):
@@ -133,6 +100,46 @@ def scripted(trainer_class, script):
             return [self._tokenizer(script(text, i))["input_ids"] for i, text in enumerate(texts)], None
 
     return Scripted
+
+
+def spy_on_training(trainer):
+    """Records the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
+    seen, compute_loss = [], trainer._compute_loss
+
+    def spy(model, inputs):
+        decode = trainer.processing_class.batch_decode
+        seen.extend(
+            zip(
+                decode(inputs["prompt_ids"], skip_special_tokens=True),
+                decode(inputs["completion_ids"], skip_special_tokens=True),
+                inputs["advantages"].tolist(),
+                inputs["completion_mask"].sum(1).tolist(),
+                strict=True,
+            )
+        )
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = spy
+    return seen
+
+
+def make_trainer(
+    tiny_model, tmp_path, script=mixed_unless_multiple_of_3, reward_funcs=right, num_prompts=24, **overrides
+):
+    args = tiny_config(tmp_path, shuffle_dataset=False, **overrides)
+    return ScriptedTrainer(tiny_model, reward_funcs, args, train_dataset=prompts(num_prompts), script=script)
+
+
+def weights(trainer):
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def untimed(log_history):
+    """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
+    return [
+        {k: v for k, v in log.items() if not k.endswith(TIMED)} for log in log_history if "train_runtime" not in log
+    ]
 
 
 def run_job(jobs: dict):
@@ -184,27 +191,32 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
 
 
 def launch(
-    job: str, *args, num_processes: int, timeout: int = 240, accelerate_config: Path | None = None
+    job: str,
+    *args,
+    num_processes: int,
+    jobs: str | Path = "jobs.py",
+    accelerate_config: Path | None = None,
+    timeout: int = 240,
+    env: dict[str, str] | None = None,
+    **settings,
 ) -> subprocess.CompletedProcess:
     """
-    Runs a function of `jobs.py` in `num_processes` gloo processes on the CPU (a single one needs no process group);
-    with an `accelerate_config`, one of `sharded_jobs.py` through `accelerate launch`.
+    Runs a function of a file that ends with `run_job` in `num_processes` gloo processes on the CPU: with torchrun (a
+    single one needs no process group), or through `accelerate launch` with an `accelerate_config`.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if accelerate_config is None:
-        jobs = "jobs.py"
-        environment["ACCELERATE_USE_CPU"] = "true"
+    if accelerate_config is not None:
+        environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
+        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
+    else:
+        environment = {"ACCELERATE_USE_CPU": "true"}
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
         if num_processes == 1:
             launcher = []
-    else:
-        jobs = "sharded_jobs.py"
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
-        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
     module = ["-m", *launcher] if launcher else []
     command = [sys.executable, *module, str(Path(__file__).parent / jobs), job, *map(str, args)]
-    return run_alone(command, timeout=timeout, env=environment)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, **(env or {})}
+    return run_alone(command, timeout=timeout, env=environment, **settings)
 
 
 def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.CompletedProcess:

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
-from helpers import ScriptedTrainer, number, prompts, run_job, tiny_config
+from helpers import ScriptedTrainer, number, prompts, right, run_job, tiny_config, untimed, weights
 from peft import LoraConfig, get_peft_model
 from scripted_server import ahead_config, stand_ins
-from scripted_server import right as solved
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
@@ -31,11 +30,10 @@ from trl_dapo.preflight import SetupError, run_preflight
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-TIMED = ("_seconds", "step_time", "_runtime", "_per_second")
 
 
-def right(completions, **kwargs):
-    return [1.0 if completion.startswith("right") else 0.0 for completion in completions]
+def vowels(completions, **kwargs):
+    return [float(any(vowel in completion for vowel in "aeiou")) for completion in completions]
 
 
 def script(text, i):
@@ -43,18 +41,6 @@ def script(text, i):
     if number(text) % 3 and i % 4 == number(text) % 4:
         return "right"
     return "wrong"[: 1 + (7 * number(text) + i) % 5]
-
-
-def weights(trainer):
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def untimed(log_history):
-    """What a run logs again, to the last bit, when it is made again: all but times, and the summary at its end."""
-    return [
-        {k: v for k, v in log.items() if not k.endswith(TIMED)} for log in log_history if "train_runtime" not in log
-    ]
 
 
 def write_report(folder, report):
@@ -103,11 +89,11 @@ def rollouts_ahead(model, folder, num_runs):
         args = ahead_config(Path(folder) / f"{i}-{WORLD_SIZE}", batch_multiplier=1.75, **sizes, **saves)
         datasets = {"train_dataset": prompts(40), "eval_dataset": prompts(4)}
         with stand_ins(model):
-            trainer = DAPOTrainer(model, solved, args, **datasets)
+            trainer = DAPOTrainer(model, right, args, **datasets)
             rollouts = record_rollouts(trainer)
             trainer.train()
             report = {"rollouts": list(rollouts), "weights": weights(trainer).tolist()}
-            resumed = DAPOTrainer(model, solved, args, **datasets)
+            resumed = DAPOTrainer(model, right, args, **datasets)
             resumed.train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))
             report["resumed"] = weights(resumed).tolist()
             report["ages"] = [log["overlap/groups_by_age/1"] for log in trainer.state.log_history if "loss" in log]
@@ -118,7 +104,7 @@ def server_is_lost_ahead(model, folder):
     """The stand-in fails while a round is in flight: each process ends with an error of its own."""
     with stand_ins(model) as clients:
         args = ahead_config(Path(folder) / "run", per_device_train_batch_size=4 // WORLD_SIZE)
-        trainer = DAPOTrainer(model, solved, args, train_dataset=prompts(40))
+        trainer = DAPOTrainer(model, right, args, train_dataset=prompts(40))
         ask = trainer._ahead.ask
 
         def lose(step):
@@ -220,9 +206,6 @@ def sampled_run(model, folder, overrides):
     kills = {name: overrides.pop(name, None) for name in ("kill_in", "kill_in_save", "kill_after")}
     resume_from = overrides.pop("resume_from", None)
 
-    def vowels(completions, **kwargs):
-        return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
-
     class Kill(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
             if kills["kill_after"] is not None:  # by a process of its own, so that nothing here delays it
@@ -255,7 +238,7 @@ class CountingTrainer(ScriptedTrainer):
         super().__init__(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
-        # vLLM's server is asked for so many completions of every so-manieth prompt of all processes.
+        # vLLM's server is asked for n completions of every n-th prompt of all processes.
         everyones = gather_object(prompt_ids)
         answered = [ids for ids in everyones[::num_generations] for _ in range(num_generations)]
         self.calls.append(
@@ -350,9 +333,9 @@ def keeps_a_ledger(model, folder):
 
 def killed_over_and_over(model, folder, num_kills):
     """
-    Trains in processes of which each is killed, at a place drawn anew: in the middle of a part, before and after it is
-    put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after one that
-    is let live, the ledger is copied for the test.
+    Trains in processes of which each is killed, at a place drawn each time: in the middle of a part, before and after
+    it is put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after
+    the last, which runs to its end, the ledger is copied for the test.
     """
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}

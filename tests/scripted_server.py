@@ -148,10 +148,6 @@ def stand_ins(model: str):
         vars(module).update(usual)
 
 
-def right(completions, **kwargs):
-    return [float(completion.startswith("right")) for completion in completions]
-
-
 def ahead_config(folder: Path, **overrides):
     settings = {
         "use_vllm": True,

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, is_peft_model
-from helpers import ScriptedTrainer, prompts, run_job, tiny_config
-from jobs import RANK, WORLD_SIZE, number, record_rollouts, right, script, untimed
+from helpers import ScriptedTrainer, number, prompts, right, run_job, tiny_config, untimed
+from jobs import RANK, WORLD_SIZE, record_rollouts, script, vowels
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
@@ -135,10 +135,6 @@ def scripted(model, folder, runs=SCRIPTED):
         train(trainer, Path(folder) / name)
 
 
-def vowels(completions, **kwargs):
-    return [float(sum(completion.count(vowel) for vowel in "aeiou") > 0) for completion in completions]
-
-
 def sampled(model, folder):
     """Samples with the model, then once more from the second checkpoint on; saves the model that comes out."""
     folder = Path(folder)
@@ -155,9 +151,9 @@ def sampled(model, folder):
     trainer.save_model(folder / "saved")
 
 
-def feels_padding(model, folder):
+def depends_on_padding(model, folder):
     """Trains a model with absolute positions for two optimizer steps on one rollout."""
-    folder = Path(folder) / "feels padding"
+    folder = Path(folder) / "depends on padding"
     tokenizer = AutoTokenizer.from_pretrained(model)
     settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "vocab_size": len(tokenizer)}
     if RANK == 0:
@@ -174,7 +170,7 @@ def feels_padding(model, folder):
 def scripted_and_sampled(model, folder):
     scripted(model, folder, {**SCRIPTED, **OTHER_LOSS})
     sampled(model, folder)
-    feels_padding(model, folder)
+    depends_on_padding(model, folder)
 
 
 if __name__ == "__main__":

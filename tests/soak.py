@@ -21,8 +21,8 @@ import time
 from itertools import count
 from pathlib import Path
 
-from helpers import launch, save_tiny_model
-from jobs import untimed
+from helpers import launch, untimed
+from tiny_models import save_tiny_model
 
 from trl_dapo.checkpoint import last_complete_checkpoint
 from trl_dapo.history import LOG_HISTORY_NAME

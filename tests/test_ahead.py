@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import errors_of_old_logps, number, prompts
-from scripted_server import ahead_config, right, stand_ins
+from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
+from scripted_server import ahead_config, stand_ins
 from transformers import TrainerCallback
 
 import trl_dapo.trainer
@@ -43,21 +43,8 @@ class OnStep(TrainerCallback):
         self.function(state.global_step)
 
 
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-
-
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
-def untimed(trainer):
-    """The log without what a clock says."""
-    return [
-        {name: value for name, value in entry.items() if not name.endswith(("_seconds", "step_time"))}
-        for entry in trainer.state.log_history
-        if "train_runtime" not in entry
-    ]
 
 
 # ---- Which policy a row is of ----
@@ -264,7 +251,7 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
     resumed = make("resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
     assert torch.equal(weights(resumed), weights(straight))
-    assert untimed(resumed) == untimed(straight)
+    assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
     # The answer is the checkpoint's: it was not asked for again.
     assert resumed.client.requests == straight.client.requests[-len(resumed.client.requests) :]
     assert resumed.client.events[0] == ("push", 0)
@@ -294,7 +281,7 @@ def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_pat
     resumed = make("transformers", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert "sampled anew" in caplog.text
+    assert "sampled again" in caplog.text
 
 
 def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):
@@ -321,6 +308,20 @@ def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_p
     assert resumed.client.threads[0]  # its first round is its own
 
 
+def answer_when_interrupted(trainer):
+    """Holds the answer back until the request is interrupted. Returns what is called meanwhile."""
+    calls = []
+
+    def interrupt():
+        calls.append(trainer.client.in_flight)
+        trainer.client.error = ConnectionError("the request was interrupted")
+        trainer.client.gate.set()
+
+    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
+    hold_back(trainer)
+    return calls
+
+
 def fail_at(step_to_fail, error):
     def fail(step):
         if step == step_to_fail:
@@ -331,15 +332,8 @@ def fail_at(step_to_fail, error):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("a callback's own")])
 def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
-    trainer, calls = make(), []
-
-    def interrupt():
-        calls.append(trainer.client.in_flight)
-        trainer.client.error = ConnectionError("the request was interrupted")
-        trainer.client.gate.set()
-
-    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
-    hold_back(trainer)
+    trainer = make()
+    calls = answer_when_interrupted(trainer)
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
@@ -349,18 +343,12 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
 
 
 def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkeypatch):
-    trainer, calls = make(), []
-
-    def interrupt():
-        calls.append(trainer.client.in_flight)
-        trainer.client.error = ConnectionError("the request was interrupted")
-        trainer.client.gate.set()
+    trainer = make()
+    calls = answer_when_interrupted(trainer)
 
     def interrupted(call):
         raise KeyboardInterrupt
 
-    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
-    hold_back(trainer)
     monkeypatch.setattr(Call, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -405,7 +393,7 @@ def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 6
     assert resumed.client.requests[0] == lost
-    assert resumed.client.threads[0]  # sampled anew, when it was due
+    assert resumed.client.threads[0]  # sampled again, when it was due
 
 
 def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, tmp_path):

@@ -150,7 +150,7 @@ def test_one_size_in_prompts_alone_makes_one_optimizer_step_a_rollout(sized, nam
 
 def test_the_arithmetic_of_sizes_in_micro_batches_is_told_too(sized):
     args = sized(2, gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=3)
-    # 2 x 8 x 8 = 128 rows; 8 / 4 = 2 steps of 2 x 8 x 4 = 64 rows, thrice over.
+    # 2 x 8 x 8 = 128 rows; 8 / 4 = 2 steps of 2 x 8 x 4 = 64 rows, three times.
     assert args.batch_arithmetic == (
         "Rollout: 8 prompts x 16 completions = 128 rows = 2 processes x 8 rows x 8 micro-batches; "
         "6 optimizer steps of 4 prompts"

@@ -137,6 +137,8 @@ def test_the_id_depends_on_the_problem_only(write):
         for style in ("answer_line", "boxed", "as_is")
     }
     assert len(ids) == 1
+    (other,) = load_math_dataset(write([{"prompt": user("Find $y$."), "label": "2"}]))["id"]
+    assert other not in ids
 
 
 def test_duplicates_go_but_for_the_first_and_conflicts_go_altogether(write, caplog):
@@ -361,8 +363,12 @@ def test_ranges_stay_apart_where_a_longer_one_finds_more_conflicts(write):
     rows = [*((f"p{i}", i) for i in range(10)), ("p2", 0), ("p7", 0), *((f"p{i}", i) for i in range(10, 15))]
     path = write(sums(*rows))
     for middle in range(1, 12):
-        refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle))
-        refuse_overlap(load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle, limit=1))
+        before, after = load_math_dataset(path, limit=middle), load_math_dataset(path, offset=middle)
+        following = load_math_dataset(path, offset=middle, limit=1)
+        refuse_overlap(before, after)
+        refuse_overlap(before, following)
+        assert (before["solution"][0], after["solution"][-1]) == ("0", "14")
+        assert int(before["solution"][-1]) < int(following["solution"][0])
 
 
 def drawing(grey):

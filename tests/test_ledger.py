@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from helpers import ScriptedTrainer, launch, number, prompts, tiny_config
-from test_trainer import make, right
+from helpers import ScriptedTrainer, launch, make_trainer, number, prompts, right, tiny_config
 
 from trl_dapo import DAPOConfig, ledger
 from trl_dapo.ledger import Parts, as_text, choose, describe_groups, read_ledger
@@ -141,7 +140,7 @@ def test_prompts_and_completions_are_kept_as_text_that_a_file_can_hold(messages,
 
 
 def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=2, log_groups=3)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, log_groups=3)
     trainer.train()
     rows = read_ledger(tmp_path).to_pylist()
     assert [number(text) for text in trainer.sampled[::4]] == list(range(len(rows)))  # shuffle_dataset=False
@@ -166,8 +165,8 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
 def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "describe_groups", None)
     monkeypatch.setattr(ledger, "choose", None)
-    make(tiny_model, tmp_path / "off", max_steps=1, log_rollouts=False).train()
-    make(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
+    make_trainer(tiny_model, tmp_path / "off", max_steps=1, log_rollouts=False).train()
+    make_trainer(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
     assert not list(tmp_path.glob("*/rollouts"))
 
 
@@ -186,7 +185,7 @@ def test_a_setting_that_would_be_ignored_is_refused(tmp_path, settings, said):
 
 
 def test_a_second_training_keeps_the_ledger_of_the_first(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=2, log_groups=0)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, log_groups=0)
     trainer.train()
     first = read_ledger(tmp_path)
     trainer.train()
@@ -200,7 +199,7 @@ def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_mo
         raise OSError("No space left on device")
 
     monkeypatch.setattr(ledger, "_replace", full)
-    trainer = make(tiny_model, tmp_path, max_steps=2)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2
     said = [record.message for record in caplog.records if "No space left" in record.message]
@@ -387,7 +386,7 @@ def test_the_table_of_completions_shows_the_rewards_that_were_given_and_the_reas
         "max_steps": 2,
         "num_completions_to_print": 0,
     }
-    make(tiny_model, tmp_path, script, num_prompts=8, **settings).train()
+    make_trainer(tiny_model, tmp_path, script, num_prompts=8, **settings).train()
     first, second = (pq.read_table(path).to_pandas() for path in sorted((tmp_path / "completions").iterdir()))
     assert first["dynamic_sampling"].tolist() == [
         *["trained"] * 4,

@@ -213,10 +213,12 @@ def test_the_file_says_what_is_known_of_each_prompt(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["memory.parquet"]
 
 
-def test_an_empty_memory_can_be_saved(tmp_path):
+def test_an_empty_memory_can_be_saved_and_takes_the_place_of_what_was_known(tmp_path):
     PromptMemory().save(tmp_path / "memory.parquet")
-    memory = taught()
+    memory = taught(3)
     memory.load(tmp_path / "memory.parquet")
+    memory.save(tmp_path / "again.parquet")
+    assert pq.read_table(tmp_path / "again.parquet").num_rows == 0
 
 
 def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):

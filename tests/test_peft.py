@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from helpers import ScriptedTrainer, make_tokenizer, prompts, tiny_config
-from jobs import number, right, script
+from helpers import ScriptedTrainer, number, prompts, right, tiny_config
+from jobs import script, vowels
 from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import make_tokenizer
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_dapo import DAPOTrainer
@@ -49,10 +50,6 @@ def make(tiny_model, tmp_path, adapter, cls=ScriptedTrainer, **overrides):
     torch.manual_seed(0)
     reward = right if cls is ScriptedTrainer else vowels
     return cls(model, reward, tiny_config(tmp_path, **settings), train_dataset=prompts(40), **options)
-
-
-def vowels(completions, **kwargs):
-    return [float(any(letter in "aeiou" for letter in completion)) for completion in completions]
 
 
 def parameters(model, trainable):

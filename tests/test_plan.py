@@ -17,10 +17,11 @@ import huggingface_hub
 import pytest
 import torch
 import yaml
-from helpers import letters, make_tokenizer, prompts, save_tiny_model
+from helpers import letters, prompts
 from peft import LoraConfig, get_peft_model
+from tiny_models import make_model, make_tokenizer, save_tiny_model
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 from trl import ModelConfig, get_peft_config
 from trl.trainer.utils import add_fused_lm_head
 
@@ -351,8 +352,7 @@ def test_a_checkpoint_holds_weights_and_state_once_or_twice():
 
 
 def small_model(dtype, lora):
-    torch.manual_seed(0)
-    config = Qwen3Config(
+    model = make_model(
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=6,
@@ -361,13 +361,13 @@ def small_model(dtype, lora):
         head_dim=32,
         vocab_size=64,
         tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).to(dtype)
+    ).to(dtype)
+    shape = ModelShape.from_config(model.config.to_dict())
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if lora is not None:
         model = get_peft_model(model, LoraConfig(r=lora[0], target_modules=lora[1]))
         model.enable_input_require_grads()
-    return model.train(), ModelShape.from_config(config.to_dict())
+    return model.train(), shape
 
 
 def peak_bytes(step) -> int:

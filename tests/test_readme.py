@@ -6,7 +6,6 @@ import ast
 import csv
 import dataclasses
 import functools
-import inspect
 import math
 import re
 import runpy
@@ -295,4 +294,4 @@ def test_the_figures_in_the_readmes_text_are_measured():
 
 def test_the_page_of_settings_is_what_the_docstring_says():
     script = runpy.run_path(str(ROOT / "docs" / "configuration.py"))
-    assert script["PAGE"].read_text() == script["describe"](inspect.cleandoc(DAPOConfig.__doc__))
+    assert script["PAGE"].read_text() == script["describe"](DAPOConfig.__doc__)

@@ -11,8 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import IterableDataset
-from helpers import ScriptedTrainer, launch, number, prompts, tiny_config
-from test_trainer import make, mixed_unless_multiple_of_3, right, spy_on_training, weights
+from helpers import (
+    ScriptedTrainer,
+    launch,
+    make_trainer,
+    mixed_unless_multiple_of_3,
+    number,
+    prompts,
+    right,
+    spy_on_training,
+    tiny_config,
+    weights,
+)
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.checkpoint import last_complete_checkpoint
@@ -34,7 +44,7 @@ def what_was_said(caplog):
 @pytest.fixture
 def carrying(tiny_model, tmp_path):
     """A checkpoint that carries group 7: of two rounds of 4 prompts, 1 2 4 5 have trained."""
-    make(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY).train()
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY).train()
     return str(tmp_path / "checkpoint-1")
 
 
@@ -52,7 +62,7 @@ def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(
     tiny_model, tmp_path, carrying, overrides, name, caplog
 ):
     settings = {**CARRY, **overrides}
-    trainer = make(tiny_model, tmp_path / "resumed", max_steps=4, num_prompts=120, **settings)
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", max_steps=4, num_prompts=120, **settings)
     seen = spy_on_training(trainer)
     trainer.train(resume_from_checkpoint=carrying)
     counts = {prompt: trained(seen).count(prompt) for prompt in set(trained(seen))}
@@ -71,7 +81,7 @@ def test_groups_that_other_reward_functions_scored_are_left_behind(tiny_model, t
         return right(completions)
 
     settings = {**CARRY, "max_steps": 3, "num_prompts": 120, **overrides}
-    trainer = make(tiny_model, tmp_path / "resumed", reward_funcs=right if overrides else longest, **settings)
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", reward_funcs=right if overrides else longest, **settings)
     seen = spy_on_training(trainer)
     trainer.train(resume_from_checkpoint=carrying)
     assert min(trained(seen)) >= 8  # the carried group is 7
@@ -80,7 +90,7 @@ def test_groups_that_other_reward_functions_scored_are_left_behind(tiny_model, t
 
 def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplog):
     """In random order the rest of the pass would hold prompts that were drawn, and lack others."""
-    make(tiny_model, tmp_path, max_steps=1, num_prompts=12, **SAVED).train()
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=12, **SAVED).train()
     args = tiny_config(tmp_path, max_steps=2, shuffle_dataset=True)
     trainer = ScriptedTrainer(
         tiny_model, right, args, train_dataset=prompts(12), script=lambda text, i: "right" if i % 4 == 0 else "wrong"
@@ -91,24 +101,24 @@ def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplo
 
 
 def test_inside_a_rollout_without_a_reference_beta_cannot_be_turned_on(tiny_model, tmp_path, caplog):
-    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
-    trainer = make(tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, beta=0.1)
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, beta=0.1)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert trainer.sampled  # the rollout is sampled anew, with its reference
+    assert trainer.sampled  # the rollout is sampled again, with its reference
     assert "`beta` (0.0 there, 0.1 here)" in what_was_said(caplog)
 
 
 def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(tiny_model, tmp_path):
     settings = {"steps_per_generation": 8, "num_prompts": 48, **SAVED}
-    make(tiny_model, tmp_path, max_steps=1, **settings).train()  # a rollout is two steps
-    trainer = make(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True, **settings)
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()  # a rollout is two steps
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True, **settings)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert pq.read_table(tmp_path / "checkpoint-2" / "dapo_memory.parquet").num_rows == 0  # nothing was sampled since
 
 
 def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp_path, caplog):
-    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
-    trainer = make(tiny_model, tmp_path, max_steps=2, steps_per_generation=12, num_prompts=48)
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, steps_per_generation=12, num_prompts=48)
     seen = spy_on_training(trainer)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert min(trained(seen)) >= 12
@@ -116,16 +126,16 @@ def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp
 
 
 def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
-    make(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
-    trainer = make(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert "other settings" not in what_was_said(caplog)
     assert number(trainer.sampled[0]) == 8  # the prompts go on: two rounds of four were drawn before
 
 
 def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_off(tiny_model, tmp_path, caplog):
-    make(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
-    trainer = make(
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(
         tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, use_dynamic_sampling=False
     )
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
@@ -137,14 +147,14 @@ def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_
 
 @pytest.mark.parametrize("torn", ["without its state", "with half its state"])
 def test_resuming_passes_over_a_checkpoint_that_was_not_written_to_its_end(tiny_model, tmp_path, torn):
-    whole = make(tiny_model, tmp_path, max_steps=4, **SAVED)
+    whole = make_trainer(tiny_model, tmp_path, max_steps=4, **SAVED)
     whole.train()
     state = tmp_path / "checkpoint-4" / "trainer_state.json"
     text = state.read_text()
     state.unlink()
     if torn == "with half its state":
         state.write_text(text[: len(text) // 2])
-    again = make(tiny_model, tmp_path, max_steps=4, **SAVED)
+    again = make_trainer(tiny_model, tmp_path, max_steps=4, **SAVED)
     again.train(resume_from_checkpoint=True)
     assert [log["step"] for log in again.state.log_history if "loss" in log] == [1, 2, 3, 4]
     assert len(again.sampled) < len(whole.sampled) / 2  # step 4 alone was taken again
@@ -164,8 +174,8 @@ def test_a_run_that_was_killed_while_it_saved_resumes_bit_by_bit(tiny_model, tmp
 
 
 def test_a_checkpoint_that_is_written_over_is_not_whole_until_its_end(tiny_model, tmp_path, monkeypatch):
-    make(tiny_model, tmp_path, max_steps=2, **SAVED).train()
-    again = make(tiny_model, tmp_path, max_steps=2, learning_rate=1e-2, **SAVED)
+    make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED).train()
+    again = make_trainer(tiny_model, tmp_path, max_steps=2, learning_rate=1e-2, **SAVED)
     save = again._save_rng_state
     monkeypatch.setattr(again, "_save_rng_state", lambda folder: stop() if folder.endswith("2") else save(folder))
     with pytest.raises(KeyboardInterrupt):
@@ -179,11 +189,11 @@ def stop():
 
 def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_before_trl_wrote_it(tiny_model, tmp_path):
     settings = {"max_steps": 4, "use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0, **SAVED}
-    whole = make(tiny_model, tmp_path, **settings)
+    whole = make_trainer(tiny_model, tmp_path, **settings)
     whole.train()
     assert whole.entropy_coef == pytest.approx(0.1 + 4 * 0.005)  # a notch a step: the entropy is below its target
     (tmp_path / "checkpoint-2" / "entropy_ctrl_state.json").unlink()  # TRL writes it last
-    again = make(tiny_model, tmp_path, **settings)
+    again = make_trainer(tiny_model, tmp_path, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert (again.entropy_coef, again._last_world_entropy) == (whole.entropy_coef, whole._last_world_entropy)
     assert torch.equal(weights(whole), weights(again))
@@ -191,7 +201,7 @@ def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_bef
 
 def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_says_so(tiny_model, tmp_path, caplog):
     (tmp_path / "checkpoint-3").mkdir()
-    trainer = make(tiny_model, tmp_path, max_steps=2)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 2
     assert "holds no complete checkpoint: the run starts from the beginning" in what_was_said(caplog)
@@ -213,7 +223,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
     assert run.returncode == 0, run.stderr[-3000:]
     assert "cannot be resumed as a whole" in run.stderr
     logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
-    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled anew
+    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled again
 
 
 @pytest.mark.parametrize(
@@ -222,7 +232,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
 def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
     tiny_model, tmp_path, damage, caplog
 ):
-    make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_memory=True, **SAVED).train()
+    make_trainer(tiny_model, tmp_path, max_steps=1, dynamic_sampling_memory=True, **SAVED).train()
     checkpoint = tmp_path / "checkpoint-1"
     if damage == "missing memory":
         (checkpoint / "dapo_memory.parquet").unlink()
@@ -234,7 +244,7 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))
     else:
         (checkpoint / "dapo_state.json").write_text('{"seed": 1}' if damage == "another state" else "[]")
-    trainer = make(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True)
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert number(trainer.sampled[0]) == 0  # a fresh pass
     assert "cannot be resumed as a whole: it" in what_was_said(caplog)
@@ -242,9 +252,9 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
 
 def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(tiny_model, tmp_path):
     settings = {"max_steps": 2, "lr_scheduler_type": "constant", **SAVED}
-    whole = make(tiny_model, tmp_path, **settings)
+    whole = make_trainer(tiny_model, tmp_path, **settings)
     whole.train()
-    again = make(tiny_model, tmp_path, **settings)
+    again = make_trainer(tiny_model, tmp_path, **settings)
     output = again.train(resume_from_checkpoint=True)
     assert again.sampled == []
     assert output.global_step == again.state.global_step == 2
@@ -278,8 +288,8 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
 
 
 def test_a_dataset_that_has_grown_starts_a_fresh_pass(tiny_model, tmp_path):
-    make(tiny_model, tmp_path, max_steps=2, num_prompts=24, **SAVED).train()
-    trainer = make(tiny_model, tmp_path, max_steps=4, num_prompts=30)
+    make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=24, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=4, num_prompts=30)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     groups = [number(text) for text in trainer.sampled[::4]]
     assert groups == list(range(len(groups)))
@@ -287,13 +297,10 @@ def test_a_dataset_that_has_grown_starts_a_fresh_pass(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("from_step", [2, 3, 5])
 def test_a_streamed_dataset_resumes_bit_by_bit_after_its_first_pass(tiny_model, tmp_path, from_step):
-    def vowels(completions, **kwargs):
-        return [float(any(vowel in completion for vowel in "aeiou")) for completion in completions]
-
     def run(checkpoint=None):
         stream = IterableDataset.from_generator(lambda: ({"prompt": f"prompt {i}:"} for i in range(10)))
         args = tiny_config(tmp_path, max_steps=6, **SAVED)
-        trainer = DAPOTrainer(tiny_model, vowels, args, train_dataset=stream)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=stream)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 

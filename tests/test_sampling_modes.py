@@ -8,8 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers import ScriptedTrainer, prompts, tiny_config
-from test_trainer import make, mixed_unless_multiple_of_3, number, right, spy_on_training, weights
+from helpers import (
+    ScriptedTrainer,
+    make_trainer,
+    mixed_unless_multiple_of_3,
+    number,
+    prompts,
+    right,
+    spy_on_training,
+    tiny_config,
+    weights,
+)
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
@@ -25,7 +34,7 @@ def always_mixed(text, i):
 def test_the_surplus_of_a_rollout_trains_in_the_next_one(tiny_model, tmp_path):
     # Two fixed rounds of 4 prompts bring 0 1 2 3 | 4 5 6 7: 1 2 4 5 train, 7 is left over.
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
-    trainer = make(tiny_model, tmp_path, **settings)
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen[:16]} == {1, 2, 4, 5}
@@ -42,7 +51,7 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
         return "right" if 0 < number(text) < 7 and i % 4 == 0 else "wrong"
 
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
-    trainer = make(tiny_model, tmp_path, script, dynamic_sampling_max_rounds=2, **settings)
+    trainer = make_trainer(tiny_model, tmp_path, script, dynamic_sampling_max_rounds=2, **settings)
     trainer.train()
     (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
     assert "0 of 8 groups accepted in 2 rounds beside 2 carried, 4 needed" in warning
@@ -51,7 +60,7 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
 
 
 def test_the_surplus_is_discarded_unless_it_is_asked_for(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=2, batch_multiplier=1.0)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, batch_multiplier=1.0)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen[16:]} == {8, 10, 11, 13}
@@ -59,7 +68,7 @@ def test_the_surplus_is_discarded_unless_it_is_asked_for(tiny_model, tmp_path):
 
 def test_carried_rows_bring_the_log_probabilities_of_the_policy_that_sampled_them(tiny_model, tmp_path):
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
-    trainer = make(tiny_model, tmp_path, **settings)
+    trainer = make_trainer(tiny_model, tmp_path, **settings)
     policies, rollouts, generate = [], [], trainer._generate_and_score_completions
 
     def spy(inputs):
@@ -88,7 +97,7 @@ def test_carried_rows_bring_the_log_probabilities_of_the_policy_that_sampled_the
 
 
 def test_a_surplus_that_fills_the_next_batch_asks_for_no_round(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, always_mixed, max_steps=2, dynamic_sampling_surplus="carry")
+    trainer = make_trainer(tiny_model, tmp_path, always_mixed, max_steps=2, dynamic_sampling_surplus="carry")
     # As with an engine that schedules completions: one round of twice the batch, all of it accepted.
     trainer._sampler.max_round_size, trainer._sampler.batch_multiplier = None, 2.0
     seen = spy_on_training(trainer)
@@ -106,9 +115,9 @@ def test_the_carried_surplus_is_in_the_checkpoint(tiny_model, tmp_path):
         "save_strategy": "steps",
         "save_steps": 1,
     }
-    whole = make(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
+    whole = make_trainer(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
     whole.train()
-    resumed = make(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
+    resumed = make_trainer(tiny_model, tmp_path / "run", max_steps=3, num_prompts=40, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert resumed.state.log_history[1]["dynamic_sampling/carried"] == 1
     assert torch.equal(weights(whole), weights(resumed))
@@ -118,7 +127,7 @@ def test_the_carried_surplus_is_in_the_checkpoint(tiny_model, tmp_path):
 
 
 def test_mask_mode_samples_every_prompt_once_and_lets_dropped_groups_weigh_nothing(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="mask")
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="mask")
     seen = spy_on_training(trainer)
     trainer.train()
     assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3]
@@ -128,7 +137,7 @@ def test_mask_mode_samples_every_prompt_once_and_lets_dropped_groups_weigh_nothi
 
 
 def test_replace_mode_lets_copies_of_accepted_groups_stand_in_for_dropped_ones(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.5)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.5)
     seen = spy_on_training(trainer)
     trainer.train()
     assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3]
@@ -137,11 +146,14 @@ def test_replace_mode_lets_copies_of_accepted_groups_stand_in_for_dropped_ones(t
 
 
 def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1, dynamic_sampling_mode="replace", min_replace_ratio=0.75)
+    # Rounds of one prompt; three quarters of the batch of four are enough.
+    settings = {"dynamic_sampling_mode": "replace", "min_replace_ratio": 0.75, "batch_multiplier": 0.25}
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, **settings)
     seen = spy_on_training(trainer)
     trainer.train()
-    assert {number(text) for text, *_ in seen} == {1, 2, 4} or {number(text) for text, *_ in seen} == {1, 2, 4, 5}
-    assert trainer.state.log_history[0]["dynamic_sampling/rounds"] == 2
+    assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3, 4]
+    assert sorted(number(text) for text, *_ in seen) == [1] * 8 + [2] * 4 + [4] * 4
+    assert trainer.state.log_history[0]["dynamic_sampling/rounds"] == 5
 
 
 @pytest.mark.parametrize(
@@ -205,9 +217,9 @@ def test_memory_resumes_bit_by_bit(tiny_model, tmp_path):
         "save_strategy": "steps",
         "save_steps": 4,
     }
-    whole = make(tiny_model, tmp_path / "run", **settings)
+    whole = make_trainer(tiny_model, tmp_path / "run", **settings)
     whole.train()
-    resumed = make(tiny_model, tmp_path / "run", **settings)
+    resumed = make_trainer(tiny_model, tmp_path / "run", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     assert whole.sampled[-len(resumed.sampled) :] == resumed.sampled
     assert torch.equal(weights(whole), weights(resumed))
@@ -225,11 +237,11 @@ def test_a_streaming_dataset_trains(tiny_model, tmp_path):
 
 def test_a_dataset_smaller_than_a_rollout_batch_is_refused_with_both_numbers(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="holds 3 prompts, but a rollout batch takes 4"):
-        make(tiny_model, tmp_path, num_prompts=3)
+        make_trainer(tiny_model, tmp_path, num_prompts=3)
 
 
 def test_epochs_keep_trls_number_of_optimizer_steps_and_the_passes_made_are_logged(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=-1, num_train_epochs=2, num_prompts=12)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=-1, num_train_epochs=2, num_prompts=12)
     trainer.train()
     assert trainer.state.global_step == 2 * 12 // 4
     generated = len(trainer.sampled) // 4
@@ -282,7 +294,9 @@ def test_a_reward_of_two_rounds_has_the_spread_of_all_its_rows(tiny_model, tmp_p
         given.extend(best if completion == "right" else 0.0 for completion in completions)
         return given[-len(completions) :]
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=grows, max_steps=1, batch_multiplier=1.0, skip_preflight=True)
+    trainer = make_trainer(
+        tiny_model, tmp_path, reward_funcs=grows, max_steps=1, batch_multiplier=1.0, skip_preflight=True
+    )
     trainer.train()
     logs = trainer.state.log_history[0]
     assert logs["dynamic_sampling/rounds"] == 2
@@ -299,7 +313,7 @@ def test_without_a_limit_every_pass_that_finds_nothing_is_told_of(tiny_model, tm
         asked.append(text)
         return "right" if len(asked) > 3 * 8 * 4 and i % 4 == 0 else "wrong"  # after three passes of 8 prompts
 
-    trainer = make(tiny_model, tmp_path, script, num_prompts=8, max_steps=1, dynamic_sampling_max_rounds=0)
+    trainer = make_trainer(tiny_model, tmp_path, script, num_prompts=8, max_steps=1, dynamic_sampling_max_rounds=0)
     trainer.train()
     told = [record.message for record in caplog.records if "No group was accepted in" in record.message]
     assert [message.split("accepted in ")[1].split()[0] for message in told] == ["1", "2", "3"]
@@ -309,8 +323,8 @@ def test_without_a_limit_every_pass_that_finds_nothing_is_told_of(tiny_model, tm
 def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(DAPOTrainer, "get_tp_size", lambda self: 2)
     with pytest.raises(ValueError, match=r"2 ranks share a row .*`use_dynamic_sampling=False`"):
-        make(tiny_model, tmp_path)
-    make(tiny_model, tmp_path, use_dynamic_sampling=False)
+        make_trainer(tiny_model, tmp_path)
+    make_trainer(tiny_model, tmp_path, use_dynamic_sampling=False)
 
 
 def test_a_trainer_made_without_its_constructor_has_what_trls_methods_ask_for():
@@ -363,7 +377,7 @@ def test_asynchronous_and_several_reward_functions_decide_together(tiny_model, t
     def nothing(completions, **kwargs):
         return [None] * len(completions)
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=[right_later, nothing], max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[right_later, nothing], max_steps=1)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
@@ -431,7 +445,7 @@ def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, mon
 
 
 def test_the_state_of_the_sampler_in_a_checkpoint_is_readable(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     state = json.loads((tmp_path / "checkpoint-1" / "dapo_state.json").read_text())
     assert state["stream"]["position"] == len(trainer.sampled) // 4

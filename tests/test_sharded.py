@@ -37,7 +37,8 @@ def sharded(request, tiny_model, tmp_path_factory):
     """The folder of an engine's runs."""
     folder = tmp_path_factory.mktemp(request.param)
     config = RECIPES / f"{request.param}.yaml"
-    result = launch("scripted_and_sampled", tiny_model, folder, num_processes=2, accelerate_config=config)
+    how = {"num_processes": 2, "jobs": "sharded_jobs.py", "accelerate_config": config}
+    result = launch("scripted_and_sampled", tiny_model, folder, **how)
     assert result.returncode == 0, result.stderr[-5000:]
     assert reports(folder, "plain")[0]["engine"] == ENGINES[request.param]
     return folder
@@ -146,7 +147,7 @@ def test_a_sharded_model_is_saved_whole(sharded):
 
 
 def test_a_sharded_model_that_feels_its_padding_is_on_policy(sharded):
-    first, second = reports(sharded, "feels padding")
+    first, second = reports(sharded, "depends on padding")
     assert first["logs"] == second["logs"]
     assert [log["clip_ratio/region_mean"] for log in first["logs"]] == [0.0, 0.0]
     assert all(log["num_loss_tokens"] > 0 for log in first["logs"])

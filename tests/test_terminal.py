@@ -257,7 +257,7 @@ def test_ctrl_c_ends_a_quickstart_with_one_line(tmp_path):
     assert status == 130, written
     assert "Traceback" not in written
     text = "".join(line.ljust(80) for line in screen(written)).rstrip()
-    assert text.endswith("trl-dapo quickstart: stopped. A quickstart is not resumed: the same command starts anew.")
+    assert text.endswith("trl-dapo quickstart: stopped. A quickstart is not resumed: the same command starts again.")
 
 
 def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path):

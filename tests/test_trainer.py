@@ -9,7 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from helpers import ScriptedTrainer, number, prompts, tiny_config
+from helpers import (
+    ScriptedTrainer,
+    make_trainer,
+    mixed_unless_multiple_of_3,
+    number,
+    prompts,
+    right,
+    spy_on_training,
+    tiny_config,
+    weights,
+)
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -18,50 +28,11 @@ from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.sampling.report import timeline_metrics
 
 
-def right(completions, **kwargs):
-    return [1.0 if completion == "right" else 0.0 for completion in completions]
-
-
-def mixed_unless_multiple_of_3(text, i):
-    """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
-    return "right" if number(text) % 3 and i % 4 == 0 else "wrong"
-
-
-def spy_on_training(trainer):
-    """Records the rows that reach the loss: prompt text, completion text, advantage, number of loss tokens."""
-    seen, compute_loss = [], trainer._compute_loss
-
-    def spy(model, inputs):
-        decode = trainer.processing_class.batch_decode
-        seen.extend(
-            zip(
-                decode(inputs["prompt_ids"], skip_special_tokens=True),
-                decode(inputs["completion_ids"], skip_special_tokens=True),
-                inputs["advantages"].tolist(),
-                inputs["completion_mask"].sum(1).tolist(),
-                strict=True,
-            )
-        )
-        return compute_loss(model, inputs)
-
-    trainer._compute_loss = spy
-    return seen
-
-
-def make(tiny_model, tmp_path, script=mixed_unless_multiple_of_3, reward_funcs=right, num_prompts=24, **overrides):
-    args = tiny_config(tmp_path, shuffle_dataset=False, **overrides)
-    return ScriptedTrainer(tiny_model, reward_funcs, args, train_dataset=prompts(num_prompts), script=script)
-
-
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
-
-
 # ---- Sample until full ----
 
 
 def test_a_rollout_is_full_of_accepted_groups_in_prompt_order(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
     seen = spy_on_training(trainer)
     trainer.train()
     # 4 groups of 4 train. Prompts 0 and 3 are dropped, so 1, 2, 4 and 5 are the first four that are accepted.
@@ -69,7 +40,7 @@ def test_a_rollout_is_full_of_accepted_groups_in_prompt_order(tiny_model, tmp_pa
 
 
 def test_dropped_groups_never_reach_the_loss(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=3)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3)
     seen = spy_on_training(trainer)
     trainer.train()
     assert len(seen) == 3 * 16
@@ -78,7 +49,7 @@ def test_dropped_groups_never_reach_the_loss(tiny_model, tmp_path):
 
 
 def test_advantages_are_normalised_within_each_group(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
     seen = spy_on_training(trainer)
     trainer.train()
     # One of four is right: mean 1/4, standard deviation (with Bessel's correction) 1/2.
@@ -93,7 +64,7 @@ def test_an_all_wrong_group_of_different_lengths_is_dropped_although_its_total_r
             return ["right", "no", "no", "no"][i % 4]
         return ["no", "noo", "noooooo...", "noooooooo..."][i % 4]
 
-    trainer = make(tiny_model, tmp_path, script, max_steps=1, overlong_buffer_length=4)
+    trainer = make_trainer(tiny_model, tmp_path, script, max_steps=1, overlong_buffer_length=4)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen} == {1, 3, 5, 7}
@@ -101,14 +72,14 @@ def test_an_all_wrong_group_of_different_lengths_is_dropped_although_its_total_r
 
 
 def test_refills_go_on_in_the_same_pass_and_repeat_no_prompt(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=2, num_prompts=24)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=24)
     trainer.train()
     groups = [number(text) for text in trainer.sampled[::4]]
     assert groups == list(range(len(groups)))
 
 
 def test_evaluation_is_left_alone(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, per_device_eval_batch_size=4)
+    trainer = make_trainer(tiny_model, tmp_path, per_device_eval_batch_size=4)
     metrics = trainer.evaluate(prompts(2).map(lambda _, i: {"prompt": f"prompt {3 * i}:"}, with_indices=True))
     assert sorted(trainer.sampled) == ["prompt 0:"] * 4 + ["prompt 3:"] * 4  # never solved, yet kept
     assert metrics["eval_reward"] == 0.0
@@ -119,7 +90,7 @@ def test_a_group_outside_the_accuracy_band_is_dropped(tiny_model, tmp_path):
     def script(text, i):
         return "right" if i % 4 < number(text) % 4 else "wrong"  # accuracy 0, 1/4, 1/2, 3/4
 
-    trainer = make(tiny_model, tmp_path, script, max_steps=1, dynamic_sampling_min_accuracy=0.25)
+    trainer = make_trainer(tiny_model, tmp_path, script, max_steps=1, dynamic_sampling_min_accuracy=0.25)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen} == {2, 3, 6, 7}
@@ -132,7 +103,9 @@ def test_only_the_named_reward_functions_decide(tiny_model, tmp_path):
     def style(completions, **kwargs):
         return [float(i % 2) for i, _ in enumerate(completions)]
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=[right, style], max_steps=1, dynamic_sampling_rewards=["right"])
+    trainer = make_trainer(
+        tiny_model, tmp_path, reward_funcs=[right, style], max_steps=1, dynamic_sampling_rewards=["right"]
+    )
     seen = spy_on_training(trainer)
     trainer.train()
     assert all(number(text) % 3 for text, *_ in seen)
@@ -220,7 +193,7 @@ def test_the_reward_functions_of_a_trainer_are_the_objects_it_was_given(tiny_mod
             return right(completions)
 
     counts = Counts()
-    trainer = make(tiny_model, tmp_path, reward_funcs=[counts], max_steps=1, skip_preflight=True)
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[counts], max_steps=1, skip_preflight=True)
     trainer.train()
     assert trainer.reward_funcs == [counts]
     assert trainer.reward_funcs[0].num_calls == trainer.state.log_history[0]["dynamic_sampling/rounds"]
@@ -231,7 +204,9 @@ def well_formed(completions, **kwargs):
 
 
 def test_an_accuracy_and_a_format_reward_are_said_to_decide_by_their_sum(tiny_model, tmp_path, capsys):
-    trainer = make(tiny_model, tmp_path, reward_funcs=[right, well_formed], max_steps=1, per_device_eval_batch_size=4)
+    trainer = make_trainer(
+        tiny_model, tmp_path, reward_funcs=[right, well_formed], max_steps=1, per_device_eval_batch_size=4
+    )
     trainer.train()
     said = capsys.readouterr().out
     assert "the weighted sum of 'right', 'well_formed' differs within it" in said
@@ -242,7 +217,7 @@ def test_an_accuracy_and_a_format_reward_are_said_to_decide_by_their_sum(tiny_mo
 
 
 def test_with_the_accuracy_reward_named_it_alone_says_what_is_right(tiny_model, tmp_path):
-    trainer = make(
+    trainer = make_trainer(
         tiny_model,
         tmp_path,
         reward_funcs=[right, well_formed],
@@ -255,7 +230,7 @@ def test_with_the_accuracy_reward_named_it_alone_says_what_is_right(tiny_model, 
 
 def test_the_memory_is_refused_where_nothing_says_what_is_right(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs to know which completions are right"):
-        make(tiny_model, tmp_path, reward_funcs=[right, well_formed], dynamic_sampling_memory=True)
+        make_trainer(tiny_model, tmp_path, reward_funcs=[right, well_formed], dynamic_sampling_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +245,7 @@ def test_evaluation_gives_the_verdict_that_training_would_give(tiny_model, tmp_p
     def graded(completions, **kwargs):
         return [1.0 if completion == "right" else 0.25 for completion in completions]
 
-    trainer = make(
+    trainer = make_trainer(
         tiny_model,
         tmp_path,
         reward_funcs=graded,
@@ -290,7 +265,7 @@ def test_a_group_whose_only_right_completion_is_cut_off_is_dropped_under_overlon
     def script(text, i):
         return ("right..." if number(text) % 2 else "right") if i % 4 == 0 else "wrong"
 
-    trainer = make(tiny_model, tmp_path, script, starts_right, max_steps=1, overlong_filtering=True)
+    trainer = make_trainer(tiny_model, tmp_path, script, starts_right, max_steps=1, overlong_filtering=True)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen} == {0, 2, 4, 6}
@@ -305,7 +280,9 @@ def one_prompt_in_40(text, i):
 
 
 def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2)
+    trainer = make_trainer(
+        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
+    )
     seen = spy_on_training(trainer)
     trainer.train()
     live = [row for row in seen if row[3] > 0]
@@ -322,9 +299,11 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 def test_filler_does_not_change_the_gradient(tiny_model, tmp_path, loss_type):
     settings = {"max_steps": 1, "loss_type": loss_type}
-    short = make(tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, dynamic_sampling_max_rounds=2, **settings)
+    short = make_trainer(
+        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, dynamic_sampling_max_rounds=2, **settings
+    )
     short.train()
-    exact = make(
+    exact = make_trainer(
         tiny_model,
         tmp_path,
         lambda text, i: "right" if i % 4 == 0 else "wrong",
@@ -346,7 +325,7 @@ def test_a_rollout_without_any_accepted_group_moves_no_weight_not_even_by_moment
         return "right" if solved_at_first["on"] and i % 4 == 0 else "wrong"
 
     settings = {"weight_decay": 0.1, "dynamic_sampling_max_rounds": 2, "loss_type": loss_type}
-    trainer = make(tiny_model, tmp_path, script, max_steps=3, **settings)
+    trainer = make_trainer(tiny_model, tmp_path, script, max_steps=3, **settings)
     history = []
 
     class Watch(trainer_callback()):
@@ -370,7 +349,7 @@ def trainer_callback():
 
 
 def test_a_run_that_solves_nothing_says_so(tiny_model, tmp_path, caplog):
-    trainer = make(tiny_model, tmp_path, lambda text, i: "wrong", max_steps=2, dynamic_sampling_max_rounds=2)
+    trainer = make_trainer(tiny_model, tmp_path, lambda text, i: "wrong", max_steps=2, dynamic_sampling_max_rounds=2)
     trainer.train()
     (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
     assert "0 of 8 groups accepted in 2 rounds, 4 needed (dropped: all_wrong 8)" in warning
@@ -379,7 +358,7 @@ def test_a_run_that_solves_nothing_says_so(tiny_model, tmp_path, caplog):
 
 
 def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
-    trainer = make(
+    trainer = make_trainer(
         tiny_model,
         tmp_path,
         lambda text, i: "right",
@@ -396,7 +375,7 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
 
 
 def test_the_metrics_count_what_was_sampled_and_what_trains(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
     trainer.train()
     logs = {name.removeprefix("dynamic_sampling/"): value for name, value in trainer.state.log_history[0].items()}
     # Round 1 draws prompts 0 to 3 and keeps 1 and 2; the later rounds go on until two more are found.
@@ -521,7 +500,7 @@ def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_pat
         log_metric("answered", 1.0)
         return right(completions)
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=right_and_log, max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=right_and_log, max_steps=1)
     trainer.train()
     logs = trainer._logs
     assert len(logs["prompt"]) == 16
@@ -603,17 +582,19 @@ def test_a_dictionary_as_args_is_refused_with_the_fix_in_the_message(tiny_model)
 
 def test_unknown_deciding_rewards_are_refused_with_the_known_ones(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="names 'acc', but the reward functions are 'right'"):
-        make(tiny_model, tmp_path, dynamic_sampling_rewards=["acc"])
+        make_trainer(tiny_model, tmp_path, dynamic_sampling_rewards=["acc"])
 
 
 def test_a_length_penalty_may_not_decide(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="'soft_overlong_punishment', a length penalty"):
-        make(tiny_model, tmp_path, overlong_buffer_length=4, dynamic_sampling_rewards=["soft_overlong_punishment"])
+        make_trainer(
+            tiny_model, tmp_path, overlong_buffer_length=4, dynamic_sampling_rewards=["soft_overlong_punishment"]
+        )
 
 
 def test_the_users_list_of_reward_functions_is_left_as_it_was(tiny_model, tmp_path):
     reward_funcs = [right]
-    trainer = make(tiny_model, tmp_path, reward_funcs=reward_funcs, overlong_buffer_length=4)
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=reward_funcs, overlong_buffer_length=4)
     assert reward_funcs == [right]
     assert trainer.reward_func_names == ["right", "soft_overlong_punishment"]
 
@@ -662,7 +643,7 @@ def test_columns_that_a_transform_makes_are_not_refused(tiny_model, tmp_path):
 
 def test_a_weight_for_the_overlong_column_is_refused_with_its_own_setting(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="its weight is `overlong_penalty_factor`"):
-        make(tiny_model, tmp_path, overlong_buffer_length=4, reward_weights=[1.0, 0.5])
+        make_trainer(tiny_model, tmp_path, overlong_buffer_length=4, reward_weights=[1.0, 0.5])
 
 
 # ---- Hostile rewards ----
@@ -673,7 +654,7 @@ def test_a_reward_that_is_text_is_named_with_its_function(tiny_model, tmp_path):
         return ["yes"] * len(completions)
 
     with pytest.raises(TypeError, match=r"'verdict' returned 'yes' \(str\) for completion 0 of 16"):
-        make(tiny_model, tmp_path, reward_funcs=verdict, skip_preflight=True).train()
+        make_trainer(tiny_model, tmp_path, reward_funcs=verdict, skip_preflight=True).train()
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, tmp_path):
@@ -681,7 +662,7 @@ def test_a_failing_reward_function_ends_the_run_with_its_own_error(tiny_model, t
         raise KeyError("no such column")
 
     with pytest.raises(KeyError, match="no such column"):
-        make(tiny_model, tmp_path, reward_funcs=broken, skip_preflight=True).train()
+        make_trainer(tiny_model, tmp_path, reward_funcs=broken, skip_preflight=True).train()
 
 
 def test_an_infinite_reward_is_refused_by_name(tiny_model, tmp_path):
@@ -689,14 +670,14 @@ def test_an_infinite_reward_is_refused_by_name(tiny_model, tmp_path):
         return [math.inf] * len(completions)
 
     with pytest.raises(ValueError, match="'unbounded' returned an infinite reward"):
-        make(tiny_model, tmp_path, reward_funcs=unbounded, skip_preflight=True).train()
+        make_trainer(tiny_model, tmp_path, reward_funcs=unbounded, skip_preflight=True).train()
 
 
 def test_groups_that_nothing_scores_are_dropped_as_unscored(tiny_model, tmp_path):
     def sometimes(prompts, completions, **kwargs):
         return [None if number(p) % 3 == 0 else r for p, r in zip(prompts, right(completions), strict=True)]
 
-    trainer = make(tiny_model, tmp_path, reward_funcs=sometimes, max_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=sometimes, max_steps=1)
     seen = spy_on_training(trainer)
     trainer.train()
     assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
@@ -734,11 +715,11 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
 
 
 def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_model, tmp_path, caplog):
-    trainer = make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     checkpoint = tmp_path / "checkpoint-1"
     (checkpoint / "dapo_state.json").unlink()
-    resumed = make(tiny_model, tmp_path, max_steps=2)
+    resumed = make_trainer(tiny_model, tmp_path, max_steps=2)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert number(resumed.sampled[0]) == 0
     assert any("the prompts start a fresh pass" in record.message for record in caplog.records)
@@ -752,7 +733,7 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
         return [3.0 if completion == "right" else 0.25 for completion in completions]
 
     scaling = [0.0, 1.0, -1.0, 1.0]
-    trainer = make(
+    trainer = make_trainer(
         tiny_model, tmp_path, reward_funcs=graded, max_steps=1, per_device_eval_batch_size=4, reward_scaling=scaling
     )
     trainer.train()
@@ -796,7 +777,7 @@ def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp
     def is_seven(completions, **kwargs):
         return [1.0 if completion.endswith("7") else -1.0 for completion in completions]
 
-    trainer = make(tiny_model, tmp_path, script, is_seven, per_device_eval_batch_size=4)
+    trainer = make_trainer(tiny_model, tmp_path, script, is_seven, per_device_eval_batch_size=4)
     metrics = trainer.evaluate(prompts(3, source=["easy", "hard", "hard"]))
     assert metrics["eval_avg@4"] == pytest.approx((3 / 4 + 1 / 4 + 0) / 3)
     assert metrics["eval_avg@4/easy"] == 3 / 4
@@ -833,7 +814,7 @@ def test_conversational_evaluations_are_voted_on_by_the_text_of_the_answer(tiny_
 
 
 def test_an_evaluation_without_answers_to_vote_on_reports_no_majority(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, always_first_right, per_device_eval_batch_size=4)
+    trainer = make_trainer(tiny_model, tmp_path, always_first_right, per_device_eval_batch_size=4)
     metrics = trainer.evaluate(prompts(2))
     assert metrics["eval_avg@4"] == 1 / 4
     assert metrics["eval_pass@4"] == 1.0

@@ -630,12 +630,13 @@ def test_columns_honour_pad_to_multiple_of():
         assert microbatch["prompt_ids"].size(1) % 4 == microbatch["completion_ids"].size(1) % 4 == 0
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 8])
-def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, monkeypatch):
+@pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])
+def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, budget, monkeypatch):
     trainer = ScriptedUpdate(
         ROWS,
         per_device_train_batch_size=16 // num_microbatches,
         gradient_accumulation_steps=num_microbatches,
+        max_tokens_per_microbatch=budget,
         logging_strategy="no",
     )
     calls = []
@@ -750,7 +751,7 @@ def test_the_least_clipped_completion_is_one_that_has_tokens():
     assert log["clip_ratio/low_mean"] == pytest.approx(4 / 6)
 
 
-# ---- What cannot be cut anew ----
+# ---- What cannot be cut again ----
 
 
 def test_images_stay_with_their_rows():
@@ -835,14 +836,14 @@ def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows
     assert log["clip_ratio/region_mean"] == 0.0
 
 
-# ---- Models that feel their padding ----
+# ---- Models that depend on their padding ----
 
 VOCABULARY = {"vocab_size": 103, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.1, **VOCABULARY}
 TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "n_positions": 128, **VOCABULARY}
 # In force where the columns exceed 20: `ROWS` cut in two have 49 and 25, cut in four 49, 39, 26 and 19.
 LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
-FEELS_PADDING = {
+DEPEND_ON_PADDING = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**TINY_GPT2)),
     "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(attn_pdrop=0.0, **TINY_GPT2)),
     "gpt_neo": lambda: GPTNeoForCausalLM(
@@ -905,11 +906,11 @@ class WithOldLogps(ScriptedUpdate):
         return {**rollout, "old_per_token_logps": logps}
 
 
-@pytest.mark.parametrize("name", FEELS_PADDING)
+@pytest.mark.parametrize("name", DEPEND_ON_PADDING)
 def test_a_model_that_feels_its_padding_keeps_trls_widths_and_is_on_policy(name, caplog):
     torch.manual_seed(0)
     settings = {"disable_dropout": True, "epsilon": 1e-3, "epsilon_high": 1e-3}
-    trainer = run(WithOldLogps, ROWS, 4, model=FEELS_PADDING[name](), **settings)
+    trainer = run(WithOldLogps, ROWS, 4, model=DEPEND_ON_PADDING[name](), **settings)
     log = trainer.state.log_history[0]
     assert log["clip_ratio/region_mean"] == 0.0
     rollout = collate(ROWS)
@@ -949,22 +950,22 @@ def test_any_other_model_has_its_padding_trimmed_without_a_word(model, caplog):
 
 
 def test_another_loss_keeps_trls_widths_without_a_word(caplog):
-    trainer = run(WithOldLogps, ROWS, 4, model=FEELS_PADDING["gpt2"](), loss_type="grpo", disable_dropout=True)
+    trainer = run(WithOldLogps, ROWS, 4, model=DEPEND_ON_PADDING["gpt2"](), loss_type="grpo", disable_dropout=True)
     assert trainer.state.log_history[0]["clip_ratio/region_mean"] == 0.0
     assert "padding" not in caplog.text
 
 
 def test_a_surplus_cannot_be_carried_for_a_model_that_feels_its_padding():
-    settings = {"model": FEELS_PADDING["gpt2"](), "dynamic_sampling_surplus": "carry"}
+    settings = {"model": DEPEND_ON_PADDING["gpt2"](), "dynamic_sampling_surplus": "carry"}
     with pytest.raises(ValueError, match=r"'carry'.*padding.*'discard'"):
         run(ScriptedUpdate, ROWS, 4, **settings)
 
 
 def test_whether_a_model_feels_its_padding_is_found_out_without_a_draw_and_in_the_mode_it_is_in():
-    trainer = ScriptedUpdate(model=FEELS_PADDING["gpt2"]())  # with dropout
+    trainer = ScriptedUpdate(model=DEPEND_ON_PADDING["gpt2"]())  # with dropout
     assert trainer.model.training
     before = torch.get_rng_state()
-    assert trainer._feels_padding
+    assert trainer._depends_on_padding
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer.model.training
 

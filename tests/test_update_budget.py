@@ -158,25 +158,6 @@ def test_a_stand_in_for_no_rows_is_finite_and_in_no_loss():
     assert row["old_per_token_logps"].isnan().all()  # sampled by the current policy: the ratio is 1
 
 
-def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(monkeypatch):
-    trainer = ScriptedUpdate(
-        ROWS,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=8,
-        logging_strategy="no",
-        max_tokens_per_microbatch=60,
-    )
-    calls = []
-
-    def counted(collective):
-        return lambda *args, **kwargs: calls.append(collective.__name__) or collective(*args, **kwargs)
-
-    for name in ("gather", "reduce", "gather_for_metrics"):
-        monkeypatch.setattr(trainer.accelerator, name, counted(getattr(trainer.accelerator, name)))
-    trainer.train()
-    assert calls == ["gather", "gather"]
-
-
 # ---- Log-probabilities without gradient ----
 
 

@@ -1,27 +1,69 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Small random models of other kinds than `helpers.save_tiny_model`'s: one that may call tools, one that sees."""
+"""Small random models: one that reads characters, one that may call tools, one that sees images."""
 
+import string
 from pathlib import Path
 
 import torch
-from helpers import make_config, make_tokenizer, save_tiny_model
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     CLIPVisionConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaImageProcessorPil,
     LlavaProcessor,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
 )
 from trl.chat_template_utils import qwen3_chat_template
 
+from trl_dapo.tiny import build_model
 
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'][0] }}>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
 IMAGE_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'][0] }}>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<eos>"
     "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character."""
+    specials = ["<pad>", "<eos>", "<unk>"]
+    vocab = {token: i for i, token in enumerate([*specials, *string.printable])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> Qwen3ForCausalLM:
+    """The same weights for the same sizes; with no tokenizer given, for `make_tokenizer`'s vocabulary."""
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+    }
+    return build_model(tokenizer or make_tokenizer(), seed=0, **{**settings, **sizes})
+
+
+def save_tiny_model(path: Path, tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> str:
+    tokenizer = tokenizer or make_tokenizer()
+    make_model(tokenizer, **sizes).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
 
 
 def save_tool_model(path: Path) -> str:
@@ -47,7 +89,6 @@ def save_image_model(path: Path) -> str:
         num_additional_image_tokens=1,
         chat_template=IMAGE_TEMPLATE,
     )
-    torch.manual_seed(0)
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(
             hidden_size=16,
@@ -58,12 +99,13 @@ def save_image_model(path: Path) -> str:
             patch_size=4,
             projection_dim=16,
         ),
-        text_config=make_config(tokenizer),
+        text_config=make_model(tokenizer).config,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=4,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    torch.manual_seed(0)
     LlavaForConditionalGeneration(config).save_pretrained(path)
     processor.save_pretrained(path)
     return str(path)

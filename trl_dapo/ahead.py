@@ -229,7 +229,7 @@ class RoundAhead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what [`RoundAhead.state_dict`] returned, on this process."""
         if state["is_asked"] and not asks_a_server(self._trainer):
-            logger.warning("The round that the checkpoint holds was sampled by a vLLM server. It is sampled anew.")
+            logger.warning("The round that the checkpoint holds was sampled by a vLLM server. It is sampled again.")
             return
         answer = None if state["answer"] is None else Answer.from_state_dict(state["answer"])
         fits = [answer is None or self._is_of_prompts_due(answer)]
@@ -237,7 +237,7 @@ class RoundAhead:
         if not fits[0]:
             logger.warning(
                 "The round that the checkpoint holds is of other prompts: the tokenizer or the chat template "
-                "has changed. It is sampled anew."
+                "has changed. It is sampled again."
             )
             return
         self._is_asked = self._is_answered = state["is_asked"]

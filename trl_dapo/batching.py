@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 #   completion  (B, C), padded on the right; or one value per row: (B,) or (B, 1)
 #   sequence    (B, P + C), padded on both sides
 #   step        a scalar about all rows
-#   image       anything that is not indexed by row; such a rollout is trimmed but not cut anew
+#   image       anything that is not indexed by row; such a rollout is trimmed but not cut again
 # `None` is filled with the pad token.
 ROLLOUT_KEYS = {
     "prompt_ids": ("prompt", None),

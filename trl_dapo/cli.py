@@ -141,7 +141,7 @@ def _quickstart(args: argparse.Namespace) -> int:
     except OSError as error:
         return _tell("quickstart", error)
     except KeyboardInterrupt:
-        said = "stopped. A quickstart is not resumed: the same command starts anew."
+        said = "stopped. A quickstart is not resumed: the same command starts again."
         print(f"\ntrl-dapo quickstart: {said}", file=sys.stderr)
         return 130
     return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from .batch_sizes import describe_batches, describe_launch, size_batches
+from .docstrings import help_from_docstring
 from .loss import LOSS_MEANS
 from .rewards import scale_reward
 
@@ -28,6 +29,7 @@ REQUEST_SHARE = 0.9
 LOGGING_STYLES = ("table", "full")
 
 
+@help_from_docstring
 @dataclass
 class DAPOConfig(GRPOConfig):
     r"""
@@ -58,17 +60,23 @@ class DAPOConfig(GRPOConfig):
         epsilon_high (`float`, *optional*, defaults to `0.28`):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
             become likely and the entropy does not collapse.
+        beta (`float`, *optional*, defaults to `0.0`):
+            Weight of the KL term, which DAPO leaves out.
+        loss_type (`str`, *optional*, defaults to `"dapo"`):
+            `"dapo"`: every token of an optimizer step weighs the same. Any other value of TRL's is left to
+            [`~trl.GRPOTrainer`].
         delta (`float`, *optional*):
             TRL's bound on the unclipped ratio. From `1 + epsilon_high` on it is the dual clip: where the advantage is
             negative, a token's loss grows no further once its ratio passes this. verl, SkyRL and NeMo RL call it
             `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
-            As in [`~trl.GRPOConfig`], where it defaults to `"sequence_mask"`: the ratio of a whole completion strays
-            from 1 with its length, and its mean weight falls to 0.38 at 8k tokens and 0.15 at 20k, where vLLM's
-            log-probabilities differ by 0.02 a token. Token by token it stays near 1.
+            How the ratio between the model's and vLLM's probabilities is bounded: `"token_truncate"`, `"token_mask"`,
+            `"sequence_truncate"` or `"sequence_mask"`, the default of [`~trl.GRPOConfig`]. The ratio of a whole
+            completion strays from 1 with its length, and its mean weight falls to 0.38 at 8k tokens and 0.15 at 20k,
+            where vLLM's log-probabilities differ by 0.02 a token. Token by token it stays near 1.
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
-            Upper bound of a token's ratio; 3.0 in [`~trl.GRPOConfig`].
+            Upper bound of that ratio; 3.0 in [`~trl.GRPOConfig`].
 
         > LoRA with vLLM
 
@@ -214,187 +222,45 @@ class DAPOConfig(GRPOConfig):
     ```
     """
 
-    prompts_per_rollout: int | None = field(
-        default=None,
-        metadata={
-            "help": "Prompts of a rollout batch, on any number of processes: works out `steps_per_generation`. "
-            "Default: `prompts_per_step`."
-        },
-    )
-    prompts_per_step: int | None = field(
-        default=None,
-        metadata={
-            "help": "Prompts of an optimizer step, on any number of processes: works out "
-            "`gradient_accumulation_steps`. Default: `prompts_per_rollout`."
-        },
-    )
-    epsilon: float = field(default=0.2, metadata={"help": "Lower clip: the ratio counts down to `1 - epsilon`."})
-    epsilon_high: float | None = field(
-        default=0.28, metadata={"help": "Upper clip (Clip-Higher): the ratio counts up to `1 + epsilon_high`."}
-    )
-    beta: float = field(default=0.0, metadata={"help": "KL coefficient. DAPO has no KL term."})
-    loss_type: str = field(
-        default="dapo",
-        metadata={
-            "help": "`dapo`: every token of an optimizer step weighs the same. Any other value is left to GRPOTrainer."
-        },
-    )
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate",
-        metadata={
-            "help": "How the ratio between the model's and vLLM's log-probabilities is bounded: `token_truncate`, "
-            "`token_mask`, `sequence_truncate` or `sequence_mask`. The ratio of a whole long completion strays far "
-            "from 1."
-        },
-    )
-    vllm_importance_sampling_clip_max: float | None = field(
-        default=2.0, metadata={"help": "Upper bound of the ratio between the model's and vLLM's probabilities."}
-    )
-    vllm_lora_sync: str | None = field(
-        default=None,
-        metadata={
-            "help": "What vLLM is handed of a model with LoRA: `adapter`, the adapter alone, or `merge`, all weights. "
-            "Default: the first where vLLM can serve it.",
-            "choices": list(LORA_SYNCS),
-        },
-    )
-    max_tokens_per_microbatch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens that a micro-batch may have, padding included; a longer row goes alone. Default: no "
-            "bound, `gradient_accumulation_steps` micro-batches of equal padded cost."
-        },
-    )
-    use_dynamic_sampling: bool = field(
-        default=True,
-        metadata={
-            "help": "Sample prompts until the rollout batch is full of groups with right and wrong completions."
-        },
-    )
-    dynamic_sampling_max_rounds: int = field(
-        default=10, metadata={"help": "Generation rounds for one rollout batch. 0 or less: no limit."}
-    )
-    dynamic_sampling_on_exhausted: str = field(
-        default="top_up",
-        metadata={
-            "help": "When the rounds are used up: `top_up` trains on the accepted groups and fills the batch with "
-            "rows that weigh nothing; `error` stops with the counts by reason.",
-            "choices": list(ON_EXHAUSTED),
-        },
-    )
-    dynamic_sampling_stop_after: int = field(
-        default=20,
-        metadata={"help": "Rollouts in a row that find nothing, after which the run stops with status 3. 0: never."},
-    )
-    max_passes: float | None = field(
-        default=None, metadata={"help": "Passes over the dataset after which the run ends. Default: no limit."}
-    )
-    max_tokens_generated: int | None = field(
-        default=None, metadata={"help": "Tokens generated after which the run ends. Default: no limit."}
-    )
-    dynamic_sampling_rewards: list[str] | None = field(
-        default=None,
-        metadata={"help": "Names of the reward functions that decide. Default: all but the length penalty."},
-    )
-    dynamic_sampling_min_accuracy: float = field(
-        default=0.0, metadata={"help": "Accept a group only if more than this share of it is right."}
-    )
-    dynamic_sampling_max_accuracy: float = field(
-        default=1.0, metadata={"help": "Accept a group only if less than this share of it is right."}
-    )
-    dynamic_sampling_accuracy_threshold: float = field(
-        default=0.0, metadata={"help": "A completion is right if its task reward exceeds this."}
-    )
-    dynamic_sampling_mode: str = field(
-        default="filter",
-        metadata={
-            "help": "`filter`: sample further prompts in place of dropped groups. `replace`: train on copies of "
-            "accepted groups in their place. `mask`: keep them in the batch, weighing nothing.",
-            "choices": list(MODES),
-        },
-    )
-    dynamic_sampling_max_round_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Prompts one round may sample. Default: no limit with vLLM or continuous batching, else the "
-            "generation batch."
-        },
-    )
-    batch_multiplier: float | None = field(
-        default=None,
-        metadata={"help": "Size of every round in rollout batches. Default: sized by the acceptance rate."},
-    )
-    min_replace_ratio: float = field(
-        default=0.3,
-        metadata={"help": "With `replace`: share of the batch to be accepted before copies fill the rest."},
-    )
-    dynamic_sampling_surplus: str = field(
-        default="discard",
-        metadata={
-            "help": "Accepted groups beyond the batch: `discard`, or `carry` into the next rollout.",
-            "choices": list(SURPLUS),
-        },
-    )
-    dynamic_sampling_memory: bool = field(
-        default=False,
-        metadata={"help": "Remember each prompt's pass rate and pass over prompts likely to be dropped, for a while."},
-    )
-    rollouts_ahead: int = field(
-        default=0,
-        metadata={
-            "help": "1: vLLM's server samples the next rollout's first round while this one trains. 0: they take "
-            "turns.",
-            "choices": list(ROLLOUTS_AHEAD),
-        },
-    )
-    vllm_request_timeout: float | None = field(
-        default=None,
-        metadata={"help": "Seconds that a request to vLLM's server may take. Default: 0.9 * `ddp_timeout`."},
-    )
-    overlong_buffer_length: int | None = field(
-        default=None,
-        metadata={"help": "The paper's L_cache in tokens. Setting it turns the soft overlong punishment on."},
-    )
-    overlong_penalty_factor: float = field(
-        default=1.0, metadata={"help": "Size of the soft overlong punishment at `max_completion_length`."}
-    )
-    overlong_filtering: bool | None = field(
-        default=None,
-        metadata={"help": "Leave cut-off completions out of the loss. TRL's `mask_truncated_completions`."},
-    )
-
-    reward_scaling: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Source minimum and maximum that the task's rewards are clamped to, target minimum and maximum "
-            "that they are mapped to."
-        },
-    )
-    eval_temperature: float | None = field(
-        default=None, metadata={"help": "Temperature of evaluation. Default: `temperature`."}
-    )
-    eval_top_p: float | None = field(default=None, metadata={"help": "Nucleus of evaluation. Default: `top_p`."})
-    eval_top_k: int | None = field(
-        default=None, metadata={"help": "Tokens that evaluation samples from. Default: `top_k`."}
-    )
-    skip_preflight: bool = field(
-        default=False,
-        metadata={"help": "Do not call the reward functions once on made-up completions before training."},
-    )
-    logging_style: str = field(
-        default="table",
-        metadata={
-            "help": "What is printed at a logging step: a `table` of one line each, or the `full` dictionary.",
-            "choices": list(LOGGING_STYLES),
-        },
-    )
-    log_rollouts: bool = field(
-        default=True,
-        metadata={"help": "Keep a row for every group that is sampled, trained or not, in `rollouts/`."},
-    )
-    log_groups: int = field(
-        default=4, metadata={"help": "Groups a rollout of which `rollouts/` keeps prompt and completions as text."}
-    )
+    prompts_per_rollout: int | None = None
+    prompts_per_step: int | None = None
+    epsilon: float = 0.2
+    epsilon_high: float | None = 0.28
+    beta: float = 0.0
+    loss_type: str = "dapo"
+    vllm_importance_sampling_mode: str = "token_truncate"
+    vllm_importance_sampling_clip_max: float | None = 2.0
+    vllm_lora_sync: str | None = field(default=None, metadata={"choices": list(LORA_SYNCS)})
+    max_tokens_per_microbatch: int | None = None
+    use_dynamic_sampling: bool = True
+    dynamic_sampling_max_rounds: int = 10
+    dynamic_sampling_on_exhausted: str = field(default="top_up", metadata={"choices": list(ON_EXHAUSTED)})
+    dynamic_sampling_stop_after: int = 20
+    max_passes: float | None = None
+    max_tokens_generated: int | None = None
+    dynamic_sampling_rewards: list[str] | None = None
+    dynamic_sampling_min_accuracy: float = 0.0
+    dynamic_sampling_max_accuracy: float = 1.0
+    dynamic_sampling_accuracy_threshold: float = 0.0
+    dynamic_sampling_mode: str = field(default="filter", metadata={"choices": list(MODES)})
+    dynamic_sampling_max_round_size: int | None = None
+    batch_multiplier: float | None = None
+    min_replace_ratio: float = 0.3
+    dynamic_sampling_surplus: str = field(default="discard", metadata={"choices": list(SURPLUS)})
+    dynamic_sampling_memory: bool = False
+    rollouts_ahead: int = field(default=0, metadata={"choices": list(ROLLOUTS_AHEAD)})
+    vllm_request_timeout: float | None = None
+    overlong_buffer_length: int | None = None
+    overlong_penalty_factor: float = 1.0
+    overlong_filtering: bool | None = None
+    reward_scaling: list[float] | None = None
+    eval_temperature: float | None = None
+    eval_top_p: float | None = None
+    eval_top_k: int | None = None
+    skip_preflight: bool = False
+    logging_style: str = field(default="table", metadata={"choices": list(LOGGING_STYLES)})
+    log_rollouts: bool = True
+    log_groups: int = 4
 
     def __post_init__(self) -> None:
         if self.num_generations is None or self.num_generations < 2:

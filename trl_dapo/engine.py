@@ -101,7 +101,7 @@ def naming_the_server(trainer: "DAPOTrainer") -> Iterator[None]:
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         folder = output_folder(args)
         checkpoint = last_complete_checkpoint(folder)
-        how = f"resume from {checkpoint}" if checkpoint else f"train anew: {folder} holds no checkpoint"
+        how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
         what = f"is gone ({error}). Start it again and"
         if _says_that_time_is_up(error):
             what = (

@@ -20,6 +20,7 @@ from .arguments import one_line
 from .checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
+from .docstrings import help_from_docstring
 from .rewards import dapo_math_reward, math_verify_reward
 from .tools import calculate
 
@@ -29,6 +30,7 @@ REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 TOOLS = {"calculate": calculate}
 
 
+@help_from_docstring
 @dataclass
 class LaunchArguments:
     """
@@ -63,34 +65,18 @@ class LaunchArguments:
             Whether to train a small random model that is made on the spot, in place of `model_name_or_path`.
     """
 
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Training prompts: a file, or a dataset on the Hub."}
-    )
-    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset on the Hub."})
-    dataset_offset: int = field(default=0, metadata={"help": "Problems passed over at the start."})
-    dataset_limit: int | None = field(default=None, metadata={"help": "Problems to train on, at most."})
-    eval_dataset_name: str | None = field(
-        default=None, metadata={"help": "Evaluation prompts: a file, or a dataset on the Hub."}
-    )
-    eval_dataset_split: str = field(default="train", metadata={"help": "Split of a dataset on the Hub."})
-    eval_dataset_offset: int = field(default=0, metadata={"help": "Problems passed over at the start."})
-    eval_dataset_limit: int | None = field(default=None, metadata={"help": "Problems to evaluate on, at most."})
-    prompt_style: str = field(
-        default="answer_line",
-        metadata={"help": "How a problem is put to the model.", "choices": list(PROMPT_STYLES)},
-    )
-    reward_funcs: list[str] = field(
-        default_factory=lambda: ["dapo_math"],
-        metadata={"help": f"{', '.join(REWARDS)}, or a dotted import path."},
-    )
-    tools: list[str] | None = field(
-        default=None,
-        metadata={"help": f"Functions that the model may call: {', '.join(TOOLS)}, or a dotted import path."},
-    )
-    tiny_model: bool = field(
-        default=False,
-        metadata={"help": "Train a small random model made on the spot, in place of `model_name_or_path`."},
-    )
+    dataset_name: str | None = None
+    dataset_split: str = "train"
+    dataset_offset: int = 0
+    dataset_limit: int | None = None
+    eval_dataset_name: str | None = None
+    eval_dataset_split: str = "train"
+    eval_dataset_offset: int = 0
+    eval_dataset_limit: int | None = None
+    prompt_style: str = field(default="answer_line", metadata={"choices": list(PROMPT_STYLES)})
+    reward_funcs: list[str] = field(default_factory=lambda: ["dapo_math"])
+    tools: list[str] | None = None
+    tiny_model: bool = False
 
 
 class _Parser(TrlParser):

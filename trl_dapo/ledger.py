@@ -13,7 +13,7 @@
     lengths, truncated, rewards/<name>      of each completion
     prompt, completions                     text, of `log_groups` groups a rollout, else null
 
-Parts are parquet files. With every rollout the last one is written anew beside itself and put in its own place, until
+Parts are parquet files. With every rollout the last one is written again beside itself and put in its own place, until
 it is large enough, so whenever a run is killed it leaves whole rollouts.
 """
 
@@ -44,7 +44,7 @@ from .sampling.task import TaskReward
 logger = logging.get_logger(__name__)
 
 LEDGER_NAME = "rollouts"
-# From here on a part is left alone: what is written anew with every rollout stays small.
+# From here on a part is left alone: what is written again with every rollout stays small.
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
 TEXT = ("prompt", "completions")

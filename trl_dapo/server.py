@@ -38,7 +38,7 @@ class ServerAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        # The connection that waits for an answer is in nobody's hands but its thread's: note its socket.
+        # Only the thread that waits for an answer knows its connection: note its socket.
         self.poolmanager.pool_classes_by_scheme = {
             "http": _noting(HTTPConnectionPool, HTTPConnection, self._sockets, self._interrupted),
             "https": _noting(HTTPSConnectionPool, HTTPSConnection, self._sockets, self._interrupted),

@@ -3,6 +3,7 @@
 """A random model for trial runs: every part of a run is real, but the model knows nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -15,15 +16,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tiny_model(path: Path, seed: int) -> None:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """
-    Writes a random Qwen3 model and a tokenizer of one token a byte, so that it can read any prompt.
+    Tokenizer of one token a byte, which can read any prompt.
 
-    Args:
-        path (`pathlib.Path`):
-            Folder to write to.
-        seed (`int`):
-            Seed of the weights.
+    Returns:
+        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
     """
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -34,18 +32,50 @@ def save_tiny_model(path: Path, seed: int) -> None:
         tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
+    """
+    Qwen3 with random weights, 0.1 million parameters by default.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
+            Decides the vocabulary and the special tokens.
+        seed (`int`):
+            Seed of the weights.
+        **sizes:
+            Fields of [`~transformers.Qwen3Config`] to change.
+
+    Returns:
+        [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
+    """
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    return Qwen3ForCausalLM(Qwen3Config(**{**settings, **sizes}))
+
+
+def save_tiny_model(path: Path, seed: int) -> None:
+    """
+    Writes a random model and its tokenizer.
+
+    Args:
+        path (`pathlib.Path`):
+            Folder to write to.
+        seed (`int`):
+            Seed of the weights.
+    """
+    tokenizer = build_tokenizer()
+    build_model(tokenizer, seed).save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -422,7 +422,7 @@ class DAPOTrainer(UpdatePhase):
     def _generate_for_evaluation(self, prompts: list) -> tuple:
         """Completions for the prompts of several batches, one batch after the other."""
         k = self.num_generations_eval
-        # vLLM's server is asked for so many completions of every so-manieth prompt, over all processes. Where a
+        # vLLM's server is asked for n completions of every n-th prompt, over all processes. Where a
         # problem's rows lie in two processes, they are not neighbours any more.
         self.num_generations_eval = math.gcd(k, self.args.per_device_eval_batch_size)
         try:

@@ -57,8 +57,8 @@ from .step_metrics import StepMetrics, metrics_of_tokens
 
 logger = logging.get_logger(__name__)
 
-# Mean difference in log-probability above which a model feels its padding. A shift by 32 moves tiny random models with
-# absolute positions by 0.08 to 0.5; where positions are counted without padding, only rounding is left.
+# Mean difference in log-probability above which a model depends on its padding. A shift by 32 moves tiny random models
+# with absolute positions by 0.08 to 0.5; where positions are counted without padding, only rounding is left.
 PADDING_TOLERANCE = 0.02
 
 # What a rollout holds for the model besides tokens and masks.
@@ -146,7 +146,7 @@ class UpdatePhase(GRPOTrainer):
     micro-batches of equal padded cost.
 
     Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
-    draw), counts its own loss tokens over all ranks, and cuts the rows anew into the usual number of micro-batches,
+    draw), counts its own loss tokens over all ranks, and cuts the rows again into the usual number of micro-batches,
     on the same number of ranks. The training loop, DDP, FSDP and DeepSpeed see nothing unusual.
 
     With `max_tokens_per_microbatch` it is cut into as many micro-batches as keep that budget instead, the same number
@@ -157,8 +157,8 @@ class UpdatePhase(GRPOTrainer):
       same keys; elsewhere each rank cuts its own.
     - Rows with images, and `top_entropy_quantile < 1` (a quantile over the micro-batch is no sum over tokens), keep
       TRL's micro-batches, trimmed.
-    - A model that feels its padding (absolute positions counted from the first column, dynamic or long rope, attention
-      scaled by position) keeps TRL's micro-batches, untrimmed: one line at the start of training says so.
+    - A model that depends on its padding (absolute positions counted from the first column, dynamic or long rope,
+      attention scaled by position) keeps TRL's micro-batches, untrimmed: one line at the start of training says so.
     - The entropy bonus is a mean over the optimizer step's tokens too. The load-balancing loss of a mixture of experts
       stays what it is everywhere: a mean over micro-batches of a loss on the micro-batch.
     - An optimizer step without a loss token leaves weights and optimizer state as they are, under every engine.
@@ -216,13 +216,13 @@ class UpdatePhase(GRPOTrainer):
         return 2 * trained > sum(weight.numel() for weight in parameters)
 
     def _check_budget(self) -> None:
-        """Refuse a budget where rows cannot be cut anew."""
+        """Refuse a budget where rows cannot be cut again."""
         if self._budget is None:
             return
         setting = f"`max_tokens_per_microbatch={self._budget}`"
         if self._is_vlm:
             raise ValueError(
-                f"{setting} does not support models with images, whose rows cannot be cut anew. Leave it out, and "
+                f"{setting} does not support models with images, whose rows cannot be cut again. Leave it out, and "
                 "bound memory by `per_device_train_batch_size`."
             )
         if self.num_ranks_sharing_a_row > 1:
@@ -236,8 +236,8 @@ class UpdatePhase(GRPOTrainer):
     def _refuse_to_feel_padding(self, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(
-                f"`max_tokens_per_microbatch={self._budget}` does not work for this model, which feels its padding: "
-                f"{reason}. Leave it out, and bound memory by `per_device_train_batch_size`."
+                f"`max_tokens_per_microbatch={self._budget}` does not work for this model, which depends on its "
+                f"padding: {reason}. Leave it out, and bound memory by `per_device_train_batch_size`."
             )
 
     # The window: the rows of one optimizer step
@@ -465,10 +465,10 @@ class UpdatePhase(GRPOTrainer):
     @property
     def _trims_padding(self) -> bool:
         """Whether columns of padding may go, in passes with gradient and without."""
-        return self.loss_type == "dapo" and not self._feels_padding
+        return self.loss_type == "dapo" and not self._depends_on_padding
 
     @cached_property
-    def _feels_padding(self) -> bool:
+    def _depends_on_padding(self) -> bool:
         """Whether log-probabilities depend on padding. All ranks ask at once: finding out may take the model."""
         reason = why_positions_are_absolute(self.model.config)
         # Turned by their positions, queries and keys know distances alone, though rounding differs. Models with images
@@ -479,8 +479,8 @@ class UpdatePhase(GRPOTrainer):
                 reason = f"a row's log-probabilities move by {moved:.2g} in the mean when it is padded"
         if reason is not None and self.accelerator.is_main_process:
             logger.warning(
-                f"This model feels its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives them, "
-                "and are not cut to equal cost."
+                f"This model depends on its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives "
+                "them, and are not cut to equal cost."
             )
         return reason is not None
 
@@ -513,7 +513,7 @@ class UpdatePhase(GRPOTrainer):
         return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
 
     def _check_padding(self) -> None:
-        if self._budget is not None and self._feels_padding:
+        if self._budget is not None and self._depends_on_padding:
             self._refuse_to_feel_padding("its log-probabilities move when a row is padded")
         if self._trims_padding or self.loss_type != "dapo" or not self.args.use_dynamic_sampling:
             return

@@ -7,11 +7,11 @@ This folder must not be named `vllm`: `tests` is on the path, and TRL would take
 
 import importlib.metadata
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import run_alone, save_tiny_model
+from helpers import launch
+from tiny_models import save_tiny_model
 from vllm_server import cpu_environment
 
 
@@ -56,10 +56,8 @@ def run_job():
     """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
 
     def run(job, *args, num_processes=1, timeout=300):
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-        module = ["-m", *launcher] if num_processes > 1 else []
-        command = [sys.executable, *module, str(HERE / "vllm_jobs.py"), job, *map(str, args)]
+        how = {"num_processes": num_processes, "timeout": timeout, "stderr": subprocess.STDOUT}
         environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package beside these tests
-        return run_alone(command, timeout=timeout, env=environment, stderr=subprocess.STDOUT)
+        return launch(job, *args, jobs=HERE / "vllm_jobs.py", env=environment, **how)
 
     return run

@@ -413,8 +413,8 @@ class _Server:
         logger.warning(
             "%s answers with empty text and has put what the model wrote into `reasoning_content`, which is not "
             "scored: such a completion counts as wrong. Start the server without a reasoning parser (vLLM's "
-            "`--reasoning-parser`), so that the whole completion is text; where completions are cut off in the midst "
-            "of their reasoning, also raise `max_completion_length`, which is %d.",
+            "`--reasoning-parser`), so that the whole completion is text; where completions are cut off while "
+            "they reason, also raise `max_completion_length`, which is %d.",
             self.base_url,
             self._fields["max_tokens"],
         )

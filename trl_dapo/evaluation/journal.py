@@ -113,7 +113,7 @@ class Journal:
         self._file.seek(0)
         lines = self._file.readlines()
         if lines and not lines[-1].endswith(b"\n"):
-            # Whoever wrote it was killed at it.
+            # The process that wrote it was killed meanwhile.
             torn = lines.pop()
             self._file.truncate(self._file.tell() - len(torn))
         entries = [self._parse(number, line) for number, line in enumerate(lines, start=1)]

@@ -366,8 +366,8 @@ class Plan:
     def _sampling(self) -> tuple[float, float]:
         num = self.recipe.settings.num_generations
         found = [(often, self._sample(groups * num, num)) for often, groups in self.rounds]
-        steps, prompts = (sum(often * seconds[part] for often, seconds in found) for part in (0, 1))
-        return steps, prompts
+        seconds, tail = (sum(often * each[part] for often, each in found) for part in (0, 1))
+        return seconds, tail
 
     @property
     def tail_seconds(self) -> float:

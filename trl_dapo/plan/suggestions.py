@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that would help a plan most, each of them planned anew."""
+"""The settings that would help a plan most, each of them planned again."""
 
 import json
 from collections.abc import Iterator

@@ -29,7 +29,7 @@ class PromptStream:
 
     Args:
         dataset (`datasets.Dataset` or `datasets.IterableDataset`):
-            Prompts. A map-style dataset is permuted anew in every pass; an iterable one goes through its own shuffle
+            Prompts. A map-style dataset is permuted again in every pass; an iterable one goes through its own shuffle
             buffer, re-seeded in every pass.
         seed (`int`):
             Seed of the order.
@@ -152,7 +152,7 @@ class PromptStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Continues from what [`~PromptStream.state_dict`] returned, of the same dataset and seed. An iterable dataset is
-        read anew up to its position in the present pass: its own state does not hold the shuffle buffer.
+        read again up to its position in the present pass: its own state does not hold the shuffle buffer.
         """
         self._source.length = state["length"]
         self._num_passes = state["num_passes"]

@@ -6,7 +6,7 @@ import json
 
 import jobs
 import pytest
-from helpers import launch, number, prompts, tiny_config
+from helpers import launch, number, prompts, right, tiny_config
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
@@ -149,7 +149,7 @@ def test_an_evaluation_before_the_first_step_asks_once(tiny_model, tmp_path):
         tmp_path, max_steps=1, per_device_eval_batch_size=4, eval_on_start=True, eval_strategy="steps", eval_steps=1
     )
     trainer = jobs.CountingTrainer(
-        tiny_model, jobs.right, args, train_dataset=prompts(24), eval_dataset=prompts(3), script=jobs.script
+        tiny_model, right, args, train_dataset=prompts(24), eval_dataset=prompts(3), script=jobs.script
     )
     trainer.use_transformers_continuous_batching = True
     trainer.train()
@@ -231,7 +231,7 @@ def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(eva
 
 
 @pytest.mark.parametrize("batch_size", ["2", "6"])
-def test_a_server_that_is_asked_for_every_so_manieth_prompt_answers_each(evaluated_by_two, batch_size):
+def test_a_server_that_is_asked_for_every_nth_prompt_answers_each(evaluated_by_two, batch_size):
     for report in evaluated_by_two:
         assert report[batch_size]["ahead"]["calls"][0]["answers_each"]
 

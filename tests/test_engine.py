@@ -87,7 +87,7 @@ def test_a_lost_server_is_named_with_the_last_complete_checkpoint(tiny_model, tm
 
 
 def test_a_server_lost_before_the_first_checkpoint_means_to_train_anew(tiny_model, tmp_path):
-    with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .* train anew: .* holds no checkpoint"):
+    with pytest.raises(RuntimeError, match=r"http://gpu-7:8000 .* start over: .* holds no checkpoint"):
         make_trainer_of_a_server(tiny_model, tmp_path).train()
 
 

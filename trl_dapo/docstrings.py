@@ -1,0 +1,97 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a dataclass's docstring says of its fields, in TRL's format: the one place that describes them."""
+
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+import types
+from typing import NamedTuple, TypeVar
+
+
+T = TypeVar("T")
+
+_SECTION = re.compile(r"^(?:Args|Parameters):\n((?:[ \t].*\n?|\n)*)", re.MULTILINE)
+_FIELD = re.compile(r"(\w+) \(`.+?(?:, defaults to `(.*)`)?\):")
+_REFERENCE = re.compile(r"\[`~?(?:\w+\.)*(\w+)`\]")
+
+
+class Entry(NamedTuple):
+    """
+    What a docstring says of one field.
+
+    Args:
+        heading (`str`):
+            The `> Heading` that it stands under; empty where there is none.
+        default (`str`, *optional*):
+            The default, as it is written.
+        text (`str`):
+            The description on one line, with references such as [`~trl.GRPOConfig`] as names: outside of Python they
+            lead nowhere.
+    """
+
+    heading: str
+    default: str | None
+    text: str
+
+
+def read_fields(doc: str) -> dict[str, Entry]:
+    """
+    Reads the fields that a docstring describes.
+
+    Args:
+        doc (`str`):
+            A class's docstring in TRL's format: fields under `Args:` or `Parameters:`, with or without headings.
+
+    Returns:
+        `dict[str, Entry]`: By the field's name, in order.
+
+    Raises:
+        ValueError: If a line is neither a field, nor a heading, nor the text of one.
+    """
+    heading, entries = "", {}
+    section = _SECTION.search(inspect.cleandoc(doc) + "\n")
+    text = _REFERENCE.sub(r"`\1`", section[1]) if section else ""
+    for line in textwrap.dedent(text).splitlines():
+        if line.startswith("> "):
+            heading = line.removeprefix("> ")
+        elif match := _FIELD.fullmatch(line):
+            name, default = match.groups()
+            entries[name] = Entry(heading, default, "")
+        elif line.startswith(" ") and entries:
+            entries[name] = entries[name]._replace(text=f"{entries[name].text} {line.strip()}".lstrip())
+        elif line:
+            raise ValueError(f"Neither a field, such as 'steps (`int`, *optional*):', nor its text: {line!r}.")
+    return entries
+
+
+def help_from_docstring(cls: type[T]) -> type[T]:
+    """
+    Gives the fields that a dataclass declares their `help`, which [`~transformers.HfArgumentParser`] shows, from the
+    class's docstring. Inherited fields keep theirs. Python's `-OO` takes the docstrings away: then there is no help.
+
+    Args:
+        cls (`type`):
+            A dataclass.
+
+    Returns:
+        `type`: The same class.
+
+    Raises:
+        ValueError: If a field is not described, or what is described is not a field.
+    """
+    if sys.flags.optimize >= 2:
+        return cls
+    entries = read_fields(cls.__doc__ or "")
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # `T` is one
+    if unknown := [name for name in entries if name not in fields]:
+        raise ValueError(f"The docstring of `{cls.__name__}` describes {unknown[0]!r}, which is no field of it.")
+    for name in inspect.get_annotations(cls):
+        if name not in entries or not entries[name].text:
+            raise ValueError(f"The docstring of `{cls.__name__}` does not describe its field {name!r}.")
+        # argparse formats help with `%`.
+        described = {**fields[name].metadata, "help": entries[name].text.replace("%", "%%")}
+        fields[name].metadata = types.MappingProxyType(described)
+    return cls
