@@ -5,15 +5,18 @@
 import contextlib
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ProtocolError, ReadTimeoutError
-from urllib3.response import BaseHTTPResponse
 from urllib3.util.retry import Retry
+
+
+if TYPE_CHECKING:
+    from urllib3.response import BaseHTTPResponse
 
 
 class ServerAdapter(HTTPAdapter):
@@ -87,7 +90,7 @@ def _that_ends(retry: Retry, interrupted: threading.Event) -> Retry:
             self,
             method: str | None = None,
             url: str | None = None,
-            response: BaseHTTPResponse | None = None,
+            response: "BaseHTTPResponse | None" = None,
             error: Exception | None = None,
             *args: Any,
             **kwargs: Any,
@@ -98,7 +101,7 @@ def _that_ends(retry: Retry, interrupted: threading.Event) -> Retry:
                 raise ProtocolError("The request was interrupted.")
             return super().increment(method, url, response, error, *args, **kwargs)
 
-        def sleep(self, response: BaseHTTPResponse | None = None) -> None:
+        def sleep(self, response: "BaseHTTPResponse | None" = None) -> None:
             interrupted.wait(self.get_backoff_time())
 
     retry = retry.new()
