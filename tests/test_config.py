@@ -45,6 +45,7 @@ def tiny_config_class():
         ({"overlong_penalty_factor": -0.5, "overlong_buffer_length": 4}, "must not be negative, got -0.5"),
         ({"overlong_penalty_factor": 2.0}, "`overlong_penalty_factor=2.0` has no effect without"),
         ({"num_generations": 1}, "at least 2, got 1"),
+        ({"num_generations": None}, "at least 2, got None"),
         ({"dynamic_sampling_min_accuracy": 0.5, "dynamic_sampling_max_accuracy": 0.5}, "got 0.5 and 0.5"),
         ({"dynamic_sampling_min_accuracy": -0.1}, "got -0.1 and 1.0"),
         ({"dynamic_sampling_max_accuracy": 1.5}, "got 0.0 and 1.5"),

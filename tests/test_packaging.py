@@ -69,6 +69,7 @@ def test_a_wheel_holds_every_module_and_every_recipe_once(wheel):
     assert len(recipes) >= 15
     wanted = modules | {f"trl_dapo/{path.relative_to(ROOT)}" for path in recipes}
     assert wanted - set(names) == set()
+    assert "trl_dapo/py.typed" in names  # without which type checkers take the package for untyped
     # Two copies: the ablation and what a test left would be in the wheel by accident.
     assert [name for name in names if name.startswith("recipes/") or "ablation" in name] == []
 

@@ -208,7 +208,8 @@ def test_every_import_from_inside_trl_is_listed():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
                 imported |= {(node.module, alias.name) for alias in node.names}
     modules = {tuple(module.rsplit(".", 1)) for module, _, _ in _trl.SWAPPED}
-    assert imported == {("trl.trainer.utils", name) for name in _trl.UTILS} | modules
+    types = {tuple(name.rsplit(".", 1)) for name in _trl.TYPES}
+    assert imported == {("trl.trainer.utils", name) for name in _trl.UTILS} | modules | types
 
 
 def test_nothing_of_trls_engine_is_used_that_is_not_listed():

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPO for TRL: a drop-in for `GRPOTrainer` that refills each batch until every prompt teaches something."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
@@ -15,7 +15,7 @@ __all__ = ["DAPOConfig", "DAPOTrainer", "__version__"]
 
 
 # Lazy, so that the reward functions' worker processes and `trl-dapo --help` do not pay for importing torch.
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name == "DAPOConfig":
         from .config import DAPOConfig
 

@@ -72,6 +72,13 @@ UTILS = (
     "unsplit_pixel_values_by_grid",
 )
 
+# Types that annotations name.
+TYPES = (
+    "trl.distributed.DistributedBackend",
+    "trl.generation.vllm_client.VLLMClient",
+    "trl.trainer.grpo_trainer.RewardFunc",
+)
+
 # What `_generate` returns, in order.
 GENERATED = (
     "prompt_ids",

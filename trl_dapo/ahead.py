@@ -9,9 +9,9 @@ that one request leaves the main thread, and the server is asked for nothing els
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ from transformers.utils import logging
 from .engine import asks_a_server, bound_requests, naming_the_server
 from .sampling.overlap import Call
 from .sampling.rollouts import local_slice
+
+
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -56,7 +60,7 @@ class Answer:
             logprobs=[np.asarray([top[0] for top in row], dtype=np.float32) for row in output["logprobs"]],
         )
 
-    def generate(self, prompts: list[list[int]], **sampling) -> dict[str, list]:
+    def generate(self, prompts: list[list[int]], **sampling: Any) -> dict[str, list]:
         """What `VLLMClient.generate` would return, had it been asked now."""
         prompt_ids = [ids.tolist() for ids in self.prompt_ids]
         if prompt_ids != [list(ids) for ids in prompts]:
@@ -88,7 +92,7 @@ class RoundAhead:
             The trainer, constructed but for this.
     """
 
-    def __init__(self, trainer):
+    def __init__(self, trainer: "DAPOTrainer") -> None:
         self._trainer = trainer
         self._is_asked = False  # the same in every process
         self._is_answered = False  # the same in every process
@@ -97,7 +101,7 @@ class RoundAhead:
         self._adapters = bound_requests(trainer)
         self._is_answering = False
 
-    def ask(self, step: int):
+    def ask(self, step: int) -> None:
         """
         Asks the server for the next rollout's first round and does not wait, unless this rollout is the last. The
         server is given today's weights first, where it has not got them.
@@ -108,6 +112,7 @@ class RoundAhead:
         """
         trainer = self._trainer
         is_last = trainer._is_last_rollout or trainer.stop.is_past_a_limit
+        assert trainer._sampler is not None
         prompts = [] if is_last else trainer._sampler.draw_ahead(step)
         if not prompts:
             return
@@ -115,20 +120,20 @@ class RoundAhead:
         mine = local_slice(len(texts), trainer.accelerator.process_index, trainer.accelerator.num_processes)
         request = {}
 
-        def take_down(**asked):
+        def take_down(**asked: Any) -> dict[str, list]:
             request.update(asked)
             return {"prompt_ids": [], "completion_ids": [], "logprobs": []}
 
         # As TRL's `_generate`, up to where it needs the completions.
-        tokenized = trainer._tokenize_prompts(copy.deepcopy(texts[mine]))
+        prompt_ids, images, fields = trainer._tokenize_prompts(copy.deepcopy(texts[mine]))
         with naming_the_server(trainer), self._generating_by(take_down):
-            trainer._generate_single_turn(*tokenized, trainer.num_generations)
+            trainer._generate_single_turn(prompt_ids, images, fields, trainer.num_generations)
         self._is_asked = True
         if trainer.accelerator.is_main_process:
             client = trainer.vllm_generation.vllm_client
             self._call = Call(lambda: Answer.of(client.generate(**request)))
 
-    def join(self):
+    def join(self) -> None:
         """Waits for the answer, if there is any to wait for. What went wrong ends every process."""
         if not self._is_asked or self._is_answered:
             return
@@ -186,13 +191,14 @@ class RoundAhead:
             yield
             return
         client = self._trainer.vllm_generation.vllm_client
-        usual, client.generate = client.generate, generate
+        usual = client.generate
+        client.generate = generate  # type: ignore[method-assign, assignment]  # for the time of the block
         try:
             yield
         finally:
-            client.generate = usual
+            client.generate = usual  # type: ignore[method-assign]
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Ends the request under way, if there is one, and forgets it. No process waits for another here."""
         if self._call is not None:
             for adapter in self._adapters:
@@ -203,7 +209,7 @@ class RoundAhead:
         self._call = self._answer = None
         self._is_asked = self._is_answered = False
 
-    def timing_engine(self):
+    def timing_engine(self) -> AbstractContextManager[None]:
         """A block in which the engine samples, unless what it sampled before is handed over."""
         return nullcontext() if self._is_answering else self._trainer.stopwatch.timing("engine")
 
@@ -220,7 +226,7 @@ class RoundAhead:
         answer = None if self._answer is None else self._answer.state_dict()
         return {"is_asked": self._is_asked, "answer": answer}
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what [`RoundAhead.state_dict`] returned, on this process."""
         if state["is_asked"] and not asks_a_server(self._trainer):
             logger.warning("The round that the checkpoint holds was sampled by a vLLM server. It is sampled again.")
@@ -238,6 +244,7 @@ class RoundAhead:
         self._answer = answer
 
     def _is_of_prompts_due(self, answer: Answer) -> bool:
+        assert self._trainer._sampler is not None
         texts = [copy.deepcopy(example["prompt"]) for _, example in self._trainer._sampler.drawn_ahead]
         prompt_ids = self._trainer._tokenize_prompts(texts)[0]
         return [ids.tolist() for ids in answer.prompt_ids] == [list(ids) for ids in prompt_ids]

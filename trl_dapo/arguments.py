@@ -23,7 +23,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def check_output_dir(folder: str | os.PathLike):
+def check_output_dir(folder: str | os.PathLike) -> None:
     """
     Refuse a folder that cannot be written to, or made.
 
@@ -90,7 +90,7 @@ def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[
     return parser.parse_known_args(argv)
 
 
-def _read_recipe(path: str) -> dict:
+def _read_recipe(path: str | os.PathLike) -> dict:
     import yaml
 
     try:

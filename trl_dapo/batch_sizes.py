@@ -34,7 +34,9 @@ def size_batches(
         ValueError: If something does not divide; the message names the nearest sizes that do.
     """
     rollout = prompts_per_step if prompts_per_rollout is None else prompts_per_rollout
-    step = prompts_per_rollout if prompts_per_step is None else prompts_per_step
+    step = rollout if prompts_per_step is None else prompts_per_step
+    assert rollout is not None
+    assert step is not None
     name = "prompts_per_rollout" if prompts_per_step is None else "prompts_per_step"
     if min(rollout, step) < 1:
         raise ValueError(f"`prompts_per_rollout` and `prompts_per_step` must be at least 1, got {rollout} and {step}.")

@@ -110,7 +110,7 @@ def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> tor
         `torch.Tensor` of shape `(B, 2)`: prompt and completion length.
     """
 
-    def last_one(mask):
+    def last_one(mask: torch.Tensor) -> torch.Tensor:
         position = torch.arange(1, mask.size(1) + 1, device=mask.device)
         return (mask.bool() * position).amax(dim=1)
 
@@ -130,9 +130,13 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
     Returns:
         `tuple[int, int]`: prompt and completion columns.
     """
-    multiple_of = multiple_of or 1
-    longest = (max((row[side] for row in lengths), default=0) for side in (0, 1))
-    return tuple(-(-max(columns, 1) // multiple_of) * multiple_of for columns in longest)
+    unit = multiple_of or 1
+
+    def columns(side: int) -> int:
+        longest = max((row[side] for row in lengths), default=0)
+        return -(-max(longest, 1) // unit) * unit
+
+    return columns(0), columns(1)
 
 
 def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
@@ -173,7 +177,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     right = completion_width - batch["completion_ids"].size(1)
     margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
 
-    def resized(key, value):
+    def resized(key: str, value: torch.Tensor | None) -> torch.Tensor | None:
         layout, fill = ROLLOUT_KEYS[key]
         if value is None or layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
             return value
@@ -182,7 +186,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     return {key: resized(key, value) for key, value in batch.items()}
 
 
-def _is_per_row(key, value, batch):
+def _is_per_row(key: str, value: torch.Tensor, batch: dict) -> bool:
     """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
     width = batch["completion_ids"].size(1)
     return ROLLOUT_KEYS[key][0] == "completion" and (value.dim() == 1 or value.size(1) != width)
@@ -216,7 +220,7 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     completion_width = max(part["completion_ids"].size(1) for part in parts)
     resized = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
 
-    def joined(key):
+    def joined(key: str) -> torch.Tensor:
         # One column everywhere is one value per row, even where all completions of a part have one token.
         one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
         return torch.cat([part[key] for part in (parts if one_column else resized)])
@@ -224,7 +228,7 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
 
 
-def _unknown_logps(part):
+def _unknown_logps(part: dict) -> torch.Tensor:
     return torch.full(part["completion_ids"].shape, torch.nan, device=part["completion_ids"].device)
 
 

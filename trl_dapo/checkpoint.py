@@ -3,18 +3,26 @@
 """The files that a checkpoint of [`DAPOTrainer`] holds beside those of transformers, and which checkpoint is whole."""
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
+from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from .sampling.memory import PromptMemory
 from .sampling.report import describe_misfit
+
+
+if TYPE_CHECKING:
+    from .sampling.sampler import Sampler
+    from .trainer import DAPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -23,7 +31,7 @@ STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 
 
-def save_state(trainer, folder: Path):
+def save_state(trainer: "DAPOTrainer", folder: Path) -> None:
     """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
     ahead = None if trainer.args.save_only_model else trainer._ahead.state_dict()  # waits for a round in flight
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,14 +58,15 @@ def save_state(trainer, folder: Path):
             sampler.memory.save(folder / MEMORY_NAME)
 
 
-def load_state(trainer, folder: Path):
+def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
     """
     Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
     behind on all. What was written with other settings is left behind as far as it does not fit, with one warning.
     """
     sampler = trainer._sampler
     state, problem = _read_state(folder, trainer.accelerator.process_index, sampler)
-    if problems := [found for found in gather_object([problem]) if found]:
+    problems = [found for found in gather_object([problem]) if found]
+    if state is None or problems:
         logger.warning(
             f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
             "prompts start a fresh pass."
@@ -89,7 +98,7 @@ def load_state(trainer, folder: Path):
         logger.warning(warning)
 
 
-def _read_state(folder: Path, rank: int, sampler) -> tuple[tuple[dict, dict] | None, str | None]:
+def _read_state(folder: Path, rank: int, sampler: "Sampler | None") -> tuple[tuple[dict, dict] | None, str | None]:
     """What all ranks share and what is this rank's, or `None` and why there is none: one sentence."""
     if not (folder / STATE_NAME).exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
@@ -108,7 +117,7 @@ def _read_state(folder: Path, rank: int, sampler) -> tuple[tuple[dict, dict] | N
         return None, f"it cannot be read ({type(error).__name__}: {error})"
 
 
-def _is_state(shared, local, sampler) -> bool:
+def _is_state(shared: Any, local: Any, sampler: "Sampler | None") -> bool:
     """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
     return (
         isinstance(shared, dict)
@@ -119,7 +128,7 @@ def _is_state(shared, local, sampler) -> bool:
 
 
 @contextmanager
-def keeping_dtypes(model) -> Iterator[None]:
+def keeping_dtypes(model: torch.nn.Module) -> Iterator[None]:
     """TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32."""
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     yield
@@ -132,11 +141,17 @@ def _rank_name(rank: int) -> str:
     return f"dapo_state_rank{rank}.pt"
 
 
-def last_complete_checkpoint(output_dir: str) -> Path | None:
+def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:
     """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
     whole = [path.parent for path in states if path.parent.name.rsplit("-")[-1].isdigit() and _is_json(path)]
     return max(whole, key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
+
+
+def output_folder(args: TrainingArguments) -> str:
+    """The folder of a run, to which transformers gives a name where nobody did."""
+    assert args.output_dir is not None
+    return args.output_dir
 
 
 def find_checkpoint(output_dir: str) -> str | None:

@@ -54,10 +54,10 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="trl-dapo", description="Train with DAPO on TRL.")
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    formatter = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+    formatter = argparse.ArgumentDefaultsHelpFormatter
 
     quickstart = commands.add_parser(
-        "quickstart", help="see a small model get better on this machine, now", **formatter
+        "quickstart", help="see a small model get better on this machine, now", formatter_class=formatter
     )
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
     quickstart.add_argument("--seed", type=int, default=42, help="seed of everything random")
@@ -83,11 +83,15 @@ def _make_parser() -> argparse.ArgumentParser:
     recipes.add_argument("--show", metavar="NAME", help="print one")
     recipes.set_defaults(run=_recipes)
 
-    evaluation = commands.add_parser("eval", help="measure a model: avg@k, pass@k and maj@k", **formatter)
+    evaluation = commands.add_parser(
+        "eval", help="measure a model: avg@k, pass@k and maj@k", formatter_class=formatter
+    )
     add_eval_arguments(evaluation)
     evaluation.set_defaults(run=_eval)
 
-    comparison = commands.add_parser("compare", help="compare two evaluations problem by problem", **formatter)
+    comparison = commands.add_parser(
+        "compare", help="compare two evaluations problem by problem", formatter_class=formatter
+    )
     add_compare_arguments(comparison)
     comparison.set_defaults(run=run_compare)
 

@@ -262,8 +262,8 @@ class DAPOConfig(GRPOConfig):
     log_rollouts: bool = True
     log_groups: int = 4
 
-    def __post_init__(self):
-        if self.num_generations is not None and self.num_generations < 2:
+    def __post_init__(self) -> None:
+        if self.num_generations is None or self.num_generations < 2:
             raise ValueError(
                 f"`num_generations` must be at least 2, got {self.num_generations}: a group of one completion has no "
                 "spread of rewards to learn from."
@@ -296,8 +296,9 @@ class DAPOConfig(GRPOConfig):
     def _in_prompts(self) -> bool:
         return self.prompts_per_rollout is not None or self.prompts_per_step is not None
 
-    def _size_batches(self, num_processes: int):
+    def _size_batches(self, num_processes: int) -> None:
         """From sizes in prompts to TRL's, which count micro-batches."""
+        assert self.num_generations is not None
         prompts = (self.prompts_per_rollout, self.prompts_per_step)
         sizes = size_batches(*prompts, self.num_generations, self.per_device_train_batch_size, num_processes)
         rollout = sizes["generation_batch_size"] // self.num_generations
@@ -316,8 +317,17 @@ class DAPOConfig(GRPOConfig):
         self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
 
     @property
+    def groups_per_rollout(self) -> int:
+        """Groups of a rollout batch (`int`), of which TRL works out the rows."""
+        assert self.generation_batch_size is not None
+        assert self.num_generations is not None
+        return self.generation_batch_size // self.num_generations
+
+    @property
     def batch_arithmetic(self) -> str:
         """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
+        assert self.num_generations is not None
+        assert self.steps_per_generation is not None
         return describe_batches(
             num_generations=self.num_generations,
             per_device_train_batch_size=self.per_device_train_batch_size,
@@ -328,7 +338,7 @@ class DAPOConfig(GRPOConfig):
             max_tokens_per_microbatch=self.max_tokens_per_microbatch,
         )
 
-    def _check_dynamic_sampling(self):
+    def _check_dynamic_sampling(self) -> None:
         for name, choices in (
             ("dynamic_sampling_on_exhausted", ON_EXHAUSTED),
             ("dynamic_sampling_mode", MODES),
@@ -373,7 +383,7 @@ class DAPOConfig(GRPOConfig):
             self._check_refill()
             self._check_filler()
 
-    def _check_ends(self):
+    def _check_ends(self) -> None:
         if self.dynamic_sampling_stop_after < 0:
             raise ValueError(
                 f"`dynamic_sampling_stop_after` must be at least 1, or 0 for never, got "
@@ -391,7 +401,7 @@ class DAPOConfig(GRPOConfig):
                     "Set `max_steps` or `num_train_epochs` in its place."
                 )
 
-    def _check_refill(self):
+    def _check_refill(self) -> None:
         mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus
         if mode == "mask":
             for name, default in (
@@ -434,7 +444,7 @@ class DAPOConfig(GRPOConfig):
         """Seconds that a request to vLLM's server may take."""
         return REQUEST_SHARE * self.ddp_timeout if self.vllm_request_timeout is None else self.vllm_request_timeout
 
-    def _check_server(self):
+    def _check_server(self) -> None:
         ahead, timeout = self.rollouts_ahead, self.vllm_request_timeout
         if ahead not in ROLLOUTS_AHEAD:
             raise ValueError(f"`rollouts_ahead` must be 0 or 1, got {ahead!r}.")
@@ -466,7 +476,7 @@ class DAPOConfig(GRPOConfig):
                     f"ahead trains as carried groups do. Set it, or `rollouts_ahead=0`."
                 )
 
-    def _check_filler(self):
+    def _check_filler(self) -> None:
         """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
         may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and (
             self.dynamic_sampling_max_rounds > 0 or self.dynamic_sampling_stop_after > 0
@@ -479,11 +489,11 @@ class DAPOConfig(GRPOConfig):
                 "`use_dynamic_sampling=False`."
             )
 
-    def _check_round_size(self):
+    def _check_round_size(self) -> None:
         """Where transformers runs a round as one batch, a larger round would not fit: `super()` knows the batch."""
         if not self.use_dynamic_sampling:
             return
-        largest = self.generation_batch_size // self.num_generations
+        largest = self.groups_per_rollout
         if self.batch_multiplier is not None and int(self.batch_multiplier * largest) < 1:
             raise ValueError(
                 f"`batch_multiplier={self.batch_multiplier}` asks for rounds of less than one prompt, with a rollout "
@@ -503,7 +513,7 @@ class DAPOConfig(GRPOConfig):
                     f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
                 )
 
-    def _check_reward_scaling(self):
+    def _check_reward_scaling(self) -> None:
         if self.reward_scaling is None:
             return
         if len(self.reward_scaling) != 4:
@@ -513,7 +523,7 @@ class DAPOConfig(GRPOConfig):
             )
         scale_reward([], *self.reward_scaling)  # refuses empty and infinite ranges
 
-    def _check_evaluation(self):
+    def _check_evaluation(self) -> None:
         if self.eval_temperature is not None and self.eval_temperature <= 0:
             raise ValueError(
                 f"`eval_temperature` must be above 0, got {self.eval_temperature}. For greedy decoding set "
@@ -524,7 +534,7 @@ class DAPOConfig(GRPOConfig):
         if self.eval_top_k is not None and self.eval_top_k < 0:
             raise ValueError(f"`eval_top_k` must be 0 (all tokens) or more, got {self.eval_top_k}.")
 
-    def _check_ledger(self):
+    def _check_ledger(self) -> None:
         if self.log_groups < 0:
             raise ValueError(f"`log_groups` must be 0 (no text) or more, got {self.log_groups}.")
         for name, needed in (("log_rollouts", self.log_rollouts), ("use_dynamic_sampling", self.use_dynamic_sampling)):
@@ -534,7 +544,7 @@ class DAPOConfig(GRPOConfig):
                     f"`{name}=True`, or leave `log_groups` out."
                 )
 
-    def _check_budget(self):
+    def _check_budget(self) -> None:
         budget = self.max_tokens_per_microbatch
         if budget is None:
             return
@@ -553,14 +563,14 @@ class DAPOConfig(GRPOConfig):
                 "memory by `per_device_train_batch_size`."
             )
 
-    def _check_lora_sync(self):
+    def _check_lora_sync(self) -> None:
         sync = self.vllm_lora_sync
         if sync not in (None, *LORA_SYNCS):
             raise ValueError(f"`vllm_lora_sync` must be one of {', '.join(map(repr, LORA_SYNCS))}, got {sync!r}.")
         if sync is not None and not self.use_vllm:
             raise ValueError(f"`vllm_lora_sync={sync!r}` has no effect without vLLM. Set `use_vllm=True`.")
 
-    def _check_overlong(self):
+    def _check_overlong(self) -> None:
         buffer = self.overlong_buffer_length
         if buffer is not None:
             if self.max_completion_length is None:

@@ -3,9 +3,13 @@
 """What a trainer makes of its settings when it is constructed, and what it refuses."""
 
 import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PeftModel
+from transformers import PreTrainedModel
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
@@ -18,10 +22,14 @@ from .sampling.sampler import Sampler
 from .sampling.task import TaskReward
 
 
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
+
+
 ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
 
 
-def settings_of(args, model) -> DAPOConfig:
+def settings_of(args: object, model: str | PreTrainedModel | PeftModel) -> DAPOConfig:
     """The settings that were given, or the defaults with a folder of the model's name."""
     if args is None:
         model_id = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -37,7 +45,7 @@ def settings_of(args, model) -> DAPOConfig:
     return args
 
 
-def check_rewards_and_data(trainer):
+def check_rewards_and_data(trainer: "DAPOTrainer") -> None:
     """Refuses data and reward functions that would fail only once completions have been sampled for them."""
     eval_datasets = trainer.eval_dataset
     if not isinstance(eval_datasets, dict):
@@ -49,8 +57,7 @@ def check_rewards_and_data(trainer):
         if trainer.environment_factories is None:  # an environment may bring its own prompts
             check_prompt_column(columns, name)
         if columns is not None and trainer.args.remove_unused_columns:
-            trainer._set_signature_columns_if_needed()
-            columns = [column for column in columns if column in trainer._signature_columns]
+            columns = [column for column in columns if column in kept_columns(trainer)]
         if trainer.rollout_func is None:  # which may add columns
             check_reward_columns(
                 trainer.reward_funcs,
@@ -61,31 +68,37 @@ def check_rewards_and_data(trainer):
             )
 
 
-def _known_columns(dataset) -> list[str] | None:
+def kept_columns(trainer: "DAPOTrainer") -> list[str]:
+    """The columns that `remove_unused_columns` leaves to reward functions."""
+    trainer._set_signature_columns_if_needed()
+    assert trainer._signature_columns is not None
+    return trainer._signature_columns
+
+
+def _known_columns(dataset: Dataset | IterableDataset | None) -> list[str] | None:
     """A dataset's columns; `None` where only its examples would tell."""
     if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
         return None
     return getattr(dataset, "column_names", None)
 
 
-def add_overlong_punishment(trainer):
+def add_overlong_punishment(trainer: "DAPOTrainer", buffer_length: int) -> None:
     """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
-    args = trainer.args
     punishment = SoftOverlongPunishment(
-        trainer.max_completion_length, args.overlong_buffer_length, args.overlong_penalty_factor
+        trainer.max_completion_length, buffer_length, trainer.args.overlong_penalty_factor
     )
 
-    def soft_overlong_punishment(completion_ids, **kwargs):
+    def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
         # Tool and environment tokens are not the model's: `_generate` counted without them.
-        return punishment(completion_ids=completion_ids, completion_lengths=trainer._completion_lengths)
+        return [*punishment(completion_ids=completion_ids, completion_lengths=trainer._completion_lengths)]
 
     trainer.reward_funcs.append(soft_overlong_punishment)
     trainer.reward_func_names.append(punishment.__name__)
-    trainer.reward_processing_classes.append(None)
+    trainer.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
     trainer.reward_weights = torch.cat([trainer.reward_weights, torch.ones(1)])
 
 
-def choose_task_reward(trainer) -> TaskReward:
+def choose_task_reward(trainer: "DAPOTrainer") -> TaskReward:
     """The reward that decides, as the settings name it."""
     args = trainer.args
     task = TaskReward.choose(
@@ -112,7 +125,7 @@ def choose_task_reward(trainer) -> TaskReward:
     return task
 
 
-def check_group_filter(trainer):
+def check_group_filter(trainer: "DAPOTrainer") -> None:
     """Refuses what a user's rule would overrule, and what would leave it unasked or half informed."""
     group_filter, args, names = trainer._group_filter, trainer.args, trainer.reward_func_names
     if group_filter is None:
@@ -141,7 +154,7 @@ def check_group_filter(trainer):
             )
 
 
-def check_rollouts_ahead(trainer):
+def check_rollouts_ahead(trainer: "DAPOTrainer") -> None:
     """Refuses what cannot be asked of a server in one request before its time."""
     if not trainer.args.rollouts_ahead:
         return
@@ -155,7 +168,7 @@ def check_rollouts_ahead(trainer):
             raise ValueError(f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.")
 
 
-def check_continuous_batching(trainer):
+def check_continuous_batching(trainer: "DAPOTrainer") -> None:
     """Refuses what would round the weights that train: TRL converts the model itself before it generates, for good."""
     args = trainer.args
     if not (args.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
@@ -169,7 +182,7 @@ def check_continuous_batching(trainer):
         )
 
 
-def make_sampler(trainer) -> Sampler:
+def make_sampler(trainer: "DAPOTrainer") -> Sampler:
     """The sampler, as the settings ask for it."""
     args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations
     if (num_sharing := trainer.num_ranks_sharing_a_row) > 1:
@@ -185,7 +198,7 @@ def make_sampler(trainer) -> Sampler:
         )
     if args.dynamic_sampling_memory:
         trainer._task.require_right("`dynamic_sampling_memory=True`")
-    target = args.generation_batch_size // num_generations
+    target = args.groups_per_rollout
     # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
     schedules = trainer.use_vllm or trainer.use_transformers_continuous_batching
     return Sampler(
@@ -208,7 +221,7 @@ def make_sampler(trainer) -> Sampler:
     )
 
 
-def make_ledger(trainer) -> Ledger | None:
+def make_ledger(trainer: "DAPOTrainer") -> Ledger | None:
     """The ledger that follows the sampler; `None` where there is none to be written."""
     if trainer._sampler is None or not trainer.args.log_rollouts:
         return None
@@ -217,7 +230,7 @@ def make_ledger(trainer) -> Ledger | None:
     return ledger
 
 
-def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:
+def _open_prompt_stream(trainer: "DAPOTrainer", num_prompts: int) -> PromptStream:
     dataset, args, columns = trainer.train_dataset, trainer.args, None
     if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
         raise ValueError(
@@ -226,9 +239,8 @@ def _open_prompt_stream(trainer, num_prompts: int) -> PromptStream:
             "Add prompts, or lower `per_device_train_batch_size` or `steps_per_generation`."
         )
     if args.remove_unused_columns:
-        trainer._set_signature_columns_if_needed()
-        columns = trainer._signature_columns
-    return PromptStream(dataset, seed=args.seed, shuffle=trainer.shuffle_dataset, columns=columns)
+        columns = kept_columns(trainer)
+    return PromptStream(dataset, seed=args.seed, shuffle=bool(trainer.shuffle_dataset), columns=columns)
 
 
 def pace_dataset() -> IterableDataset:
@@ -236,6 +248,6 @@ def pace_dataset() -> IterableDataset:
     return IterableDataset.from_generator(_pace)
 
 
-def _pace():
+def _pace() -> Iterator[dict[str, str]]:
     while True:
         yield {"prompt": ""}

@@ -147,8 +147,8 @@ def load_math_dataset(
         - `images` (`list[PIL.Image.Image]`): only where a problem has any.
 
     Raises:
-        `FileNotFoundError`: If there is no such file or hub dataset.
-        `ValueError`: If a value, the file or its columns are not of the kind described here.
+        FileNotFoundError: If there is no such file or hub dataset.
+        ValueError: If a value, the file or its columns are not of the kind described here.
 
     Example:
 
@@ -185,7 +185,7 @@ def load_math_dataset(
         known = problems.setdefault(
             key,
             {
-                "prompt": messages if prompt_style == "as_is" else _wrapped(label, messages, problem, prompt_style),
+                "prompt": _wrapped(label, messages, problem, prompt_style),
                 "solution": solution,
                 "source": loggable(str(row.get("data_source") or row.get("source") or default_source)),
                 "id": key,
@@ -240,7 +240,7 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
             From [`load_math_dataset`], of the same file or another.
 
     Raises:
-        `ValueError`: If they share an `id`.
+        ValueError: If they share an `id`.
     """
     train_ids = set(train_dataset["id"])
     shared = [id_ for id_ in eval_dataset["id"] if id_ in train_ids]
@@ -252,7 +252,9 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
         )
 
 
-def _open_rows(path_or_hub_id, split: str, name: str | None) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
+def _open_rows(
+    path_or_hub_id: str | os.PathLike, split: str, name: str | None
+) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
     """What the rows come from, in words; the source to give rows without one; and the rows, each with its place."""
     path = Path(path_or_hub_id).expanduser()
     if path.suffix not in FILE_SUFFIXES:
@@ -362,7 +364,7 @@ def _read_row(label: str, place: str, row: dict[str, Any], schema: _Schema) -> t
 
 def _read_images(label: str, place: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     """The images of one row as `datasets` stores them."""
-    found = next((row[column] for column in _IMAGE_COLUMNS if row.get(column)), [])
+    found: Any = next((row[column] for column in _IMAGE_COLUMNS if row.get(column)), [])
     images = []
     for image in found if isinstance(found, list) else [found]:
         image = {"bytes": None, "path": image} if isinstance(image, str) else image
@@ -439,13 +441,16 @@ def _unwrapped(prompt: str) -> str:
 
 
 def _wrapped(label: str, messages: list[dict[str, str]], problem: str, prompt_style: str) -> list[dict[str, str]]:
+    template = PROMPT_STYLES[prompt_style]
+    if template is None:
+        return messages
     if len(messages) > 1:
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise ValueError(
             f"{label} has a prompt of {len(messages)} messages ({roles}), which cannot be put in the style "
             f'{prompt_style!r} without losing some. Use `prompt_style="as_is"`.'
         )
-    return [{"role": "user", "content": PROMPT_STYLES[prompt_style].format(problem=problem)}]
+    return [{"role": "user", "content": template.format(problem=problem)}]
 
 
 def _stable_id(problem: str, images: list[dict[str, Any]]) -> str:

@@ -84,8 +84,8 @@ def help_from_docstring(cls: type[T]) -> type[T]:
     """
     if sys.flags.optimize >= 2:
         return cls
-    entries = read_fields(cls.__doc__)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    entries = read_fields(cls.__doc__ or "")
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # `T` is one
     if unknown := [name for name in entries if name not in fields]:
         raise ValueError(f"The docstring of `{cls.__name__}` describes {unknown[0]!r}, which is no field of it.")
     for name in inspect.get_annotations(cls):

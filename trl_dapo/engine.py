@@ -8,12 +8,17 @@ what is said when it is lost.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from .checkpoint import last_complete_checkpoint
+from .checkpoint import last_complete_checkpoint, output_folder
+
+
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
 
 
 @contextmanager
-def eval_sampling(trainer) -> Iterator[None]:
+def eval_sampling(trainer: "DAPOTrainer") -> Iterator[None]:
     """Samples with `eval_temperature`, `eval_top_p` and `eval_top_k` where they are set."""
     changed = {name: getattr(trainer.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
     changed = {name: value for name, value in changed.items() if value is not None}
@@ -25,19 +30,19 @@ def eval_sampling(trainer) -> Iterator[None]:
         finally:
             vars(trainer.vllm_generation).update(usual)
     else:
-        usual = trainer.generation_config, trainer.generation_kwargs
+        config, arguments = trainer.generation_config, trainer.generation_kwargs
         trainer.generation_kwargs = {**trainer.generation_kwargs, **changed}
         trainer.generation_config = copy.deepcopy(trainer.generation_config)
         trainer.generation_config.update(**changed)
         try:
             yield
         finally:
-            trainer.generation_config, trainer.generation_kwargs = usual
+            trainer.generation_config, trainer.generation_kwargs = config, arguments
             trainer.model.eval()  # TRL's continuous batching leaves it in training mode
 
 
 @contextmanager
-def awake(trainer) -> Iterator[None]:
+def awake(trainer: "DAPOTrainer") -> Iterator[None]:
     """
     Keeps an engine that sleeps between its calls awake for all calls of the block, if there is one: waking takes all
     weights, and so each of them would push all weights.
@@ -60,12 +65,12 @@ def awake(trainer) -> Iterator[None]:
         engine._llm_weights_sleeping = True
 
 
-def asks_a_server(trainer) -> bool:
+def asks_a_server(trainer: "DAPOTrainer") -> bool:
     """Whether completions are vLLM's server's."""
     return trainer.use_vllm and trainer.args.vllm_mode == "server"
 
 
-def bound_requests(trainer) -> list:
+def bound_requests(trainer: "DAPOTrainer") -> list:
     """
     Gives the requests to vLLM's server a timeout, which TRL's have none of, and returns what interrupts them: its
     `session`'s adapters, of the main process, which alone has a client.
@@ -82,7 +87,7 @@ def bound_requests(trainer) -> list:
 
 
 @contextmanager
-def naming_the_server(trainer) -> Iterator[None]:
+def naming_the_server(trainer: "DAPOTrainer") -> Iterator[None]:
     """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
     args = trainer.args
     if not asks_a_server(trainer):
@@ -94,8 +99,9 @@ def naming_the_server(trainer) -> Iterator[None]:
         if trainer.rollout_func is not None:
             raise  # it may have asked somebody else
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-        checkpoint = last_complete_checkpoint(args.output_dir)
-        how = f"resume from {checkpoint}" if checkpoint else f"start over: {args.output_dir} holds no checkpoint"
+        folder = output_folder(args)
+        checkpoint = last_complete_checkpoint(folder)
+        how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
         what = f"is gone ({error}). Start it again and"
         if _says_that_time_is_up(error):
             what = (

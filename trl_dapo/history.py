@@ -9,8 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
+
+from .checkpoint import output_folder
 
 
 logger = logging.get_logger(__name__)
@@ -34,33 +36,35 @@ class LogHistoryCallback(TrainerCallback):
     to be taken again.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._path: Path | None = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero:
             return
-        self._path = Path(args.output_dir) / LOG_HISTORY_NAME
+        self._path = path = Path(output_folder(args)) / LOG_HISTORY_NAME
         try:
-            self._begin(args, state)
+            self._begin(path, args, state)
         except OSError as error:
             self._end(error)
 
-    def _begin(self, args, state):
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+    def _begin(self, path: Path, args: TrainingArguments, state: TrainerState) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(changed_settings(args), indent=1, default=str)
-        self._path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
-        if not state.log_history and self._path.exists():
-            _keep(self._path)
-        temporary = self._path.with_suffix(".tmp")
+        path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
+        if not state.log_history and path.exists():
+            _keep(path)
+        temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
-        os.replace(temporary, self._path)
+        os.replace(temporary, path)
 
-    def _end(self, error):
+    def _end(self, error: OSError) -> None:
         logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
         self._path = None
 
-    def on_log(self, args, state, control, **kwargs):
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._path is None:  # another process, or an evaluation outside of a run
             return
         try:
@@ -71,7 +75,7 @@ class LogHistoryCallback(TrainerCallback):
             self._end(error)
 
 
-def changed_settings(args) -> dict[str, dict[str, Any]]:
+def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
     """
     The settings of a run that are not the defaults.
 
@@ -100,13 +104,13 @@ def changed_settings(args) -> dict[str, dict[str, Any]]:
     return changed
 
 
-def _keep(path: Path):
+def _keep(path: Path) -> None:
     """Moves the log of an earlier run out of the way."""
     numbers = itertools.count(1)
     free = next(kept for n in numbers if not (kept := path.with_name(f"{path.stem}-{n}{path.suffix}")).exists())
     path.rename(free)
 
 
-def _line(entry: dict, state) -> str:
+def _line(entry: dict, state: TrainerState) -> str:
     # What JSON has no word for is kept as text: the log must not stop a run.
     return json.dumps({**entry, "max_steps": state.max_steps}, default=str) + "\n"

@@ -13,10 +13,11 @@ from typing import NoReturn
 
 from accelerate import PartialState
 from datasets import Dataset
+from transformers import IntervalStrategy
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from .arguments import one_line
-from .checkpoint import find_checkpoint, last_complete_checkpoint
+from .checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
 from .docstrings import help_from_docstring
@@ -88,7 +89,7 @@ class _Parser(TrlParser):
 def make_parser() -> TrlParser:
     """The parser of recipes and command lines: a misspelt key is an error in both."""
     parser = _Parser(
-        (LaunchArguments, DAPOConfig, ModelConfig),
+        (LaunchArguments, DAPOConfig, ModelConfig),  # type: ignore[arg-type]  # dataclasses have no type of their own
         prog="trl-dapo train",
         usage="trl-dapo train --config RECIPE.yaml [--field value ...] [--num_processes N] [--accelerate_config FILE]",
         allow_abbrev=False,
@@ -182,16 +183,19 @@ def train(
     if PartialState().is_main_process:
         print(broken_for(sys.stdout, training_args.batch_arithmetic))
     model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
+    init_kwargs = training_args.model_init_kwargs or {}
+    assert model is not None
+    assert not isinstance(init_kwargs, str)  # read by the config
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **(training_args.model_init_kwargs or {}),
+        **init_kwargs,
     }
     try:
         trainer = DAPOTrainer(
             model,
-            reward_funcs,
+            [*reward_funcs],
             training_args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -224,9 +228,9 @@ def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tu
     if launch_args.dataset_name is None:
         raise ValueError("`dataset_name` is not set. Name a file or a dataset on the Hub.")
     if launch_args.eval_dataset_name is None and training_args.eval_strategy != "no":
+        strategy = IntervalStrategy(training_args.eval_strategy).value
         raise ValueError(
-            f"`eval_strategy={training_args.eval_strategy.value!r}` needs `eval_dataset_name`. Name one, or set "
-            "`eval_strategy: 'no'`."
+            f"`eval_strategy={strategy!r}` needs `eval_dataset_name`. Name one, or set `eval_strategy: 'no'`."
         )
     if launch_args.eval_dataset_name is None and training_args.eval_on_start:
         raise ValueError("`eval_on_start=True` needs `eval_dataset_name`. Name one, or set `eval_on_start: false`.")
@@ -293,7 +297,7 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
         if not Path(asked, "trainer_state.json").exists():
             raise FileNotFoundError(f"`resume_from_checkpoint={asked}` is not a complete checkpoint.")
         return asked
-    return find_checkpoint(training_args.output_dir)
+    return find_checkpoint(output_folder(training_args))
 
 
 def tiny_model(training_args: DAPOConfig) -> str:
@@ -305,7 +309,7 @@ def tiny_model(training_args: DAPOConfig) -> str:
     """
     from .tiny import save_tiny_model
 
-    path = Path(training_args.output_dir) / "tiny_model"
+    path = Path(output_folder(training_args)) / "tiny_model"
     with PartialState().local_main_process_first():
         if not (path / "config.json").exists():
             save_tiny_model(path, seed=training_args.seed)

@@ -20,9 +20,9 @@ it is large enough, so whenever a run is killed it leaves whole rollouts.
 import itertools
 import os
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from .checkpoint import output_folder
 from .sampling.groups import is_correct
 from .sampling.refill import Batch, Group
 from .sampling.rollouts import Round
@@ -64,7 +65,7 @@ class Ledger(TrainerCallback):
             Groups a rollout whose text is kept.
     """
 
-    def __init__(self, sampler: Sampler, task: TaskReward, reward_names: Sequence[str], num_texts: int):
+    def __init__(self, sampler: Sampler, task: TaskReward, reward_names: Sequence[str], num_texts: int) -> None:
         self._sampler = sampler
         self._task = task
         self._reward_names = list(reward_names)
@@ -73,14 +74,16 @@ class Ledger(TrainerCallback):
         self._texts: dict[Group, tuple[str, list[str]]] = {}
         self._parts: Parts | None = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero:
             return
         # A run that starts begins a ledger of its own, one that resumes goes on after its checkpoint's last rollout.
-        self._parts = Parts(Path(args.output_dir) / LEDGER_NAME)
+        self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
-    def add_round(self, round_: Round, reasons: Sequence[str | None]):
+    def add_round(self, round_: Round, reasons: Sequence[str | None]) -> None:
         """
         Reads the text of some of a round's groups, before the sampler lets go of it. Collective: every rank must call
         it.
@@ -98,9 +101,10 @@ class Ledger(TrainerCallback):
         verdicts = self._verdicts | {Group(number, index): reason for index, reason in enumerate(reasons)}
         chosen = choose(verdicts, self._num_texts)
         texts = self._texts | _read_texts(round_, number, [g.index for g in chosen if g not in self._texts])
-        self._verdicts, self._texts = ({group: of[group] for group in chosen} for of in (verdicts, texts))
+        self._verdicts = {group: verdicts[group] for group in chosen}
+        self._texts = {group: texts[group] for group in chosen}
 
-    def end_rollout(self, batch: Batch, step: int):
+    def end_rollout(self, batch: Batch, step: int) -> None:
         """
         Writes the groups of the rollout that has ended.
 
@@ -121,7 +125,10 @@ class Ledger(TrainerCallback):
             self._parts = None
 
 
-def choose(verdicts: Mapping[Hashable, Hashable], number: int) -> list[Hashable]:
+Key = TypeVar("Key", bound=Hashable)
+
+
+def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
     """
     Which groups' text is kept: one of every verdict first, then a second of each, and so on, the earliest of each.
     Prompts come shuffled, so the earliest are as good a sample as any, and every rank chooses the same.
@@ -142,7 +149,7 @@ def choose(verdicts: Mapping[Hashable, Hashable], number: int) -> list[Hashable]
     ['a', 'd']
     ```
     """
-    seen = Counter()
+    seen: Counter[Hashable] = Counter()
     turns = []
     for place, verdict in enumerate(verdicts.values()):
         turns.append((seen[verdict], place))
@@ -160,7 +167,8 @@ def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Grou
         for index in indices
         for place, row in zip(*round_.local_rows(index), strict=True)
     ]
-    prompts, completions = {}, {index: {} for index in indices}
+    prompts: dict[int, str] = {}
+    completions: dict[int, dict[int, str]] = {index: {} for index in indices}
     for index, place, prompt, completion in gather_object(mine):
         prompts[index] = prompt
         completions[index][place] = completion
@@ -202,8 +210,12 @@ def _part(part: Any) -> str:
     return str(part) if not isinstance(part, Mapping) else part.get("text") or f"[{part.get('type')}]"
 
 
-def _utf8(text: str | None) -> str | None:
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _texts(texts: Iterable[str | None]) -> pa.Array:
+    return pa.array([None if text is None else _utf8(text) for text in texts], pa.string())
 
 
 def describe_groups(
@@ -256,10 +268,10 @@ def describe_groups(
         "policy_version": pa.array(
             [rollout.ahead_step if rollout.rounds[group.round].is_stale else step for group in groups], pa.int32()
         ),
-        "prompt_id": pa.array([_utf8(name) for round_ in rounds for name in round_.prompts], pa.string()),
-        "source": pa.array([_utf8(source) for round_ in rounds for source in round_.sources], pa.string()),
+        "prompt_id": _texts(name for round_ in rounds for name in round_.prompts),
+        "source": _texts(source for round_ in rounds for source in round_.sources),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
-        "drop_reason": pa.array([_utf8(rollout.drop_reasons.get(group)) for group in groups], pa.string()),
+        "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
         "correct": pa.array(correct_NG.sum(1).tolist() if task.knows_right else unknown, pa.int16()),
         "scored": pa.array(scored_NG.sum(1).tolist(), pa.int16()),
         "tokens": pa.array(lengths_NG.sum(1).numpy(), pa.int32()),
@@ -290,12 +302,12 @@ class Parts:
             The folder.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
         self._rows: pa.Table | None = None  # of the last part, where it may grow
 
-    def begin(self, num_rollouts: int):
+    def begin(self, num_rollouts: int) -> None:
         """
         Opens the folder for what follows on so many rollouts of this run: rows of later ones are about to be written
         again, and are taken out. From 0 on, a folder that is there is another run's, and is kept as `rollouts-1`,
@@ -331,7 +343,7 @@ class Parts:
             self._leave(path, kept)
             break
 
-    def append(self, rows: pa.Table):
+    def append(self, rows: pa.Table) -> None:
         """
         Adds the rows of a rollout: all of them, or none if the process is killed.
 
@@ -347,12 +359,12 @@ class Parts:
         _replace(path, rows)
         self._leave(path, rows)
 
-    def _leave(self, path: Path, rows: pa.Table):
+    def _leave(self, path: Path, rows: pa.Table) -> None:
         """Ends the last part where it is large enough."""
         self._rows = rows if rows.num_rows < PART_GROUPS and path.stat().st_size < PART_BYTES else None
 
 
-def _replace(path: Path, rows: pa.Table):
+def _replace(path: Path, rows: pa.Table) -> None:
     """Writes a part beside its place and puts it there, in one step."""
     temporary = path.with_suffix(".tmp")
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column

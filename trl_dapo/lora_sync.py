@@ -22,17 +22,32 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial, wraps
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
-from peft import LoraConfig, PeftType, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, PeftType, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.utils import cached_file, logging
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
+
+from .checkpoint import output_folder
+
+
+if TYPE_CHECKING:
+    from trl.distributed import DistributedBackend
+    from trl.generation.vllm_client import VLLMClient as ClientBase
+    from vllm.lora.request import LoRARequest
+
+    from .config import DAPOConfig
+else:
+    ClientBase = object  # TRL's client, once this is mixed into its class
 
 
 logger = logging.get_logger(__name__)
@@ -55,7 +70,11 @@ _SERVED_FIELDS = {
 _INITS_THAT_LEAVE_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
-def why_not_served(model) -> str | None:
+def _as_peft(model: PreTrainedModel | PeftModel) -> PeftModel | None:
+    return cast(PeftModel, model) if is_peft_model(model) else None
+
+
+def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
     """
     What keeps vLLM from serving a model's adapter apart from its base.
 
@@ -66,14 +85,15 @@ def why_not_served(model) -> str | None:
     Returns:
         `str`, the end of a sentence that begins with "because", or `None` where vLLM can serve it.
     """
-    if not is_peft_model(model):
+    adapted = _as_peft(model)
+    if adapted is None:
         return "the model has no adapter"
-    if len(model.active_adapters) != 1:
-        return f"{len(model.active_adapters)} adapters are active ({', '.join(model.active_adapters)})"
-    name = model.active_adapters[0]
-    config = model.peft_config[name]
-    if config.peft_type != PeftType.LORA:
-        return f"the adapter is {config.peft_type.value}, not LoRA"
+    if len(adapted.active_adapters) != 1:
+        return f"{len(adapted.active_adapters)} adapters are active ({', '.join(adapted.active_adapters)})"
+    name = adapted.active_adapters[0]
+    config = adapted.peft_config[name]
+    if config.peft_type != PeftType.LORA or not isinstance(config, LoraConfig):
+        return f"the adapter is {PeftType(config.peft_type).value}, not LoRA"
     default = LoraConfig()
     for field in fields(config):
         value = getattr(config, field.name)
@@ -86,8 +106,7 @@ def why_not_served(model) -> str | None:
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if any(isinstance(layer, BaseTunerLayer) for layer in ends):
         return "it adapts the embedding or the head, which vLLM serves in part"
-    config = model.config
-    if config.get_text_config() is not config:
+    if model.config.get_text_config() is not model.config:
         return "of a model with images vLLM adapts only a part"
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if others := [parameter for parameter in trained if f".{name}" not in parameter or "lora_" not in parameter]:
@@ -95,7 +114,7 @@ def why_not_served(model) -> str | None:
     return None
 
 
-def changed_weight(model) -> str | None:
+def changed_weight(model: PeftModel) -> str | None:
     """
     A weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads.
 
@@ -146,7 +165,9 @@ def max_lora_rank(rank: int) -> int:
     return next(size for size in MAX_LORA_RANKS if size >= rank)
 
 
-def gather_adapter(model, adapter: str, dist, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+def gather_adapter(
+    model: PeftModel, adapter: str, dist: "DistributedBackend", dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """
     An adapter's whole weights, on the CPU, named as peft saves them. Every process must call it, and gets them.
 
@@ -177,12 +198,12 @@ def gather_adapter(model, adapter: str, dist, dtype: torch.dtype | None = None) 
 
 
 @contextmanager
-def making_the_engine(args) -> Iterator[None]:
+def making_the_engine(args: "DAPOConfig") -> Iterator[None]:
     """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
     engine = partial(
         AdapterGeneration,
         lora_sync=args.vllm_lora_sync,
-        output_dir=args.output_dir,
+        output_dir=output_folder(args),
         request_seconds=args.vllm_request_seconds,
     )
     with _rebound(grpo_trainer, VLLMGeneration=engine):
@@ -190,7 +211,7 @@ def making_the_engine(args) -> Iterator[None]:
 
 
 @contextmanager
-def _rebound(module, **names) -> Iterator[None]:
+def _rebound(module: ModuleType, **names: Any) -> Iterator[None]:
     usual = {name: getattr(module, name) for name in names}
     vars(module).update(names)
     try:
@@ -219,23 +240,33 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         ValueError: If `lora_sync="adapter"` cannot be honoured, or the adapter of a quantized model cannot travel.
     """
 
+    vllm_client: "AdapterClient"
+    _adapter_request: "LoRARequest | None"
+
     def __init__(
-        self, model, *args, lora_sync: str | None, output_dir: str, request_seconds: float | None = None, **kwargs
-    ):
+        self,
+        model: PreTrainedModel | PeftModel,
+        *args: Any,
+        lora_sync: str | None,
+        output_dir: str,
+        request_seconds: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.lora_sync = lora_sync
         self._request_seconds = request_seconds
         self.serves_adapter = False
-        self._adapter_dtype = None  # vLLM's
+        self._adapter_dtype: torch.dtype | None = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
         # A server outlives the run that loaded an adapter: names of two runs must differ.
         self._run = uuid.uuid4().hex[:8]
-        self._adapter = model.active_adapters[0] if is_peft_model(model) else None
+        adapted = _as_peft(model)
+        self._adapter = "" if adapted is None else adapted.active_adapters[0]
         self._adapter_root = Path(output_dir).absolute() / FOLDER_NAME
         super().__init__(model, *args, **kwargs)
 
     # ---- Which way the weights go ----
 
-    def _init_vllm(self):
+    def _init_vllm(self) -> None:
         if not vllm_generation.is_vllm_available():
             super()._init_vllm()  # says so
         why = self._why_merged()
@@ -268,7 +299,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         return None
 
-    def _merge_because(self, why: str):
+    def _merge_because(self, why: str) -> None:
         """Lets TRL merge, and says so where an adapter would have been expected to travel; or refuses."""
         if self.lora_sync == "adapter":
             raise ValueError(
@@ -288,7 +319,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     # ---- In this process ----
 
-    def _make_engine(self, make: Callable, **kwargs):
+    def _make_engine(self, make: Callable, **kwargs: Any) -> Any:
         """TRL's engine, with LoRA; every request that it is given carries the present adapter."""
         rank = max_lora_rank(self._adapter_config.r)
         # TRL asks for a quantized base where the trainer's is. The checkpoint's own form samples faster.
@@ -310,12 +341,12 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _with_adapter(self, method: Callable) -> Callable:
         @wraps(method)
-        def carrying(*args, **kwargs):
+        def carrying(*args: Any, **kwargs: Any) -> Any:
             return method(*args, **{"lora_request": self._adapter_request, **kwargs})
 
         return carrying
 
-    def _load(self, state_dict: dict[str, torch.Tensor]):
+    def _load(self, state_dict: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest  # comes with vLLM
 
         last, (name, path) = self._adapter_request, self._save_next(state_dict)
@@ -377,13 +408,14 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return str(error)
         return None
 
-    def _serve(self, state_dict: dict[str, torch.Tensor]):
+    def _serve(self, state_dict: dict[str, torch.Tensor]) -> None:
         name, path = self._save_next(state_dict)
         self.vllm_client.serve_adapter(name, path)
 
-    def _on_main_process(self, function: Callable, *args):
+    def _on_main_process(self, function: Callable, *args: Any) -> Any:
         """What `function` returns on the main process, on every process; an error there is one everywhere."""
-        outcome, error = [None, None], None
+        outcome: list[Any] = [None, None]
+        error = None
         if self.accelerator.is_main_process:
             try:
                 outcome[0] = function(*args)
@@ -399,12 +431,20 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     # ---- The adapter ----
 
     @property
+    def _peft_model(self) -> PeftModel:
+        adapted = _as_peft(self.model)
+        assert adapted is not None
+        return adapted
+
+    @property
     def _adapter_config(self) -> LoraConfig:
-        return self.model.peft_config[self._adapter]
+        config = self._peft_model.peft_config[self._adapter]
+        assert isinstance(config, LoraConfig)
+        return config
 
     def _gather_adapter(self) -> dict[str, torch.Tensor]:
         # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
-        state_dict = gather_adapter(self.model, self._adapter, self._dist, self._adapter_dtype)
+        state_dict = gather_adapter(self._peft_model, self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 
@@ -415,12 +455,12 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         path = self._adapter_root / name
         path.mkdir(parents=True)
         save_file(state_dict, path / "adapter_model.safetensors", metadata={"format": "pt"})
-        self._adapter_config.save_pretrained(path)
+        self._adapter_config.save_pretrained(str(path))
         return name, path
 
     # ---- What TRL calls ----
 
-    def sync_weights(self):
+    def sync_weights(self) -> None:
         """Hands vLLM what was trained: the adapter, or as TRL does all weights."""
         if not self.serves_adapter:
             super().sync_weights()
@@ -432,20 +472,20 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         else:
             self._load(state_dict)
 
-    def generate(self, *args, **kwargs):
+    def generate(self, *args: Any, **kwargs: Any) -> tuple:
         """As in TRL, whose engine is handed the weights again where it slept; here it still has them."""
         if self.serves_adapter:
             self._wake_weights()
         return super().generate(*args, **kwargs)
 
-    def _wake_weights(self):
+    def _wake_weights(self) -> None:
         if self.mode == "colocate" and self._llm_weights_sleeping:
             vllm_generation.empty_cache()
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
 
 
-def _sleep_with_weights(sleep: Callable, level: int):
+def _sleep_with_weights(sleep: Callable, level: int) -> None:
     sleep(level=1)
 
 
@@ -453,7 +493,7 @@ class AdapterRefused(Exception):
     """The server's answer to an adapter that it could not load, with what to do about it."""
 
 
-class AdapterClient:
+class AdapterClient(ClientBase):
     """
     What a [`~trl.generation.vllm_client.VLLMClient`] needs beside it to ask for an adapter: mixed into its class.
 
@@ -467,17 +507,17 @@ class AdapterClient:
 
     request_seconds: float | None = None
 
-    def __init__(self, *args, **kwargs):
-        self._in_flight = Counter()  # requests that name an adapter
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._in_flight: Counter[str | None] = Counter()  # requests that name an adapter
         self._adapters: dict[str, Path] = {}  # on the server, by name
         self._lock = threading.Lock()
         super().__init__(*args, **kwargs)
         atexit.register(self._leave)
 
-    def init_communicator(self, device):
+    def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """Joins no group: an adapter needs none."""
 
-    def join_group(self, device):
+    def join_group(self, device: torch.device | str | int) -> None:
         """As TRL's client does at once: for weights that are merged."""
         super().init_communicator(device)
 
@@ -493,7 +533,7 @@ class AdapterClient:
         response.raise_for_status()
         return response.json()["vllm_config"]
 
-    def serve_adapter(self, name: str, path: Path):
+    def serve_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter and asks for it from now on."""
         import requests  # comes with vLLM
 
@@ -517,7 +557,7 @@ class AdapterClient:
             self.model = name
         self._unload_unnamed()
 
-    def _post(self, url: str, **kwargs) -> dict:
+    def _post(self, url: str, **kwargs: Any) -> dict:
         named = (kwargs.get("json") or {}).get("model")
         with self._lock:
             self._in_flight[named] += 1
@@ -528,7 +568,7 @@ class AdapterClient:
                 self._in_flight[named] -= 1
             self._unload_unnamed()
 
-    def _unload_unnamed(self):
+    def _unload_unnamed(self) -> None:
         """Unloads every adapter but the present one that no request in flight names."""
         with self._lock:
             idle = [name for name in self._adapters if name != self.model and not self._in_flight[name]]
@@ -536,14 +576,14 @@ class AdapterClient:
         for name, path in zip(idle, paths, strict=True):
             self._unload(name, path)
 
-    def _unload(self, name: str, path: Path):
+    def _unload(self, name: str, path: Path) -> None:
         import requests
 
         # A server that was started again has forgotten it, which is as well.
         requests.post(f"{self.base_url}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60)
         shutil.rmtree(path, ignore_errors=True)
 
-    def _leave(self):
+    def _leave(self) -> None:
         """Leaves nothing behind, on the server or on the disk."""
         with contextlib.suppress(OSError):  # the server may be gone
             for name, path in self._adapters.items():

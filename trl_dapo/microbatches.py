@@ -18,11 +18,16 @@ Everything is arithmetic on lengths that all ranks know, without chance: every r
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, inf, sqrt
+from typing import TYPE_CHECKING, Any
 
 from .batching import widths
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
@@ -100,7 +105,7 @@ def attention_cost(
     return 2 * num_full_attention_layers * num_attention_heads * head_dim / num_weights
 
 
-def attention_cost_of(config) -> float:
+def attention_cost_of(config: "PreTrainedConfig") -> float:
     """
     [`attention_cost`] of a model by its config, `0.0` for a model that is no transformer with a known size.
 
@@ -112,7 +117,7 @@ def attention_cost_of(config) -> float:
         `float`.
     """
 
-    def number(name):
+    def number(name: str) -> Any:
         return getattr(config, name, None)  # not every family has every number
 
     hidden_size, heads = number("hidden_size"), number("num_attention_heads")
@@ -307,7 +312,8 @@ def plan_window_within_budget(
     most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
     least_cost = sum(map(rows.least_cost, pools))
     gather_cost = len(lengths) * GATHER_COST if in_step and len(lengths) > 1 else 0.0
-    best, best_cost = None, inf
+    best: list[list[list[int]]] = []
+    best_cost = inf
     for num in range(fewest, most + 1, max(1, fewest // 8)):  # five of a large window, not fifty
         plan = rows.plan(pools, num_ranks, num, in_step)
         waited = rows.waited_cost(plan, in_step)
@@ -319,7 +325,13 @@ def plan_window_within_budget(
     return best
 
 
-def _pools(lengths, budget, can_exchange, multiple_of, attention):
+def _pools(
+    lengths: Sequence[Sequence[tuple[int, int]]],
+    budget: int | None,
+    can_exchange: bool,
+    multiple_of: int | None,
+    attention: float,
+) -> tuple["_Rows", list[range], int]:
     """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
     rows = _Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
     stops = list(accumulate(map(len, lengths)))
@@ -366,7 +378,9 @@ def waited_cost(
 class _Rows:
     """Rows by number, what a micro-batch of them costs, and how they are cut."""
 
-    def __init__(self, lengths, budget, multiple_of, attention):
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], budget: int | None, multiple_of: int | None, attention: float
+    ) -> None:
         if budget is not None and budget < 1:
             raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
         self.widths = [widths([row], multiple_of) for row in lengths]
@@ -374,32 +388,32 @@ class _Rows:
 
     # Costs
 
-    def _cost(self, num_rows, width):
+    def _cost(self, num_rows: int, width: int) -> float:
         return num_rows * width * (1.0 + self.attention * width)
 
-    def cost(self, microbatch):
+    def cost(self, microbatch: Sequence[int]) -> float:
         if not microbatch:
             return 0.0
         return self._cost(len(microbatch), sum(widths([self.widths[row] for row in microbatch])))
 
-    def least_cost(self, pool):
+    def least_cost(self, pool: Sequence[int]) -> float:
         """Cost of these rows without padding."""
         return sum(self._cost(1, sum(self.widths[row])) for row in pool)
 
-    def waited_cost(self, plan, in_step):
+    def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
         costs = [list(map(self.cost, rank)) for rank in plan]
         slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
         return len(plan) * slowest
 
     # Micro-batches
 
-    def orders(self, pool):
+    def orders(self, pool: Sequence[int]) -> list[list[int]]:
         """Two orders, longest row first: long prompts and long completions need not be the same rows."""
         by_completion = sorted(pool, key=lambda row: (-self.widths[row][1], -self.widths[row][0]))
         by_total = sorted(pool, key=lambda row: (-sum(self.widths[row]), -self.widths[row][1]))
         return [by_completion] if by_completion == by_total else [by_completion, by_total]
 
-    def fill(self, order, cap=inf):
+    def fill(self, order: Sequence[int], cap: float = inf) -> list[tuple[int, float]]:
         """
         Fewest contiguous micro-batches of `order` within the budget and the cost `cap`; a row beyond either gets its
         own. Returns the number of rows and the cost of each.
@@ -417,7 +431,9 @@ class _Rows:
             num_rows, prompt, completion = num_rows + 1, longest_prompt, longest_completion
         return [*filled, (num_rows, self._cost(num_rows, prompt + completion))]
 
-    def cap_where(self, order, changes):
+    def cap_where(
+        self, order: Sequence[int], changes: Callable[[list[tuple[int, float]]], bool]
+    ) -> tuple[float, float]:
         """The caps, 0.1 % apart, between which `changes(filled)` turns from false to true."""
         low = min(self._cost(1, sum(self.widths[row])) for row in order) / 2
         high = max(cost for _, cost in self.fill(order))
@@ -426,13 +442,13 @@ class _Rows:
             low, high = (low, cap) if changes(self.fill(order, cap)) else (cap, high)
         return low, high
 
-    def fewest(self, pool):
+    def fewest(self, pool: Sequence[int]) -> int:
         """Fewest micro-batches within the budget without too much padding."""
         if not pool:
             return 1
         allowed = self.least_cost(pool) / (1 - MAX_PADDING_SHARE)
 
-        def is_padded(filled):
+        def is_padded(filled: list[tuple[int, float]]) -> bool:
             return sum(cost for _, cost in filled) > allowed
 
         nums = []
@@ -443,7 +459,7 @@ class _Rows:
             nums.append(len(filled))
         return min(nums)
 
-    def cut(self, pool, num):
+    def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
         """As [`cut`]."""
         cuts = []
         for order in self.orders(pool) if pool else []:
@@ -455,12 +471,13 @@ class _Rows:
         best = min(cuts, key=lambda cut: (cut[0][0], sum(cost for cost, _ in cut)), default=[])
         return [rows for _, rows in best] + [[] for _ in range(num - len(best))]
 
-    def _halved(self, order, filled, num):
+    def _halved(self, order: list[int], filled: list[tuple[int, float]], num: int) -> list[tuple[float, list[int]]]:
         """`(cost, rows)` by falling cost: the costliest in two until there are `num`, or only single rows."""
         stops = accumulate(num_rows for num_rows, _ in filled)
-        heap, done = [], []
+        heap: list[tuple[float, list[int]]] = []
+        done: list[tuple[float, list[int]]] = []
 
-        def add(cost, rows):
+        def add(cost: float, rows: list[int]) -> None:
             # What is one row cannot be halved.
             heapq.heappush(heap, (-cost, rows)) if len(rows) > 1 else done.append((-cost, rows))
 
@@ -474,19 +491,20 @@ class _Rows:
 
     # Ranks
 
-    def plan(self, pools, num_ranks, num, in_step):
+    def plan(self, pools: Sequence[Sequence[int]], num_ranks: int, num: int, in_step: bool) -> list[list[list[int]]]:
         """Each pool cut for its `num_ranks` ranks, `num` micro-batches each."""
         cuts = (self.cut(pool, num * num_ranks) for pool in pools)
         return [rank for cut in cuts for rank in self.assign_to_ranks(cut, num_ranks, in_step)]
 
-    def assign_to_ranks(self, microbatches, num_ranks, in_step):
+    def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> list[list[list[int]]]:
         """Micro-batches by falling cost, as many to each rank."""
         if in_step:
             steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
             # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
             steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
             return [list(rank) for rank in zip(*steps, strict=True)]
-        ranks, heap = [[] for _ in range(num_ranks)], [(0.0, rank) for rank in range(num_ranks)]
+        ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+        heap = [(0.0, rank) for rank in range(num_ranks)]
         for microbatch in microbatches:
             cost, rank = heapq.heappop(heap)
             ranks[rank].append(microbatch)

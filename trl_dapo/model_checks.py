@@ -2,8 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's config says about its positions and its context, and what of a run's settings deserves a warning."""
 
+from typing import TYPE_CHECKING
 
-def has_rotary_positions(config) -> bool:
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from .config import DAPOConfig
+
+
+def has_rotary_positions(config: "PreTrainedConfig") -> bool:
     """
     Whether a model turns queries and keys by their positions, so that attention depends on distances alone.
 
@@ -17,7 +25,7 @@ def has_rotary_positions(config) -> bool:
     return bool(_rope_parameters(config))
 
 
-def why_positions_are_absolute(config) -> str | None:
+def why_positions_are_absolute(config: "PreTrainedConfig") -> str | None:
     """
     What makes the log-probabilities of a model with rotary positions depend on the padding around its tokens.
 
@@ -42,7 +50,7 @@ def why_positions_are_absolute(config) -> str | None:
     return None
 
 
-def context_length(config) -> int | None:
+def context_length(config: "PreTrainedConfig") -> int | None:
     """
     Tokens that a model is made for, prompt included, with its rope scaling if it has one.
 
@@ -63,7 +71,7 @@ def context_length(config) -> int | None:
     return int(max([longest, *scaled]))
 
 
-def warnings_at_start(args, config, steps_in_bfloat16: bool) -> list[str]:
+def warnings_at_start(args: "DAPOConfig", config: "PreTrainedConfig", steps_in_bfloat16: bool) -> list[str]:
     """
     What a user should hear of before training begins.
 
@@ -86,7 +94,7 @@ def warnings_at_start(args, config, steps_in_bfloat16: bool) -> list[str]:
             "changes is lost to rounding. Load them in float32 (`model_init_kwargs={'dtype': 'float32'}`; `bf16=True` "
             "computes in bfloat16 all the same), or train an adapter (`peft_config`)."
         )
-    if args.generation_batch_size <= args.num_generations:
+    if args.groups_per_rollout <= 1:
         warnings.append(
             "A rollout holds one prompt, and so does each optimizer step: gradients are noisy, and dynamic sampling "
             "samples one prompt a round. Set `prompts_per_rollout`, or raise `gradient_accumulation_steps`."
@@ -101,7 +109,7 @@ def warnings_at_start(args, config, steps_in_bfloat16: bool) -> list[str]:
     return warnings
 
 
-def _rope_parameters(config) -> list[dict]:
+def _rope_parameters(config: "PreTrainedConfig") -> list[dict]:
     """A config's rope parameters; some models have one for each type of layer."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]

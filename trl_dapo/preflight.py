@@ -10,13 +10,20 @@ import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template
 
+from .construction import kept_columns
 from .model_checks import context_length
 from .rewards.checks import check_prompt_column, wrap_reward
 from .seam import keeping_pending_logs
+
+
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -28,7 +35,7 @@ class SetupError(ValueError):
     """What a user can mend, found before anything was generated."""
 
 
-def run_preflight(trainer):
+def run_preflight(trainer: "DAPOTrainer") -> None:
     """
     Tries a run out on its first example. Every rank must call it.
 
@@ -75,18 +82,18 @@ def too_few_processes(num_processes: int) -> str | None:
     )
 
 
-def _first_example(trainer) -> dict:
+def _first_example(trainer: "DAPOTrainer") -> dict:
     """The first example, with the columns that training gives to the reward functions."""
     args, example = trainer.args, next(iter(trainer.train_dataset), None)
     if example is None:
         raise SetupError("The training dataset holds no prompt.")
     if not args.remove_unused_columns:
         return example
-    trainer._set_signature_columns_if_needed()
-    return {name: value for name, value in example.items() if name in trainer._signature_columns}
+    columns = kept_columns(trainer)
+    return {name: value for name, value in example.items() if name in columns}
 
 
-def _check_prompt(example: dict):
+def _check_prompt(example: dict) -> None:
     try:
         check_prompt_column(list(example))
     except ValueError as error:
@@ -100,13 +107,14 @@ def _check_prompt(example: dict):
     )
 
 
-def _describe_context(trainer, prompt) -> str | None:
+def _describe_context(trainer: "DAPOTrainer", prompt: str | list) -> str | None:
     """A warning where the first example's prompt and a completion do not fit the model's context together."""
     context, longest = context_length(trainer.model.config), trainer.max_completion_length
     if context is None or longest is None or longest >= context or trainer._is_vlm:
         return None  # or warned of when the trainer was made
-    text = maybe_apply_chat_template({"prompt": prompt}, trainer.processing_class)["prompt"]
-    num_tokens = len(trainer.processing_class(text, add_special_tokens=False)["input_ids"])
+    example: dict[str, Any] = {"prompt": prompt}
+    text = maybe_apply_chat_template(example, trainer._tokenizer)["prompt"]
+    num_tokens = len(trainer._tokenizer(text, add_special_tokens=False)["input_ids"])
     if num_tokens + longest <= context:
         return None
     return (
@@ -125,7 +133,7 @@ def _naming(name: str) -> Iterator[None]:
         raise SetupError(f"The reward function {name!r} failed with {type(error).__name__}: {error}") from error
 
 
-def _try_rewards(trainer, example: dict):
+def _try_rewards(trainer: "DAPOTrainer", example: dict) -> None:
     """Has every reward function score a group of completions that nobody generated, as TRL has it score others."""
     num_rows, conversational = trainer.num_generations, is_conversational(example)
     completion = [{"role": "assistant", "content": MADE_UP}] if conversational else MADE_UP
@@ -133,7 +141,7 @@ def _try_rewards(trainer, example: dict):
     inputs = [copy.deepcopy(example) for _ in range(num_rows)]
     own, was_training, report_to = trainer.reward_funcs, trainer.model.training, trainer.args.report_to
     trainer.reward_funcs = [
-        wrap_reward(reward_func, name, within=lambda name=name: _naming(name))
+        wrap_reward(reward_func, name, within=partial(_naming, name))
         for reward_func, name in zip(own, trainer.reward_func_names, strict=True)
     ]
     trainer._completion_lengths = [len(ids)] * num_rows

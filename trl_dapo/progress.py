@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 from transformers.utils import logging
@@ -12,19 +13,25 @@ from .sampling.refill import Batch
 from .sampling.report import advise, describe_shortfall
 
 
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
+
+
 logger = logging.get_logger(__name__)
 
 
 @contextmanager
-def progress_bar(trainer) -> Iterator[Callable[[], None]]:
+def progress_bar(trainer: "DAPOTrainer") -> Iterator[Callable[[], None]]:
     """A bar of the groups found so far; yields what moves it after each round, and warns of passes without any."""
-    sampler, rollout = trainer._sampler, trainer._sampler.rollout
+    sampler = trainer._sampler
+    assert sampler is not None
+    rollout = sampler.rollout
     # `None`: shown on a terminal only. In a file a bar is one endless line.
     disable = True if trainer.args.disable_tqdm or not trainer.accelerator.is_main_process else None
     bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
     with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
 
-        def show():
+        def show() -> None:
             bar.n = rollout.target - rollout.shortfall
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             if num_passes := sampler.new_barren_passes():
@@ -34,8 +41,9 @@ def progress_bar(trainer) -> Iterator[Callable[[], None]]:
         yield show
 
 
-def speak_of_shortfall(trainer, batch: Batch):
+def speak_of_shortfall(trainer: "DAPOTrainer", batch: Batch) -> None:
     """Stops or warns when the rounds were used up before the batch was full."""
+    assert trainer._sampler is not None
     num_short, rollout = trainer._sampler.num_short_rollouts, trainer._sampler.rollout
     max_rounds = trainer.args.dynamic_sampling_max_rounds
     if num_short and trainer.args.dynamic_sampling_on_exhausted == "error":

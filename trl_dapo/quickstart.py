@@ -14,7 +14,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -89,7 +89,7 @@ class Problems:
     ```
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self.held_out: list[Problem] = []
         self.train: dict[str, list[Problem]] = {}
@@ -156,11 +156,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
     """
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*="])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    by_character.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    by_character.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+        tokenizer_object=by_character, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
     tokenizer.chat_template = (
         "{%- for message in messages -%}"
@@ -172,7 +172,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes) -> PreTrainedModel:
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> PreTrainedModel:
     """
     Qwen3 with random weights, 0.8 million parameters by default.
 
@@ -188,7 +188,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes) -> PreTr
         [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
     """
     set_seed(seed)
-    settings = {
+    settings: dict[str, Any] = {
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,
@@ -302,7 +302,9 @@ def exact_answer(text: str, solution: str) -> tuple[bool, str]:
 # ---- The run ----
 
 
-def exact_answer_reward(completions, solution, **kwargs):
+def exact_answer_reward(
+    completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
+) -> list[float | None]:
     """Reward function: 1.0 where the completion is the solution, else 0.0."""
     return [
         float(completion[0]["content"] == answer) for completion, answer in zip(completions, solution, strict=True)

@@ -12,12 +12,17 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from trl.trainer.utils import pad
 
 from .sampling.rollouts import Rows
+
+
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
 
 
 @dataclass
@@ -48,8 +53,8 @@ class Recorded:
 class _NoReset:
     """Stands in for the environments of completed rollouts, which must not be reset a second time."""
 
-    def reset(self, **kwargs):
-        return None
+    def reset(self, **kwargs: Any) -> None:
+        """Does nothing."""
 
 
 class Seam:
@@ -63,12 +68,12 @@ class Seam:
             What `_generate` and `_calculate_rewards` hand back while a batch is replayed.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.recorded: Recorded | None = None
         self.replayed: tuple[tuple, torch.Tensor] | None = None
 
     @contextmanager
-    def recording(self, trainer) -> Iterator[Recorded]:
+    def recording(self, trainer: "DAPOTrainer") -> Iterator[Recorded]:
         """Keeps what TRL makes of one round, and keeps it out of the trainer's own metrics and logs."""
         self.recorded = recorded = Recorded()
         logs, trainer._logs = trainer._logs, _empty_logs(trainer._logs)
@@ -80,7 +85,7 @@ class Seam:
             self.recorded, trainer._logs = None, logs
 
     @contextmanager
-    def replaying(self, trainer, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+    def replaying(self, trainer: "DAPOTrainer", rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
         self.replayed = rows.as_generated(), rewards
         try:
@@ -91,7 +96,7 @@ class Seam:
 
 
 @contextmanager
-def _no_environment_resets(trainer, num_rows: int) -> Iterator[None]:
+def _no_environment_resets(trainer: "DAPOTrainer", num_rows: int) -> Iterator[None]:
     if trainer.environment_factories is None:
         yield
         return
@@ -105,7 +110,7 @@ def _no_environment_resets(trainer, num_rows: int) -> Iterator[None]:
 
 
 @contextmanager
-def _scratch_metrics(trainer) -> Iterator[dict[str, list[float]]]:
+def _scratch_metrics(trainer: "DAPOTrainer") -> Iterator[dict[str, list[float]]]:
     metrics, trainer._metrics = trainer._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
     try:
         yield trainer._metrics["train"]
@@ -114,7 +119,7 @@ def _scratch_metrics(trainer) -> Iterator[dict[str, list[float]]]:
 
 
 @contextmanager
-def keeping_pending_logs(trainer) -> Iterator[None]:
+def keeping_pending_logs(trainer: "DAPOTrainer") -> Iterator[None]:
     """Forgets what reward functions log meanwhile of rows that are none."""
     pending = trainer._pending_extra_logs, trainer._pending_metrics
     trainer._pending_extra_logs, trainer._pending_metrics = defaultdict(list), defaultdict(list)
@@ -129,7 +134,7 @@ def _empty_logs(logs: dict) -> dict:
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
 
 
-def policy_logps(trainer, rows: Rows) -> list[np.ndarray]:
+def policy_logps(trainer: "DAPOTrainer", rows: Rows) -> list[np.ndarray]:
     """Log-probabilities of the rows' completions under the present policy, one array a row."""
     device, pad_token_id = trainer.accelerator.device, trainer._tokenizer.pad_token_id
     ids = [torch.tensor(row) for row in rows.completion_ids]
@@ -147,7 +152,7 @@ def policy_logps(trainer, rows: Rows) -> list[np.ndarray]:
     return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
 
-def restore_old_logps(rollouts: dict, old_logps: list[np.ndarray | None]):
+def restore_old_logps(rollouts: dict, old_logps: list[np.ndarray | None]) -> None:
     """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
     old = rollouts.setdefault(
         "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)

@@ -3,10 +3,15 @@
 """What an optimizer step's micro-batches add up to: sums and extremes, and the metrics made of them."""
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 import torch
 
 from .sampling.sampler import MAX_AGE
+
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class StepMetrics:
@@ -28,10 +33,10 @@ class StepMetrics:
     ```
     """
 
-    def __init__(self):
-        self.sums = defaultdict(float)
-        self.lowest = {}
-        self.highest = {}
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
+        self.lowest: dict[str, torch.Tensor] = {}
+        self.highest: dict[str, torch.Tensor | int] = {}
 
     def add(self, **sums: torch.Tensor | float) -> None:
         """
@@ -91,17 +96,18 @@ class StepMetrics:
             high=high.sum(),
             dual=dual.sum(),
         )
-        for age in range(MAX_AGE + 1) if ages is not None else ():
-            is_of_age = (ages == age).unsqueeze(1)
-            units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
-            self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
+        if ages is not None:
+            for age in range(MAX_AGE + 1):
+                is_of_age = ages.eq(age).unsqueeze(1)
+                units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
+                self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
         # A completion without a token must not be the least clipped one.
         low_min = (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0).amin()
         high_max = (high.sum(1) / length).amax()
         self.lowest["low_min"] = torch.minimum(self.lowest.get("low_min", low_min), low_min)
-        self.highest["high_max"] = torch.maximum(self.highest.get("high_max", high_max), high_max)
+        self.highest["high_max"] = torch.maximum(torch.as_tensor(self.highest.get("high_max", high_max)), high_max)
 
-    def reduce(self, accelerator) -> dict[str, float]:
+    def reduce(self, accelerator: "Accelerator") -> dict[str, float]:
         """
         Totals over all ranks: sums of the sums, least of the lowest, greatest of the highest.
 
@@ -112,9 +118,9 @@ class StepMetrics:
         Returns:
             `dict[str, float]`.
         """
-        local = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
+        values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
         local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in local]
+            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
         )
         ranks = accelerator.gather(local.unsqueeze(0))
         sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)

@@ -3,12 +3,18 @@
 """Ends of a run beside `max_steps`: rollouts that find nothing, passes over the dataset, tokens generated."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.utils import logging
 
+from .checkpoint import output_folder
 from .sampling.report import describe_stop
+
+
+if TYPE_CHECKING:
+    from .trainer import DAPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -29,7 +35,7 @@ class StopCallback(TrainerCallback):
             Whether the run was stopped because `dynamic_sampling_stop_after` rollouts in a row found nothing.
     """
 
-    def __init__(self, trainer):
+    def __init__(self, trainer: "DAPOTrainer") -> None:
         self.trainer, self.found_nothing = trainer, False
 
     @property
@@ -52,10 +58,14 @@ class StopCallback(TrainerCallback):
         between_rollouts = self.trainer._step % self.trainer._generate_every == 0
         return between_rollouts and self.is_past_a_limit
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.found_nothing = False
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         sampler = self.trainer._sampler
         if sampler is None:
             return
@@ -63,10 +73,12 @@ class StopCallback(TrainerCallback):
             control.should_training_stop = control.should_log = True
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
-        elif 0 < args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up:
+        elif (
+            0 < self.trainer.args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up
+        ):
             self.found_nothing = True
             control.should_training_stop = control.should_log = control.should_save = True
             if state.is_world_process_zero:
-                checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+                checkpoint = Path(output_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
                 logger.warning(describe_stop(sampler.rollout, sampler.totals.barren_rollouts, str(checkpoint)))
             sampler.totals.barren_rollouts = 0  # a run that resumes from here has as many tries again

@@ -10,15 +10,22 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, TextIO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import logging as transformers_logging
 
+from .checkpoint import output_folder
 from .history import LOG_HISTORY_NAME
 from .sampling.sampler import Totals
+
+
+if TYPE_CHECKING:
+    from .config import DAPOConfig
+    from .trainer import DAPOTrainer
 
 
 HEADER_EVERY = 30  # rows
@@ -53,7 +60,7 @@ def _length(value: float) -> str:
     return f"{value:.1f}" if value < 9999.5 else _count(value)
 
 
-def broken_for(file: TextIO, line: str) -> str:
+def broken_for(file: IO[str], line: str) -> str:
     """A line as it is, or on a terminal broken between words."""
     if not file.isatty():
         return line
@@ -197,24 +204,23 @@ def summarize(
         if rewards[0][name] is not None and rewards[-1].get(name) is not None
     ]:
         lines.append(f"Rewards:   {', '.join(changes)} (steps {rewards[0]['step']:,} -> {rewards[-1]['step']:,}).")
-    evaluations: dict[str, list[dict]] = {}
+    evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
         if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
-            evaluations.setdefault(evaluation[0], []).append(entry)
-    for name, entries in evaluations.items():
-        first, last = entries[0], entries[-1]
-        before, after = _evaluation(first)[1], _evaluation(last)[1]
+            evaluations.setdefault(evaluation[0], []).append((entry["step"], evaluation[1]))
+    for name, scored in evaluations.items():
+        (first, before), (last, after) = scored[0], scored[-1]
         changes = [
-            f"{score} {before[score]} -> {value}" if last is not first and score in before else f"{score} {value}"
+            f"{score} {before[score]} -> {value}" if len(scored) > 1 and score in before else f"{score} {value}"
             for score, value in after.items()
         ]
-        steps = f"steps {first['step']:,} -> {last['step']:,}" if last is not first else f"step {last['step']:,}"
+        steps = f"steps {first:,} -> {last:,}" if len(scored) > 1 else f"step {last:,}"
         lines.append(f"{name.replace('_', ' ', 1).capitalize() + ':':<10} {', '.join(changes)} ({steps}).")
     lines.append(f"Next:      trl-dapo report {output_dir} (each step: {LOG_HISTORY_NAME})")
     return lines
 
 
-def describe_passes(args, num_steps: int) -> str | None:
+def describe_passes(args: "DAPOConfig", num_steps: int) -> str | None:
     """
     What `num_train_epochs` does not mean, in one line; `None` where it does not apply.
 
@@ -250,18 +256,20 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             Whose sampler counts, and which knows the ends of the run.
         every (`int`, *optional*, defaults to `1`):
             Steps to a row.
-        file (`TextIO`, *optional*):
+        file (`IO[str]`, *optional*):
             Where rows are written. Defaults to standard output.
     """
 
-    def __init__(self, trainer, every: int = 1, file: TextIO | None = None):
+    training_bar: tqdm | None
+
+    def __init__(self, trainer: "DAPOTrainer", every: int = 1, file: IO[str] | None = None) -> None:
         super().__init__()
         self.trainer, self.every, self.file = trainer, every, file
         self.has_bar = not trainer.args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
         self._window: list[dict] = []
         self._num_rows = 0
 
-    def say(self, text: str):
+    def say(self, text: str) -> None:
         """Writes a line, above the bar."""
         file = self.file or sys.stdout
         text = broken_for(file, text)
@@ -270,38 +278,58 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         else:
             print(text, file=file, flush=True)
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.current_step = state.global_step
         self._window, self._num_rows = [], 0
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
         if not state.is_world_process_zero:
             return
-        if has_length(self.trainer.train_dataset) and (line := describe_passes(args, state.max_steps)):
+        if has_length(self.trainer.train_dataset) and (line := describe_passes(self.trainer.args, state.max_steps)):
             self.say(line)
         if state.global_step:
             self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
+            assert self.training_bar is not None  # made by the line before
             self.training_bar.update(state.global_step)
             self.current_step = state.global_step
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
 
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
         if self.has_bar:
             super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not state.is_world_process_zero:
             return
-        if args.logging_style == "full":
+        if self.trainer.args.logging_style == "full":
             if self.training_bar is not None:
                 super().on_log(args, state, control, logs, **kwargs)
             else:
                 PrinterCallback.on_log(self, args, state, control, logs, **kwargs)
             return
+        logs = logs or {}
         entry = {**logs, "step": state.global_step}
         if (line := format_evaluation(entry)) is not None:
             self.say(line)
@@ -310,18 +338,18 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
                 self._say_row(state)
 
-    def _say_row(self, state):
+    def _say_row(self, state: TrainerState) -> None:
         if self._num_rows % HEADER_EVERY == 0:
             self.say(HEADER)
         self._num_rows += 1
         self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
         self._window = []
 
-    def _progress(self, state) -> list[tuple[float, float]]:
+    def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
         """What has been used of each limit of the run, and the limit."""
         return [(state.global_step, state.max_steps), *self.trainer.stop.limits]
 
-    def _seconds_left(self, state) -> float | None:
+    def _seconds_left(self, state: TrainerState) -> float | None:
         """Until the first of the run's ends, at the pace since it was started or resumed."""
         elapsed = time.perf_counter() - self._started
         left = [
@@ -331,7 +359,9 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         ]
         return min(left, default=None)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:
@@ -343,7 +373,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             step=state.global_step,
             max_steps=state.max_steps,
             seconds=time.perf_counter() - self._started,
-            output_dir=args.output_dir,
+            output_dir=output_folder(args),
         )
         for line in lines:
             self.say(line)
@@ -370,7 +400,7 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer):
+def print_to_terminal(trainer: "DAPOTrainer") -> None:
     """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):

@@ -3,6 +3,7 @@
 """A random model for trial runs: every part of a run is real, but the model knows nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,17 +25,17 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
+        tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes) -> Qwen3ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
     """
     Qwen3 with random weights, 0.1 million parameters by default.
 
@@ -49,7 +50,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes) -> Qwen3
     Returns:
         [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -65,7 +66,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes) -> Qwen3
     return Qwen3ForCausalLM(Qwen3Config(**{**settings, **sizes}))
 
 
-def save_tiny_model(path: Path, seed: int):
+def save_tiny_model(path: Path, seed: int) -> None:
     """
     Writes a random model and its tokenizer.
 

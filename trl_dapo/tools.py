@@ -5,13 +5,14 @@
 import ast
 import math
 import operator
+from collections.abc import Callable
 
 
 _LONGEST_EXPRESSION = 300  # characters
 _MOST_BITS = 4_096  # of an integer, so that no call takes long; some 1,200 digits
 _LARGEST_FACTORIAL = 400  # 2,887 bits
 
-_OPERATORS = {
+_OPERATORS: dict[type[ast.AST], Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -23,7 +24,7 @@ _OPERATORS = {
     ast.USub: operator.neg,
 }
 _NAMES = {"pi": math.pi, "e": math.e}
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable] = {
     **{name: getattr(math, name) for name in ("sqrt", "isqrt", "gcd", "lcm", "exp", "log", "log2", "log10")},
     **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "floor", "ceil")},
     **{name: getattr(math, name) for name in ("factorial", "comb", "perm")},
@@ -63,7 +64,7 @@ def calculate(expression: str) -> str:
 
 def _value(node: ast.expr) -> int | float:
     """The value of a part of an expression; only what is listed here is evaluated."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         value = node.value
     elif isinstance(node, ast.Name) and node.id in _NAMES:
         value = _NAMES[node.id]
@@ -94,6 +95,6 @@ def _value(node: ast.expr) -> int | float:
     return value
 
 
-def _refuse_above(most: int, size: float, what: str):
+def _refuse_above(most: int, size: float, what: str) -> None:
     if size > most:
         raise ValueError(f"Too large: {what}.")

@@ -21,16 +21,21 @@ import time
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import IterableDataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
+from peft import PeftModel
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput, has_length
 from transformers.utils import logging
+from trl.trainer.grpo_trainer import RewardFunc
 
 from .ahead import RoundAhead
 from .batching import mark_filler
-from .checkpoint import find_checkpoint, keeping_dtypes, load_state, save_state
+from .checkpoint import find_checkpoint, keeping_dtypes, load_state, output_folder, save_state
 from .config import DAPOConfig
 from .construction import (
     add_overlong_punishment,
@@ -150,13 +155,13 @@ class DAPOTrainer(UpdatePhase):
 
     def __init__(
         self,
-        model,
-        reward_funcs=None,
+        model: str | PreTrainedModel | PeftModel,
+        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
         args: DAPOConfig | None = None,
-        *other_args,
+        *other_args: Any,
         group_filter: GroupFilter | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         args = settings_of(args, model)
         self._seam = Seam()
         self._group_filter = group_filter
@@ -169,7 +174,7 @@ class DAPOTrainer(UpdatePhase):
 
         check_rewards_and_data(self)
         if args.overlong_buffer_length is not None:
-            add_overlong_punishment(self)
+            add_overlong_punishment(self, args.overlong_buffer_length)
         self._task = choose_task_reward(self)
         check_group_filter(self)
         check_rollouts_ahead(self)
@@ -187,7 +192,9 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- Reward functions ----
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
         if self._seam.replayed is not None:
             return self._seam.replayed[1]
         error = None
@@ -221,13 +228,13 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- Algorithm 1: sample until the batch is full ----
 
-    def _generate_and_score_completions(self, inputs):
-        if not (self.model.training and self.args.use_dynamic_sampling):
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        sampler, step = self._sampler, self.state.global_step
+        if sampler is None or not self.model.training:
             rollouts = super()._generate_and_score_completions(inputs)
             if self.model.training:
                 self._log_timeline()
             return rollouts
-        sampler, step = self._sampler, self.state.global_step
         sampler.begin()
         with progress_bar(self) as show_progress, awake(self) if sampler.num_missing else nullcontext():
             while prompts := sampler.next_prompts(step):
@@ -264,6 +271,8 @@ class DAPOTrainer(UpdatePhase):
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         with self._seam.recording(self) as recorded, self._ahead.answering() as is_ahead:
             super()._generate_and_score_completions(inputs)
+        assert recorded.rows is not None
+        assert recorded.rewards is not None
         names = [name for name, _ in prompts]
         drawn = [zlib.crc32(repr(names).encode())] * len(inputs)
         columns = torch.tensor([self._completion_lengths, recorded.truncated, drawn], device=self.accelerator.device)
@@ -290,6 +299,7 @@ class DAPOTrainer(UpdatePhase):
         """For each group `None`, or why it is dropped; and, for the memory, its correct and scored completions."""
         if self._group_filter is not None:
             return ask_group_filter(self._group_filter, round_, prompts, self.reward_func_names), None
+        assert self._sampler is not None
         rewards_NG = self._task.of(round_.rewards_BF).view(-1, self.num_generations)
         masked_NG = round_.truncated_B.view_as(rewards_NG) if self.mask_truncated_completions else None
         reasons = drop_reasons(rewards_NG, masked_NG, self._task.criterion)
@@ -299,6 +309,7 @@ class DAPOTrainer(UpdatePhase):
 
     def _train_on(self, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
+        assert self._sampler is not None
         rounds, groups, G = self._sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
         rows = assign_to_ranks(rounds, batch.train, batch.fill, self.accelerator.device)
         given = select_rewards(rounds, groups)
@@ -332,6 +343,7 @@ class DAPOTrainer(UpdatePhase):
         """Groups for the next rollout, with the log-probabilities of the policy that sampled them."""
         if not groups:
             return None
+        assert self._sampler is not None
         rounds = self._sampler.rollout.rounds
         rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
         new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
@@ -346,7 +358,7 @@ class DAPOTrainer(UpdatePhase):
 
     _seam = Seam()  # neither half runs in a trainer that was made without `__init__`
 
-    def _generate(self, prompts):
+    def _generate(self, prompts: list) -> tuple:
         if self._seam.replayed is not None:
             return self._seam.replayed[0]
         generated = None if self.model.training else self._prefetch.take(prompts)
@@ -364,7 +376,15 @@ class DAPOTrainer(UpdatePhase):
             self._seam.recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         if self._seam.recorded is not None:  # nobody reads these: the round is only sampled and scored
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         return super()._get_per_token_logps_and_entropies(
@@ -374,8 +394,13 @@ class DAPOTrainer(UpdatePhase):
     # ---- Evaluation ----
 
     def evaluation_loop(
-        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
-    ):
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
         dataset = getattr(dataloader, "dataset", None)
         self._scores.begin(len(dataset) if has_length(dataset) else None)
@@ -390,6 +415,7 @@ class DAPOTrainer(UpdatePhase):
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         scores = self._scores.means()
+        assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
@@ -404,7 +430,7 @@ class DAPOTrainer(UpdatePhase):
         finally:
             self.num_generations_eval = k
 
-    def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor):
+    def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.knows_right:
             logger.warning_once(SCORES_LEFT_OUT)
@@ -421,8 +447,9 @@ class DAPOTrainer(UpdatePhase):
 
     # ---- What the user sees ----
 
-    def _log_sampling(self, batch: Batch, **sampling: float):
+    def _log_sampling(self, batch: Batch, **sampling: float) -> None:
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
+        assert self._sampler is not None
         metrics, rollout = self._metrics["train"], self._sampler.rollout
         sampled = rollout_metrics(rollout.sampled, self.reward_func_names, self.reward_weights)
         sampled |= source_metrics(rollout, self._sampler.sources, self.reward_weights)
@@ -439,17 +466,17 @@ class DAPOTrainer(UpdatePhase):
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
-    def _log_timeline(self):
+    def _log_timeline(self) -> None:
         for name, value in timeline_metrics(self.stopwatch.lap(), asks_a_server(self)).items():
             self._metrics["train"][name].append(value)
 
-    def log(self, logs, start_time=None):
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`
         super().log(logs, start_time)
 
     # ---- Checkpoints ----
 
-    def get_train_dataloader(self):
+    def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
@@ -460,9 +487,9 @@ class DAPOTrainer(UpdatePhase):
         finally:
             self.train_dataset = dataset
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = find_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = find_checkpoint(output_folder(self.args))
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
@@ -474,32 +501,32 @@ class DAPOTrainer(UpdatePhase):
             finally:
                 self._ahead.cancel()
 
-    def get_batch_samples(self, *args):
+    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
         self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
         return [], None
 
-    def _save_checkpoint(self, model, trial):
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.stopwatch.timing("checkpoint"):
             save_state(self, folder)
             super()._save_checkpoint(model, trial)
 
-    def _save_rng_state(self, output_dir):
+    def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         # The main process writes `trainer_state.json` next: not before every rank's files are there.
         self.accelerator.wait_for_everyone()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         with keeping_dtypes(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _load_best_model(self):
+    def _load_best_model(self) -> None:
         super()._load_best_model()
         self._last_loaded_step = -1  # vLLM's weights are of the last steps
 
-    def _load_optimizer_and_scheduler(self, checkpoint):
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             load_state(self, Path(checkpoint))

@@ -5,15 +5,18 @@
 import math
 import time
 from collections import deque
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
-from transformers import TrainerCallback
+from datasets import Dataset, IterableDataset
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
@@ -37,6 +40,7 @@ from .batching import (
     schema,
     widths,
 )
+from .config import DAPOConfig
 from .loss import (
     clipped_loss,
     clipped_tokens,
@@ -101,10 +105,19 @@ class RowFacts(NamedTuple):
 class _SkipEmptyStep(TrainerCallback):
     """Keep momentum and weight decay from moving the weights on a step that has no token to learn from."""
 
-    def __init__(self, trainer):
-        self.trainer, self.hooks, self.hidden = trainer, [], []
+    def __init__(self, trainer: "UpdatePhase") -> None:
+        self.trainer = trainer
+        self.hooks: list[RemovableHandle] = []
+        self.hidden: list[list[torch.nn.Parameter]] = []
 
-    def on_train_begin(self, args, state, control, optimizer, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        optimizer = kwargs["optimizer"]
         if self.trainer.is_deepspeed_enabled:
             # DeepSpeed steps inside its backward pass, with an optimizer of its own around this one.
             optimizer = self.trainer.model_wrapped.basic_optimizer
@@ -114,14 +127,14 @@ class _SkipEmptyStep(TrainerCallback):
             hook.remove()
         self.hooks = [optimizer.register_step_pre_hook(self.hide), optimizer.register_step_post_hook(self.show)]
 
-    def hide(self, optimizer, args, kwargs):
+    def hide(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
         # A zero gradient would still decay and coast. What the optimizer cannot see it leaves alone.
         if self.trainer._window_num_tokens == 0:
             self.hidden = [group["params"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["params"] = []
 
-    def show(self, optimizer, args, kwargs):
+    def show(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
         for group, params in zip(optimizer.param_groups, self.hidden, strict=False):
             group["params"] = params
         self.hidden = []
@@ -163,11 +176,24 @@ class UpdatePhase(GRPOTrainer):
             As [`~trl.GRPOTrainer`], with a [`DAPOConfig`] as `args`.
     """
 
-    def __init__(self, *args, **kwargs):
+    # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
+    args: DAPOConfig
+    model: PreTrainedModel
+    num_generations: int
+    num_generations_eval: int
+    max_completion_length: int
+    pad_to_multiple_of: int | None
+    train_dataset: Dataset | IterableDataset
+    _logs: dict[str, Any]
+    # These begin as `None` there, which is all that is said of them.
+    _buffered_inputs: list[dict] | None  # type: ignore[assignment]
+    _signature_columns: list[str] | None  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._window_batches = []  # what the dataloader gave for the coming optimizer step
-        self._window_microbatches = deque()  # what is left of the optimizer step under way
-        self._window_num_tokens = None  # loss tokens of the optimizer step, over all ranks
+        self._window_batches: list = []  # what the dataloader gave for the coming optimizer step
+        self._window_microbatches: deque[dict] = deque()  # what is left of the optimizer step under way
+        self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all ranks
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._step_metrics = StepMetrics()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
@@ -178,7 +204,7 @@ class UpdatePhase(GRPOTrainer):
             for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
                 logger.warning(message)
 
-    def _steps_in_bfloat16(self):
+    def _steps_in_bfloat16(self) -> bool:
         """Whether the whole model trains, with no copy of its weights in more than bfloat16."""
         # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
         if self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"):
@@ -189,7 +215,7 @@ class UpdatePhase(GRPOTrainer):
         )
         return 2 * trained > sum(weight.numel() for weight in parameters)
 
-    def _check_budget(self):
+    def _check_budget(self) -> None:
         """Refuse a budget where rows cannot be cut again."""
         if self._budget is None:
             return
@@ -207,7 +233,7 @@ class UpdatePhase(GRPOTrainer):
             )
         self._refuse_to_feel_padding(why_positions_are_absolute(self.model.config))
 
-    def _refuse_to_feel_padding(self, reason):
+    def _refuse_to_feel_padding(self, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(
                 f"`max_tokens_per_microbatch={self._budget}` does not work for this model, which depends on its "
@@ -216,18 +242,20 @@ class UpdatePhase(GRPOTrainer):
 
     # The window: the rows of one optimizer step
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, torch.Tensor | int | None]:
         batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._window_batches = batches
         self._window_microbatches.clear()
         return batches, num_items_in_batch
 
-    def _prepare_inputs(self, generation_batch):
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
-    def _open_window(self, batches):
+    def _open_window(self, batches: list) -> None:
         """Generate what the optimizer step needs and cut its rows into micro-batches."""
         self._step_metrics = StepMetrics()
         self._check_padding()
@@ -239,7 +267,7 @@ class UpdatePhase(GRPOTrainer):
                 left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
                 self._is_last_rollout = step + self._generate_every >= self._step + left
                 self._buffered_inputs = self._roll_out(batch)
-            parts.append(self._buffered_inputs[step % self.args.steps_per_generation])
+            parts.append(self._buffered_inputs[step % self._steps_per_generation])
         rows = self._join(parts)
         facts = self._gather_row_facts(parts, rows)
         self._window_num_tokens = facts.total_tokens
@@ -247,25 +275,32 @@ class UpdatePhase(GRPOTrainer):
         self._window_microbatches = deque(microbatches)
 
     @property
-    def _generate_every(self):
-        return self.args.steps_per_generation * self.num_iterations
+    def _steps_per_generation(self) -> int:
+        """Micro-steps of a rollout, which TRL works out where nobody set them."""
+        assert self.args.steps_per_generation is not None
+        return self.args.steps_per_generation
 
-    def _roll_out(self, batch):
+    @property
+    def _generate_every(self) -> int:
+        return self._steps_per_generation * self.num_iterations
+
+    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Generate, and assign the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""
         rollout = self._generate_and_score_completions(batch)
         if self._trims_padding:
             check_keys(rollout)
-        rollout = shuffle_sequence_dict(split_pixel_values_by_grid(rollout))
-        parts = split_tensor_dict(rollout, self.args.steps_per_generation)
+        by_row: dict[str, Any] = split_pixel_values_by_grid(rollout)
+        shuffled: dict[str, Any] = shuffle_sequence_dict(by_row)
+        parts: list[dict[str, Any]] = split_tensor_dict(shuffled, self._steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
-    def _join(self, parts):
+    def _join(self, parts: list[dict]) -> dict | None:
         """This rank's rows under one another; `None` where they stay in the micro-batches that TRL would make."""
         if not self._trims_padding or self.top_entropy_quantile < 1.0 or not all(map(is_cut_by_row, parts)):
             return None
         return join_rows(parts, self._tokenizer.pad_token_id)
 
-    def _gather_row_facts(self, parts, rows) -> RowFacts:
+    def _gather_row_facts(self, parts: list[dict], rows: dict | None) -> RowFacts:
         """Tell every rank, in one collective, of every row of the window."""
         keys = 0 if rows is None else schema(rows)
         facts = [torch.tensor([[0, 0, 0, keys]], device=self.accelerator.device)]
@@ -283,7 +318,7 @@ class UpdatePhase(GRPOTrainer):
             have_same_keys=all(header[-1] == keys for header, *_ in ranks),
         )
 
-    def _weigh(self, parts, facts):
+    def _weigh(self, parts: list[dict], facts: RowFacts) -> list[dict]:
         """TRL's micro-batches, with the weights that leave filler out of TRL's loss."""
         is_live = facts.is_live[self.accelerator.process_index]
         if all(map(all, facts.is_live)):
@@ -296,11 +331,12 @@ class UpdatePhase(GRPOTrainer):
             microbatches.append({**part, "weights": weights})
         return microbatches
 
-    def _cut(self, parts, rows, facts):
+    def _cut(self, parts: list[dict], rows: dict | None, facts: RowFacts) -> list[dict]:
         """Micro-batches of equal padded cost, or within the budget, with the rows of `parts`."""
         rank, device, own_rows = self.accelerator.process_index, self.accelerator.device, rows
-        lengths, mean_num = facts.lengths[rank], len(parts)
+        lengths = facts.lengths[rank]
         num_rows = len(lengths)
+        mean_num: float = len(parts)
         if rows is None:
             size = num_rows // len(parts)
             plan = [list(range(start, start + size)) for start in range(0, num_rows, size)]
@@ -315,7 +351,7 @@ class UpdatePhase(GRPOTrainer):
 
         microbatches = []
         for step, indices in enumerate(plan):
-            if not indices:
+            if own_rows is not None and not indices:
                 # Every rank makes as many passes: one token stands in for the rows that there are not.
                 part = no_rows(own_rows, self._tokenizer.pad_token_id)
                 self._step_metrics.add_microbatch(real_tokens=0, padded_tokens=0)
@@ -333,7 +369,7 @@ class UpdatePhase(GRPOTrainer):
             microbatches.append({**part, "num_microbatches": mean_num if indices else math.inf})
         return microbatches
 
-    def _plan(self, num_steps, facts, can_exchange):
+    def _plan(self, num_steps: int, facts: RowFacts, can_exchange: bool) -> list[list[list[int]]]:
         """For each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks."""
         if self._budget is None:
             return plan_window(facts.lengths, num_steps, can_exchange, self.pad_to_multiple_of)
@@ -348,18 +384,18 @@ class UpdatePhase(GRPOTrainer):
             [row for row, num in zip(*rank, strict=True) if num]
             for rank in zip(facts.lengths, facts.num_tokens, strict=True)
         ]
-        self._warn_of_length([row for rank in lengths for row in rank])
+        self._warn_of_length([row for rank in lengths for row in rank], self._budget)
         cost = self.pad_to_multiple_of, self._attention_cost
         plans = plan_window_within_budget(lengths, self._budget, self._ranks_are_in_step, can_exchange, *cost)
         return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
 
-    def _warn_of_length(self, lengths):
+    def _warn_of_length(self, lengths: list[tuple[int, int]], budget: int) -> None:
         longest = max((padded_cost([row], self.pad_to_multiple_of) for row in lengths), default=0)
-        if longest > self._budget and not self._has_warned_of_length:
+        if longest > budget and not self._has_warned_of_length:
             self._has_warned_of_length = True
             if self.accelerator.is_main_process:
                 logger.warning(
-                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self._budget}`. It makes a "
+                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={budget}`. It makes a "
                     "micro-batch alone, and so will others: memory must hold the longest prompt and completion."
                 )
 
@@ -386,7 +422,7 @@ class UpdatePhase(GRPOTrainer):
     def _syncs_each_batch(self) -> bool:
         return self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
 
-    def _exchanges_rows(self, facts):
+    def _exchanges_rows(self, facts: RowFacts) -> bool:
         # Ranks that share a row (tensor, context or sequence parallelism) must not part with it.
         return (
             self.num_ranks_sharing_a_row == 1
@@ -395,25 +431,27 @@ class UpdatePhase(GRPOTrainer):
             and dist.is_initialized()
         )
 
-    def _exchange(self, rows, lengths, plans):
+    def _exchange(
+        self, rows: dict, rank_lengths: list[list[tuple[int, int]]], plans: list[list[list[int]]]
+    ) -> tuple[dict, list[tuple[int, int]], list[list[int]]]:
         """
         Send each row to the rank whose micro-batch it joins.
 
         Returns the rows held now, their lengths and, for each micro-batch, the indices of its rows.
         """
-        rank, num_ranks, num_rows = self.accelerator.process_index, len(lengths), len(lengths[0])
-        lengths = [row for rank_lengths in lengths for row in rank_lengths]
+        rank, num_ranks, num_rows = self.accelerator.process_index, len(rank_lengths), len(rank_lengths[0])
+        lengths = [row for of_rank in rank_lengths for row in of_rank]
         rows = resize(rows, *widths(lengths, self.pad_to_multiple_of), self._tokenizer.pad_token_id)
 
-        def routed(source, destination):
+        def routed(source: int, destination: int) -> list[int]:
             """Rows, in ascending order, that one rank holds and another trains."""
             held = range(source * num_rows, (source + 1) * num_rows)
             return sorted(row for indices in plans[destination] for row in indices if row in held)
 
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
-        order = [row - rank * num_rows for share in outgoing for row in share]
-        order = torch.tensor(order, dtype=torch.long, device=self.accelerator.device)
+        leaving = [row - rank * num_rows for share in outgoing for row in share]
+        order = torch.tensor(leaving, dtype=torch.long, device=self.accelerator.device)
         sent = rows_to_bytes(index_rows(rows, order))
         received = sent.new_empty(sum(map(len, incoming)), sent.size(1))
         dist.all_to_all_single(received, sent, [len(share) for share in incoming], [len(share) for share in outgoing])
@@ -455,7 +493,7 @@ class UpdatePhase(GRPOTrainer):
         tokens, padding = torch.ones_like(row), torch.zeros_like(row)
         fill = torch.full_like(row, self._tokenizer.pad_token_id)
 
-        def logps(ids, mask, first):
+        def logps(ids: torch.Tensor, mask: torch.Tensor, first: int) -> torch.Tensor:
             """Of the row's tokens but the first, which stands in column `first`."""
             num_columns = len(ids) - first - 1
             found, _, _ = super(UpdatePhase, self)._get_per_token_logps_and_entropies(
@@ -474,7 +512,7 @@ class UpdatePhase(GRPOTrainer):
         moved = torch.stack([(left - alone).abs().mean(), (right - alone).abs().mean()])
         return self.accelerator.gather(moved).max().item()  # the same on every rank, whatever rounding does
 
-    def _check_padding(self):
+    def _check_padding(self) -> None:
         if self._budget is not None and self._depends_on_padding:
             self._refuse_to_feel_padding("its log-probabilities move when a row is padded")
         if self._trims_padding or self.loss_type != "dapo" or not self.args.use_dynamic_sampling:
@@ -488,7 +526,7 @@ class UpdatePhase(GRPOTrainer):
 
     # The objective
 
-    def _compute_loss(self, model, inputs):
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self.loss_type != "dapo":
             return self._compute_other_loss(model, inputs)
         # TRL's own is not wrapped: it divides by the rollout's tokens, it has no word for rows whose old
@@ -511,6 +549,7 @@ class UpdatePhase(GRPOTrainer):
             compute_aux_loss=self.aux_loss_enabled,
             **{key: inputs.get(key) for key in MODEL_INPUTS},
         )
+        assert entropies is not None  # asked for
         entropy_mask = mask
         if self.top_entropy_quantile < 1.0:
             entropy_mask = mask * self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
@@ -557,7 +596,7 @@ class UpdatePhase(GRPOTrainer):
             step_metrics.add(
                 active_entropy=(entropies * entropy_mask).sum().detach(), active_tokens=entropy_mask.sum()
             )
-        if self.aux_loss_enabled:
+        if aux_loss is not None:
             # A step without a loss token must not move the router either.
             weight = self.router_aux_loss_coef * torch.as_tensor(num_tokens > 0)
             loss = loss + weight * aux_loss / mean_num_microbatches
@@ -568,7 +607,7 @@ class UpdatePhase(GRPOTrainer):
             self._publish(step_metrics, "eval")
         return loss
 
-    def _compute_other_loss(self, model, inputs):
+    def _compute_other_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss, without the rows that only fill the rollout."""
         if "weights" not in inputs:
             return super()._compute_loss(model, inputs)
@@ -580,7 +619,7 @@ class UpdatePhase(GRPOTrainer):
         finally:
             self.beta = beta
 
-    def _entropy_bonus_coef(self):
+    def _entropy_bonus_coef(self) -> float:
         """The entropy coefficient in force; under adaptive control it rests while the entropy is above its target."""
         if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
             return 0.0
@@ -588,13 +627,18 @@ class UpdatePhase(GRPOTrainer):
 
     # The steps of the training loop
 
-    def training_step(self, model, inputs, num_items_in_batch):
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
         started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
         if not self._window_microbatches:
             # Sampling needs the mode that Trainer.training_step would set.
             model.train()
-            if callable(getattr(self.optimizer, "train", None)):
-                self.optimizer.train()
+            if callable(train := getattr(self.optimizer, "train", None)):
+                train()
             self._open_window(self._window_batches or [inputs])
             self._window_batches = []
         if self._budget is not None:
@@ -613,11 +657,11 @@ class UpdatePhase(GRPOTrainer):
         return loss
 
     @contextmanager
-    def _accumulating(self, model):
+    def _accumulating(self, model: torch.nn.Module) -> Iterator[None]:
         """What the training loop does around every micro-batch but the last: gradients stay on their rank."""
         gradient_state = self.accelerator.gradient_state
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED or self._syncs_each_batch:
-            context = nullcontext()
+            context: AbstractContextManager[None] = nullcontext()
         elif self.is_distributed_loading_by_transformers:
             context = self._defer_fsdp_gradient_reduction()
         else:
@@ -629,7 +673,7 @@ class UpdatePhase(GRPOTrainer):
         finally:
             gradient_state._set_sync_gradients(True)
 
-    def _publish(self, step_metrics, mode):
+    def _publish(self, step_metrics: StepMetrics, mode: str) -> None:
         """Reduce an optimizer step over ranks and log it."""
         totals = step_metrics.reduce(self.accelerator)
         metrics = metrics_of_tokens(totals)
@@ -649,7 +693,7 @@ class UpdatePhase(GRPOTrainer):
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
 
-    def _adapt_entropy_coef(self, totals):
+    def _adapt_entropy_coef(self, totals: dict[str, float]) -> None:
         """Move the entropy coefficient by one notch towards the target, by TRL's rule."""
         if not self.use_adaptive_entropy or totals["active_tokens"] == 0:
             return
@@ -663,19 +707,26 @@ class UpdatePhase(GRPOTrainer):
     # Log-probabilities without gradient
 
     def _get_per_token_logps_and_entropies(
-        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
-    ):
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         wants_more = options.keys() - {"compute_entropy"}
         # Trimmed where the pass with gradient is, which in evaluation it is not.
-        is_whole = torch.is_grad_enabled() or batch_size is None or wants_more or not self.model.training
-        if is_whole or not self._trims_padding:
+        is_whole = torch.is_grad_enabled() or wants_more or not self.model.training
+        if batch_size is None or is_whole or not self._trims_padding:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
             )
         prompt_mask, completion_mask = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
         lengths = row_lengths(prompt_mask, completion_mask).tolist()
-        logps = entropies = None
+        logps: torch.Tensor | None = None
+        entropies: torch.Tensor | None = None
         for indices in self._cut_without_gradient(lengths, batch_size):
             # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
             prompt_width, completion_width = widths([lengths[row] for row in indices], self.pad_to_multiple_of)
@@ -692,17 +743,18 @@ class UpdatePhase(GRPOTrainer):
                 if entropies is None:
                     entropies = chunk_entropies.new_zeros(len(lengths), logits_to_keep)
                 entropies[rows[: len(indices)], :completion_width] = chunk_entropies[: len(indices)]
+        assert logps is not None  # there is a pass, if only of one token
         return logps, entropies, None
 
-    def _cut_without_gradient(self, lengths, batch_size):
+    def _cut_without_gradient(self, lengths: list[tuple[int, int]], batch_size: int) -> list[list[int]]:
         """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
         if self._budget is None:
             return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.pad_to_multiple_of)
         cost = self._budget, self.pad_to_multiple_of, self._attention_cost
         num_passes = fewest_microbatches(lengths, *cost)
         if self._ranks_are_in_step:
-            num_passes = torch.tensor([num_passes], device=self.accelerator.device)
-            num_passes = int(self.accelerator.gather(num_passes).max())
+            of_rank = torch.tensor([num_passes], device=self.accelerator.device)
+            num_passes = int(self.accelerator.gather(of_rank).max())
         return cut(lengths, num_passes, *cost)
 
     # Checkpoints

@@ -7,11 +7,16 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import one_line
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 _LISTED_PROBLEMS = 10
@@ -33,7 +38,7 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
     )
     defaults = {name: parameter.default for name, parameter in inspect.signature(evaluate).parameters.items()}
 
-    def add(group, name: str, help_: str, **settings) -> None:
+    def add(group: argparse._ArgumentGroup, name: str, help_: str, **settings: Any) -> None:
         spellings = [f"--{name}"] + [f"--{name.replace('_', '-')}"] * ("_" in name)
         if defaults[name] in (None, inspect.Parameter.empty):
             settings.update(default=argparse.SUPPRESS, required=defaults[name] is inspect.Parameter.empty)
@@ -168,7 +173,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
-def print_comparison(change: dict[str, Any], console=None, in_brief: bool = False) -> None:
+def print_comparison(change: dict[str, Any], console: "Console | None" = None, in_brief: bool = False) -> None:
     """
     Print what [`compare`] returns.
 
@@ -221,7 +226,7 @@ def print_comparison(change: dict[str, Any], console=None, in_brief: bool = Fals
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
 
 
-def _print_in_a_line(console, line: str):
+def _print_in_a_line(console: "Console", line: str) -> None:
     """One line of a terminal, cut off at its end; in a file the whole of it."""
     from rich.text import Text
 
@@ -230,7 +235,7 @@ def _print_in_a_line(console, line: str):
     )
 
 
-def _table(*columns: str, left: Sequence[str] = ("source",)):
+def _table(*columns: str, left: Sequence[str] = ("source",)) -> "Table":
     """A table that fits 80 columns: a long source is broken, a number never."""
     from rich import box
     from rich.table import Table

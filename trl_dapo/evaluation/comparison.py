@@ -4,6 +4,7 @@
 
 import json
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
             lower avg@k, each with `id`, `source`, `base`, `trained` and `difference`, the largest change first.
 
     Raises:
-        `FileNotFoundError`: If there is no summary.
-        `ValueError`: If the problems or the numbers of completions differ.
+        FileNotFoundError: If there is no summary.
+        ValueError: If the problems or the numbers of completions differ.
 
     Example:
 
@@ -61,12 +62,12 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     )
     _refuse_other_problems(base, trained, base_problems.keys(), trained_problems.keys())
     keys = list(base_problems)
-    figures = [
-        problem_figures(
-            *([problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")), k
+    figures = []
+    for problems in (base_problems, trained_problems):
+        num_correct, num_completions, maj = (
+            [problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")
         )
-        for problems in (base_problems, trained_problems)
-    ]
+        figures.append(problem_figures(num_correct, num_completions, maj, k))
 
     def differences(source: str | None) -> dict[str, Any]:
         chosen = np.array([source in (None, key[0]) for key in keys])
@@ -128,7 +129,12 @@ def _is_summary(summary: Any) -> bool:
     )
 
 
-def _refuse_other_problems(base, trained, base_keys, trained_keys) -> None:
+def _refuse_other_problems(
+    base: str | os.PathLike,
+    trained: str | os.PathLike,
+    base_keys: Set[tuple[str, str]],
+    trained_keys: Set[tuple[str, str]],
+) -> None:
     parts = []
     for path, only in ((base, base_keys - trained_keys), (trained, trained_keys - base_keys)):
         if only:

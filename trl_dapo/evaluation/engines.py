@@ -19,14 +19,15 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..rewards.dapo_math import completion_text
 from .journal import Completion
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Job(NamedTuple):
     """
 
     problem: str
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a method of tuples, which nobody calls
     prompt: str | list[dict[str, str]]
     seed: int
 
@@ -114,19 +115,22 @@ def generate_with_transformers(
             Completions generated at once.
 
     Raises:
-        `MemoryError`: If a batch does not fit.
+        MemoryError: If a batch does not fit.
     """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    tokenizer = processing_class or _load_tokenizer(model)
+    tokenizer = processing_class
+    if tokenizer is None:
+        assert isinstance(model, str | os.PathLike)  # a loaded model comes with its tokenizer
+        tokenizer = _load_tokenizer(model)
     prompt_ids = _encode_prompts(tokenizer, jobs)
     if isinstance(model, str | os.PathLike):
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
     _warn_of_positions(model, max(map(len, prompt_ids)) + sampling.max_completion_length)
     eos_ids = _end_tokens(model, tokenizer)
     pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    how = {"do_sample": False}
+    how: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         how = {
             "do_sample": True,
@@ -144,7 +148,8 @@ def generate_with_transformers(
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
         try:
             with torch.no_grad(), _only(model, generation_config), _seeded(batch[0].seed, model.device):
-                outputs = model.generate(input_ids=input_ids, attention_mask=mask)
+                # Of a mixin that every model with a head has.
+                outputs = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
@@ -153,11 +158,12 @@ def generate_with_transformers(
         for job, output in zip(batch, outputs[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(output) if token in eos_ids), None)
             ids = output if end is None else output[: end + 1]
-            on_completion(job, Completion(tokenizer.decode(ids, skip_special_tokens=True), len(ids), end is None))
+            text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
+            on_completion(job, Completion(text, len(ids), end is None))
 
 
 @contextmanager
-def _only(model, generation_config) -> Iterator[None]:
+def _only(model: "PreTrainedModel", generation_config: "GenerationConfig") -> Iterator[None]:
     """In evaluation mode, with these settings alone: `generate` fills gaps from those that a model comes with."""
     own, was_training = model.generation_config, model.training
     model.generation_config = generation_config
@@ -170,7 +176,7 @@ def _only(model, generation_config) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(seed: int, device) -> Iterator[None]:
+def _seeded(seed: int, device: "torch.device") -> Iterator[None]:
     """Random numbers of this seed, and afterwards those that would have come."""
     import torch
 
@@ -204,14 +210,14 @@ def _encode_prompts(tokenizer: "PreTrainedTokenizerBase", jobs: list[Job]) -> li
     return [known[job.problem] for job in jobs]
 
 
-def _end_tokens(model, tokenizer) -> set[int]:
+def _end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """The tokens that end a completion: the model's and the tokenizer's, as servers have it."""
     eos = model.generation_config.eos_token_id
     ids = {eos} if isinstance(eos, int) else set(eos or [])
     return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
 
 
-def _warn_of_positions(model, num_positions: int) -> None:
+def _warn_of_positions(model: "PreTrainedModel", num_positions: int) -> None:
     limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
     if limit is not None and num_positions > limit:
         logger.warning(
@@ -249,8 +255,8 @@ def generate_with_vllm(
             Number of GPUs that share the model.
 
     Raises:
-        `ImportError`: If vLLM is not installed.
-        `ValueError`: If `model` is an adapter.
+        ImportError: If vLLM is not installed.
+        ValueError: If `model` is an adapter.
     """
     try:
         from vllm import LLM, SamplingParams
@@ -338,7 +344,7 @@ def generate_with_server(
             How often a failed request is made again, after 0.5, 1, 2, ... seconds.
 
     Raises:
-        `ConnectionError`: If the server cannot be reached, keeps failing, or refuses a request.
+        ConnectionError: If the server cannot be reached, keeps failing, or refuses a request.
     """
     server = _Server(base_url, model, sampling, request_timeout, num_retries)
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -378,7 +384,9 @@ class _Transient(Exception):
 class _Server:
     """Makes the requests, and makes them again."""
 
-    def __init__(self, base_url: str, model: str, sampling: Sampling, request_timeout: float, num_retries: int):
+    def __init__(
+        self, base_url: str, model: str, sampling: Sampling, request_timeout: float, num_retries: int
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self.is_given_up = threading.Event()
         self._request_timeout = request_timeout
@@ -414,7 +422,8 @@ class _Server:
     def ask(self, job: Job) -> Completion:
         """The completion of one job, retries included."""
         if isinstance(job.prompt, str):
-            path, fields = "/completions", {"prompt": job.prompt}
+            path = "/completions"
+            fields: dict[str, Any] = {"prompt": job.prompt}
         else:
             path, fields = "/chat/completions", {"messages": job.prompt}
         request = urllib.request.Request(

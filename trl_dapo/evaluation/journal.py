@@ -47,11 +47,11 @@ class Journal:
             What the completions depend on, as JSON has it.
 
     Raises:
-        `ValueError`: If the file holds completions of other settings, or is no journal.
-        `BlockingIOError`: If another process has it open.
+        ValueError: If the file holds completions of other settings, or is no journal.
+        BlockingIOError: If another process has it open.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]):
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         import fcntl  # POSIX only; the figures of an evaluation are for every system
 
         self.path = path
@@ -97,7 +97,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -4,7 +4,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 
 # Of one call. As the lists that engines return, so many tokens take a few GB; so many examples are read ahead.
@@ -27,11 +31,11 @@ class Prefetch:
             Called as often in each process.
     """
 
-    def __init__(self, generate: Callable[[list], tuple]):
+    def __init__(self, generate: Callable[[list], tuple]) -> None:
         self._generate = generate
         self._waiting: deque[tuple[list, tuple]] = deque()
 
-    def over(self, dataloader, num_rows: int) -> "_ReadAhead":
+    def over(self, dataloader: "DataLoader", num_rows: int) -> "DataLoader":
         """
         The loader for an evaluation loop, which samples ahead as the loop begins and whenever nothing is left.
 
@@ -45,7 +49,7 @@ class Prefetch:
             A loader of the same batches, with the attributes of `dataloader`.
         """
         self._waiting.clear()
-        return _ReadAhead(dataloader, self._fill, num_rows)
+        return cast("DataLoader", _ReadAhead(dataloader, self._fill, num_rows))
 
     def take(self, prompts: list) -> tuple | None:
         """
@@ -77,7 +81,7 @@ class Prefetch:
 class _ReadAhead:
     """A loader that hands its batches over after `fill` has seen them, several at a time."""
 
-    def __init__(self, dataloader, fill: Callable[[list], None], num_rows: int):
+    def __init__(self, dataloader: Any, fill: Callable[[list], None], num_rows: int) -> None:
         self._dataloader, self._fill, self._num_rows = dataloader, fill, num_rows
 
     def __getattr__(self, name: str) -> Any:

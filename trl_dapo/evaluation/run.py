@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_PATH = (str, os.PathLike)
 ENGINES = ("transformers", "vllm")
 SCORERS = ("dapo_math", "math_verify")
 JOURNAL_FILE = "completions.jsonl"
@@ -180,9 +181,9 @@ def evaluate(
             `id`, `source`, `num_correct`, `num_completions` and `maj`.
 
     Raises:
-        `ValueError`: If a setting has no meaning, or differs from that of the completions in `output_dir`, or if one
+        ValueError: If a setting has no meaning, or differs from that of the completions in `output_dir`, or if one
             id stands for two problems of a source.
-        `ConnectionError`: If the server is down or refuses a request; what it had answered is kept.
+        ConnectionError: If the server is down or refuses a request; what it had answered is kept.
 
     Example:
 
@@ -208,10 +209,10 @@ def evaluate(
     selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
     problems = _load_problems(dataset, selection)
     settings = {
-        "model": str(model) if _is_path(model) else model.config.name_or_path,
+        "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
         "engine": "server" if base_url else engine or "transformers",
-        **({"dataset": str(dataset), **selection} if _is_path(dataset) else {}),
+        **({"dataset": str(dataset), **selection} if isinstance(dataset, _PATH) else {}),
         "problems": hashlib.sha256(json.dumps(problems).encode()).hexdigest()[:16],
         "k": k,
         "temperature": temperature,
@@ -231,6 +232,7 @@ def evaluate(
             num_retries=num_retries,
         )
     elif engine == "vllm":
+        assert isinstance(model, _PATH)
         generate = partial(generate_with_vllm, model=model, tensor_parallel_size=tensor_parallel_size)
     else:
         generate = partial(
@@ -268,10 +270,6 @@ def evaluate(
 # ---- Settings ----
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
-
-
 def _check_sampling(k: int, temperature: float, top_p: float, top_k: int, max_completion_length: int) -> None:
     if k < 1:
         raise ValueError(f"`k` must be at least 1, got {k}.")
@@ -287,7 +285,12 @@ def _check_sampling(k: int, temperature: float, top_p: float, top_k: int, max_co
         raise ValueError(f"`max_completion_length` must be at least 1, got {max_completion_length}.")
 
 
-def _check_engine(model, engine: str | None, processing_class, base_url: str | None) -> None:
+def _check_engine(
+    model: "str | os.PathLike | PreTrainedModel",
+    engine: str | None,
+    processing_class: "PreTrainedTokenizerBase | None",
+    base_url: str | None,
+) -> None:
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}.")
     if base_url and engine:
@@ -295,9 +298,9 @@ def _check_engine(model, engine: str | None, processing_class, base_url: str | N
     if base_url and not base_url.startswith(("http://", "https://")):
         raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}.")
     in_process = not base_url and engine != "vllm"
-    if not in_process and (not _is_path(model) or processing_class is not None):
+    if not in_process and (not isinstance(model, _PATH) or processing_class is not None):
         raise ValueError("A loaded model or tokenizer can be evaluated by the engine 'transformers' only.")
-    if not _is_path(model) and processing_class is None:
+    if not isinstance(model, _PATH) and processing_class is None:
         raise ValueError("A loaded model needs its tokenizer as `processing_class`.")
 
 
@@ -311,8 +314,8 @@ def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
         )
 
 
-def _load_problems(dataset, selection: dict[str, Any]) -> list[_Problem]:
-    if _is_path(dataset):
+def _load_problems(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any]) -> list[_Problem]:
+    if isinstance(dataset, _PATH):
         from ..data import load_math_dataset
 
         dataset = load_math_dataset(dataset, **selection)
@@ -362,13 +365,13 @@ def _completion_seed(seed: int, id_: str, index: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _weights_digest(model) -> str | None:
+def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
     """
     Tells one training's result from another's of the same name, by a sample of the weights; `None` for a model that
     is elsewhere.
     """
     digest = hashlib.sha256()
-    if not _is_path(model):
+    if not isinstance(model, _PATH):
         for name, parameter in model.named_parameters():
             values = parameter.detach().flatten()
             digest.update(name.encode())
@@ -432,12 +435,13 @@ def _score(
         for problem, completions in zip(problems, completions_PK, strict=True)
         for completion in completions
     ]
-    if scorer == "dapo_math":
-        verdicts = [score_dapo_math(*row)[1:] for row in rows]
-    elif scorer == "math_verify":
-        verdicts = _math_verify_verdicts(rows)
-    else:
+    verdicts: list[tuple[bool | None, str | None]]
+    if not isinstance(scorer, str):
         verdicts = [scorer(*row) for row in rows]
+    elif scorer == "dapo_math":
+        verdicts = [score_dapo_math(*row)[1:] for row in rows]
+    else:
+        verdicts = _math_verify_verdicts(rows)
     flat = iter(
         _Verdict(None if correct is None else bool(correct), None if answer in _NO_ANSWER else answer)
         for correct, answer in verdicts
@@ -445,7 +449,7 @@ def _score(
     return [[next(flat) for _ in completions] for completions in completions_PK]
 
 
-def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str]]:
+def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str | None]]:
     texts, solutions = zip(*rows, strict=True)
     answers: list[str] = []
     reward = MathVerifyReward()
@@ -467,7 +471,7 @@ def _summarise(
         raise ValueError(
             f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
         )
-    correct_PK = [[verdict.correct for verdict in verdicts_PK[i]] for i in scored]
+    correct_PK = [[bool(verdict.correct) for verdict in verdicts_PK[i]] for i in scored]
     answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
     num_correct = [sum(correct) for correct in correct_PK]
     num_completions = [len(correct) for correct in correct_PK]
@@ -476,12 +480,14 @@ def _summarise(
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
         completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
-        lengths = [completion.length for completion in completions]
-        values = problem_figures(*([column[j] for j in chosen] for column in (num_correct, num_completions, maj)), k)
+        lengths = [completion.length for completion in completions if completion.length is not None]
+        values = problem_figures(
+            [num_correct[j] for j in chosen], [num_completions[j] for j in chosen], [maj[j] for j in chosen], k
+        )
         return {
             "num_problems": len(chosen),
             "metrics": {name: estimate_share(values_P)._asdict() for name, values_P in values.items()},
-            "mean_length": None if None in lengths else sum(lengths) / len(lengths),
+            "mean_length": None if len(lengths) < len(completions) else sum(lengths) / len(lengths),
             "truncated": sum(completion.truncated for completion in completions) / len(completions),
         }
 

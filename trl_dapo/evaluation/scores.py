@@ -106,7 +106,7 @@ class EvaluationScores:
     ```
     """
 
-    def __init__(self, k: int):
+    def __init__(self, k: int) -> None:
         self.k = k
         self.begin(0)
 
@@ -141,7 +141,7 @@ class EvaluationScores:
                 Verdicts, `None` where there is none.
 
         Raises:
-            `ValueError`: If the lengths differ or are no multiple of k.
+            ValueError: If the lengths differ or are no multiple of k.
         """
         if not len(problems) == len(answers) == len(right) or len(problems) % self.k:
             raise ValueError(
@@ -180,10 +180,11 @@ class EvaluationScores:
     def _means_of(self, problems: list[_Problem], suffix: str) -> dict[str, float]:
         if not problems:
             return {}
+        right = [[bool(is_right) for is_right in problem.right] for problem in problems]
         figures = problem_figures(
-            [sum(problem.right) for problem in problems],
-            [len(problem.right) for problem in problems],
-            [maj_at_k([problem.answers], [problem.right]).item() for problem in problems],
+            list(map(sum, right)),
+            list(map(len, right)),
+            [maj_at_k([problem.answers], [each]).item() for problem, each in zip(problems, right, strict=True)],
             self.k,
         )
         names = [f"avg@{self.k}", f"pass@{self.k}"]

@@ -76,7 +76,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
         `np.ndarray` of shape (P,): Probabilities.
 
     Raises:
-        `ValueError`: If there are fewer than `k` completions a problem.
+        ValueError: If there are fewer than `k` completions a problem.
 
     Example:
 
@@ -177,7 +177,7 @@ def estimate_mean(values: ArrayLike, seed: int = 0) -> Estimate:
         [`Estimate`]: Mean, lower and upper bound.
 
     Raises:
-        `ValueError`: If there is no value.
+        ValueError: If there is no value.
     """
     values_P = np.asarray(values, dtype=np.float64)
     if values_P.size == 0:
@@ -209,7 +209,7 @@ def estimate_share(values: ArrayLike, seed: int = 0) -> Estimate:
         [`Estimate`]: Mean, lower and upper bound, in `[0, 1]`.
 
     Raises:
-        `ValueError`: If there is no value, or one is not a share.
+        ValueError: If there is no value, or one is not a share.
 
     Example:
 

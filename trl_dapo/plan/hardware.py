@@ -37,7 +37,7 @@ class GPU:
     link: float
 
 
-def _gpu(name, mebibytes, teraflops, gigabytes_per_second, link):
+def _gpu(name: str, mebibytes: int, teraflops: float, gigabytes_per_second: float, link: float) -> tuple[str, GPU]:
     return name, GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes_per_second * 1e9, link * 1e9)
 
 
@@ -86,7 +86,7 @@ class Cluster:
     num_train: int
     num_serve: int = 0
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
 
     @property

@@ -8,6 +8,7 @@ import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 
 HUB_SECONDS = 2.0  # that the hub may take to answer
@@ -16,7 +17,14 @@ _QWEN = {"model_type": "qwen2", "attention_bias": True, "vocab_size": 151_936, "
 _QWEN3 = {**_QWEN, "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "num_key_value_heads": 8}
 
 
-def _sizes(family, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, **others):
+def _sizes(
+    family: dict[str, Any],
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    **others: Any,
+) -> dict[str, Any]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     sizes = (hidden_size, intermediate_size, num_hidden_layers, num_attention_heads)
     return {**family, **dict(zip(names, sizes, strict=True)), **others}
@@ -201,9 +209,8 @@ def _count_on_meta_device(config: dict) -> int:
     import transformers
 
     family = transformers.AutoConfig.for_model(**config)
-    auto = transformers.AutoModelForCausalLM
-    if type(family) not in auto._model_mapping:
-        auto = transformers.AutoModelForImageTextToText
+    is_causal = type(family) in transformers.AutoModelForCausalLM._model_mapping
+    auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         model = auto.from_config(family)
     return sum(weight.numel() for weight in model.parameters())
@@ -242,7 +249,7 @@ def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]
     return ModelShape.from_config(PUBLISHED[best]), f"trl-dapo's table, as published for {best}"
 
 
-def _read_shape(path) -> ModelShape:
+def _read_shape(path: str | Path) -> ModelShape:
     try:
         config = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
@@ -252,7 +259,7 @@ def _read_shape(path) -> ModelShape:
     return ModelShape.from_config(config)
 
 
-def _from_hub(name, revision):
+def _from_hub(name: str, revision: str | None) -> str | None:
     """The path of the model's `config.json` in the hub's cache, asked for where it is missing; `None` without one."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -264,7 +271,7 @@ def _from_hub(name, revision):
     found = []
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
 
-    def ask():
+    def ask() -> None:
         try:
             found.append(hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_SECONDS))
         except Exception:

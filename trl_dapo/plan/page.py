@@ -34,7 +34,7 @@ PARTS = {
 }
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser):
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `trl-dapo plan`."""
     parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, or its name")
     parser.add_argument(
@@ -116,7 +116,7 @@ def describe(planned: Plan) -> str:
     ]
     if planned.num_problems:
         lines.append(_row("with its share of the evaluations", _time(planned.seconds_with_evaluation)))
-    longest = max(planned.seconds, key=planned.seconds.get)
+    longest = max(planned.seconds, key=planned.seconds.__getitem__)
     said = f"Longest: {PARTS.get(longest, longest)}, {planned.seconds[longest] / sum(planned.seconds.values()):.0%}. "
     said += f"For {_time(planned.tail_seconds)} of sampling less than half of an engine's completions are left."
     if planned.idle_share:
@@ -153,27 +153,33 @@ def verdict(planned: Plan) -> str:
     return f"Does not fit: {'; '.join(planned.problems)}."
 
 
-def _section(title):
+def _section(title: str) -> list[str]:
     return ["", title]
 
 
-def _wrapped(text, bullet=""):
-    indents = {"initial_indent": f"  {bullet}", "subsequent_indent": "  " + " " * len(bullet)}
-    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, bullet: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {bullet}",
+        subsequent_indent="  " + " " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
-def _row(name, value):
+def _row(name: str, value: str) -> str:
     return f"  {name:<44}{value:>16}"
 
 
-def _count(number):
+def _count(number: float) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}"
 
 
-def _time(seconds):
+def _time(seconds: float) -> str:
     for unit, size in (("d", 172_800), ("h", 7_200), ("min", 120)):
         if seconds >= size:
             return f"{seconds / {'d': 86_400, 'h': 3_600, 'min': 60}[unit]:.1f} {unit}"

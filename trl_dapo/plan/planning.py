@@ -191,7 +191,7 @@ class Plan:
         if self.lora is None:
             return Weights(shape.num_parameters, 4 if upcast else held, 0.0, held, computed)
         base, bits = held if sharding.is_deepspeed else loaded, 4 if settings.load_in_4bit else 8
-        frozen = base * shape.num_parameters
+        frozen: float = base * shape.num_parameters
         if settings.load_in_4bit or settings.load_in_8bit:
             frozen = quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
@@ -366,7 +366,8 @@ class Plan:
     def _sampling(self) -> tuple[float, float]:
         num = self.recipe.settings.num_generations
         found = [(often, self._sample(groups * num, num)) for often, groups in self.rounds]
-        return tuple(sum(often * seconds[part] for often, seconds in found) for part in (0, 1))
+        seconds, tail = (sum(often * each[part] for often, each in found) for part in (0, 1))
+        return seconds, tail
 
     @property
     def tail_seconds(self) -> float:
@@ -400,7 +401,7 @@ class Plan:
         microbatches = self.num_microbatches * self.num_steps
         # Of gradients a GPU sends or receives each once where they are sharded, else twice; at every micro-batch with
         # ZeRO-2 and 3, else once an optimizer step.
-        reduced = {"none": 0, "ddp": 4, "zero1": 4}.get(kind, 2) * weights.num_trained
+        reduced = {"none": 0.0, "ddp": 4.0, "zero1": 4.0}.get(kind, 2.0) * weights.num_trained
         reduced /= 1 if kind in ("zero2", "zero3") else self.num_microbatches
         # With an adapter the weights' own gradients, a pass of their own, are not computed.
         passes = 2 + min(1.0, weights.num_trained / self.shape.num_parameters) + settings.gradient_checkpointing

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
@@ -105,7 +106,7 @@ class Recipe:
         """Whether vLLM's server samples."""
         return self.settings.use_vllm and self.settings.vllm_mode == "server"
 
-    def changed(self, **fields) -> "Recipe":
+    def changed(self, **fields: Any) -> "Recipe":
         """The recipe with other settings."""
         return replace(self, settings=SimpleNamespace(**{**vars(self.settings), **fields}))
 
@@ -122,16 +123,19 @@ def declared_fields() -> dict:
     """
     found = {}
     for package, file, name in DATACLASSES:
-        (folder,) = find_spec(package).submodule_search_locations
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        (folder,) = spec.submodule_search_locations
         tree = ast.parse(Path(folder, file).read_text(encoding="utf-8"))
         (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         for node in declared.body:
-            if isinstance(node, ast.AnnAssign):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 found[node.target.id] = _literal(node.value)
     return found
 
 
-def _literal(value):
+def _literal(value: ast.expr | None) -> Any:
     if isinstance(value, ast.Call):  # of `field`
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
     try:
@@ -162,21 +166,20 @@ def read(
     Raises:
         ValueError, OSError: In one line.
     """
-    path = find_recipe(path)
-    settings = dict(declared_fields())
-    for said_by, given in ((str(path), _read_recipe(path)), ("The command line", _read_overrides(overrides))):
-        if unknown := sorted(given.keys() - settings.keys()):
+    file, values = find_recipe(path), dict(declared_fields())
+    for said_by, given in ((str(file), _read_recipe(file)), ("The command line", _read_overrides(overrides))):
+        if unknown := sorted(given.keys() - values.keys()):
             raise ValueError(f"{said_by} has fields that no config has: {', '.join(unknown)}.")
-        settings |= given
-    settings = SimpleNamespace(**settings)
+        values |= given
+    settings = SimpleNamespace(**values)
     _check(settings)
-    header = read_header(path)
+    header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "")) if gpus is None else parse_gpus(gpus)
     if cluster is None:
         raise ValueError(
-            f"{path} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
+            f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
         )
-    recipe = Recipe(Path(path).stem, settings, _find_sharding(header, accelerate_config, cluster), cluster)
+    recipe = Recipe(file.stem, settings, _find_sharding(header, accelerate_config, cluster), cluster)
     if recipe.asks_a_server != bool(cluster.num_serve):
         if cluster.num_serve:
             raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
@@ -184,7 +187,7 @@ def read(
     return recipe
 
 
-def _check(settings):
+def _check(settings: SimpleNamespace) -> None:
     """Refuses what a plan cannot calculate with; whether a run would take the rest is for its own start to say."""
     for name in COUNTS:
         value, may_lack = getattr(settings, name), declared_fields()[name] is None
@@ -207,7 +210,7 @@ def _check(settings):
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
 
 
-def read_header(path: str) -> dict[str, str]:
+def read_header(path: str | Path) -> dict[str, str]:
     """The fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     comment = "\n".join(line for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))])
@@ -215,7 +218,7 @@ def read_header(path: str) -> dict[str, str]:
     return {name: re.sub(r"\n# *", " ", text) for name, text in zip(fields[::2], fields[1::2], strict=True)}
 
 
-def _read_overrides(overrides):
+def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """`--field value ...` as a recipe would have it; no value is `true`, several are a list."""
     given, name = {}, None
     for word in overrides:
@@ -230,14 +233,14 @@ def _read_overrides(overrides):
     return {name: values[0] if len(values) == 1 else values or True for name, values in given.items()}
 
 
-def _read_value(text):
+def _read_value(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text  # such as a path that begins with a bracket
 
 
-def _find_sharding(header, accelerate_config, cluster) -> Sharding:
+def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluster: Cluster) -> Sharding:
     """As the option says, else the header's launch line, else the words of its hardware."""
     launched = re.search(r"--accelerate_config (\w+)|accelerate/(\w+)\.yaml", header.get("Launch", ""))
     said = [file for word, file in CONFIGS_BY_WORD.items() if word in header.get("Hardware", "")]

@@ -63,7 +63,7 @@ class Lengths:
         return self.maximum**2 * sum(2 * x * self.survival(x) for x in points) / GRID
 
 
-def _mean(rate):
+def _mean(rate: float) -> float:
     return 0.5 - rate / 12 if abs(rate) < 1e-4 else 1 / rate - 1 / math.expm1(rate)
 
 

@@ -5,12 +5,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import yaml
 
 from .hardware import Cluster
 from .planning import Plan
-from .recipe import Sharding
+from .recipe import Recipe, Sharding
 
 
 LEAST_EFFECT = 0.01
@@ -34,7 +35,7 @@ def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     Returns:
         `list[tuple[str, Plan]]`: each change in words, and the plan with it.
     """
-    best = {}
+    best: dict[str, tuple[tuple, tuple[str, Plan]]] = {}
     for about, words, recipe in _candidates(planned):
         other = replace(planned, recipe=recipe)
         try:
@@ -57,14 +58,16 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
     together = cluster.num_train + cluster.num_serve
     in_prompts = settings.prompts_per_rollout is not None or settings.prompts_per_step is not None
 
-    def change(about, cluster=cluster, sharding=recipe.sharding, **fields):
+    def change(
+        about: str, cluster: Cluster = cluster, sharding: Sharding = recipe.sharding, **fields: Any
+    ) -> tuple[str, str, Recipe]:
         fields = {name: value for name, value in fields.items() if getattr(settings, name) != value}
         words = [f"{name}: {_yaml(value)}" for name, value in fields.items()]
         words += [f"--gpus {cluster}"] if cluster is not recipe.cluster else []
         words += [f"--accelerate_config {CONFIGS[sharding.kind]}"] if sharding is not recipe.sharding else []
         return about, ", ".join(words), replace(recipe.changed(**fields), cluster=cluster, sharding=sharding)
 
-    colocate = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    colocate: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     if not settings.use_vllm and cluster.gpu.name != "CPU":
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
@@ -111,7 +114,7 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
     if on_gpus and not is_fsdp2 and not settings.use_peft and "8bit" not in (settings.optim or ""):
         yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
     if not planned.fits:
-        adapter = {} if settings.use_peft else LORA
+        adapter: dict[str, Any] = {} if settings.use_peft else LORA
         if adapter:
             yield change("adapter", **adapter)
         if on_gpus and not recipe.sharding.shards_weights and not settings.load_in_8bit:
@@ -130,7 +133,7 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
         yield change("evaluation", eval_steps=2 * settings.eval_steps)
 
 
-def _yaml(value) -> str:
+def _yaml(value: Any) -> str:
     if isinstance(value, float):  # YAML takes 1e-05 for a text
         return yaml.safe_dump(value).splitlines()[0]
     return value if isinstance(value, str) else json.dumps(value)

@@ -150,18 +150,16 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
     ends = estimate.sort_values(kind="stable").index
     hardest = ends[totals.loc[ends, "correct"] < totals.loc[ends, "scored"]][:NUM_PROMPTS]
     easiest = ends[totals.loc[ends, "correct"] > 0][::-1][:NUM_PROMPTS]
-    return tuple(
-        [
-            {
-                "prompt_id": name,
-                "source": None if pd.isna(totals.at[name, "source"]) else totals.at[name, "source"],
-                **{column: int(totals.at[name, column]) for column in ("num_groups", "correct", "scored", "step")},
-                "prompt": texts.get(name),
-            }
-            for name in names
-        ]
-        for names in (hardest, easiest)
-    )
+
+    def described(name: str) -> dict[str, Any]:
+        return {
+            "prompt_id": name,
+            "source": None if pd.isna(totals.at[name, "source"]) else totals.at[name, "source"],
+            **{column: int(totals.at[name, column]) for column in ("num_groups", "correct", "scored", "step")},
+            "prompt": texts.get(name),
+        }
+
+    return [described(name) for name in hardest], [described(name) for name in easiest]
 
 
 def _opened(with_text: pa.Table) -> list[dict[str, Any]]:

@@ -55,8 +55,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
         `pathlib.Path`: The page.
 
     Raises:
-        `FileNotFoundError`: If a folder holds no log.
-        `ValueError`: If there are more runs than colours.
+        FileNotFoundError: If a folder holds no log.
+        ValueError: If there are more runs than colours.
 
     Example:
 

@@ -6,9 +6,11 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -18,6 +20,10 @@ from matplotlib.lines import Line2D
 
 from ..sampling.groups import REASONS
 from .runs import is_number, series
+
+
+if TYPE_CHECKING:
+    from matplotlib.typing import LineStyleType
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
@@ -49,7 +55,7 @@ TIMELINE_COLOURS = {
 TRAINER_LANE = ("update", "other", "sampling", "rewards")
 SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
 NUM_ROLLOUTS = 8  # in the timeline
-LINE_STYLES = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
+LINE_STYLES: tuple["LineStyleType", ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
@@ -470,7 +476,7 @@ def smoothing_window(values: list[float]) -> int:
     return max(1, len(values) // 20)
 
 
-def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]):
+def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:
     drawn, num_points = {}, 0
     for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
         for label, (steps, values) in panel.find(log_history).items():
@@ -496,19 +502,19 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]):
     _label(axes, panel)
 
 
-def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int):
+def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
     """Names the runs below the picture, where there are several: above it is the title."""
     if len(labels) > 1:
         handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
         figure.legend(handles, list(map(_shorten, labels)), loc="outside lower center", ncols=num_columns)
 
 
-def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]):
+def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]) -> None:
     draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
     draw(axes, log_history)
 
 
-def _draw_timeline(axes: Axes, log_history: list[dict]):
+def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
     """A bar for each of the last rollouts, or two: what a server did, and below it what the trainer did meanwhile."""
     metrics = [f"timeline/{name}_seconds" for name in TRAINER_LANE]
     rollouts = [entry for entry in log_history if all(is_number(entry.get(metric)) for metric in metrics)]
@@ -532,13 +538,13 @@ def _draw_timeline(axes: Axes, log_history: list[dict]):
     axes.set_yticks(range(len(rollouts)), [str(entry["step"]) for entry in rollouts])
     axes.invert_yaxis()
     axes.set(xlabel="seconds since the rollout before was complete", ylabel="optimizer step")
-    names = [name for name in TIMELINE_COLOURS if name in drawn]
-    handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in names]
+    phases = [name for name in TIMELINE_COLOURS if name in drawn]
+    handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in phases]
     # Above the bars, which may fill the whole width.
-    axes.legend(handles, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names), columnspacing=1.2)
+    axes.legend(handles, phases, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(phases), columnspacing=1.2)
 
 
-def _draw_outcomes(axes: Axes, log_history: list[dict]):
+def _draw_outcomes(axes: Axes, log_history: list[dict]) -> None:
     shares = _shares(log_history)
     if shares:
         steps, _ = shares["accepted"]
@@ -556,9 +562,9 @@ def _draw_outcomes(axes: Axes, log_history: list[dict]):
 
 def _shares(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]:
     """Share of the groups sampled that was accepted, and that was dropped for each reason that ever occurred."""
-    steps, total = series(log_history, "dynamic_sampling/groups_generated")
+    sampled = zip(*series(log_history, "dynamic_sampling/groups_generated"), strict=True)
     # A rollout that was full of carried groups sampled none.
-    total = {step: count for step, count in zip(steps, total, strict=True) if count > 0}
+    total = {step: count for step, count in sampled if count > 0}
     dropped = {}
     prefix = "dynamic_sampling/dropped/"
     logged = (name.removeprefix(prefix) for entry in log_history for name in entry if name.startswith(prefix))
@@ -568,11 +574,11 @@ def _shares(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]
             dropped[reason] = [counts.get(step, 0) / total[step] for step in total]
     if not total:
         return {}
-    accepted = [1 - sum(shares) for shares in zip(*dropped.values(), strict=True)] if dropped else [1.0] * len(total)
+    accepted = [1.0 - sum(shares) for shares in zip(*dropped.values(), strict=True)] if dropped else [1.0] * len(total)
     return {outcome: (list(total), shares) for outcome, shares in {"accepted": accepted, **dropped}.items()}
 
 
-def _label(axes: Axes, panel: Panel):
+def _label(axes: Axes, panel: Panel) -> None:
     axes.set(xlabel="optimizer step", ylabel=panel.unit)
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.set_ylim(panel.bottom, panel.top)
@@ -583,7 +589,7 @@ def _shorten(label: str) -> str:
     return " " + (label if len(label) <= 40 else f"{label[:18]}...{label[-18:]}")
 
 
-def _style(theme: str):
+def _style(theme: str) -> AbstractContextManager[None]:
     return matplotlib.rc_context(
         {
             "font.size": 9,

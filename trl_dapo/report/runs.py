@@ -94,7 +94,7 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
         `list[Run]`: The runs, in their order.
 
     Raises:
-        `FileNotFoundError`: If a folder holds no log.
+        FileNotFoundError: If a folder holds no log.
     """
     folders = list(dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs))
     depth = 1
@@ -120,7 +120,7 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
         [`Run`]: The run.
 
     Raises:
-        `FileNotFoundError`: If there is no such folder, or no log in it.
+        FileNotFoundError: If there is no such folder, or no log in it.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -162,7 +162,7 @@ def load_log_history(run_dir: str | os.PathLike) -> list[dict]:
         `list[dict]`: One dictionary of metrics for each time the trainer logged, oldest first.
 
     Raises:
-        `FileNotFoundError`: If there is no such folder, or no log in it.
+        FileNotFoundError: If there is no such folder, or no log in it.
     """
     return load_run(run_dir).log_history
 
@@ -212,8 +212,9 @@ def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int
     for path in (run_dir / STATE_NAME, *sorted(folder / STATE_NAME for folder in run_dir.glob("checkpoint-*"))):
         if path.parent == run_dir and not path.exists():
             continue  # written at the very end, if at all
-        state = _parse(path.read_bytes()) if path.exists() else None
-        entries = state.get("log_history") if isinstance(state, dict) else None
+        parsed = _parse(path.read_bytes()) if path.exists() else None
+        state = parsed if isinstance(parsed, dict) else {}
+        entries = state.get("log_history")
         if not isinstance(entries, list) or not all(map(_is_entry, entries)):
             what = "is incomplete" if path.exists() else "is missing"
             notes.append(f"{path.relative_to(run_dir)} {what}: the checkpoint is passed over.")
@@ -307,7 +308,8 @@ def _finished(path: Path, summary: dict) -> float:
 
 def _changes(run_dir: Path, names: list[str]) -> list[dict]:
     """Each evaluation beside the first one, of those in the run's folder, that it can be compared with."""
-    changes, firsts = [], []
+    changes: list[dict] = []
+    firsts: list[str] = []
     for name in names:
         for first in firsts:
             try:

@@ -13,16 +13,21 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
 
+if TYPE_CHECKING:
+    from ..trainer import DAPOTrainer
+
+
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
 PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 NOT_PASSED_ON = ("prompt", "completion", "completion_ids")
+RewardFunc = TypeVar("RewardFunc")  # what goes in comes out, wrapped
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -37,7 +42,7 @@ def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dat
             What to call the dataset.
 
     Raises:
-        `ValueError`: If there is no column `prompt`.
+        ValueError: If there is no column `prompt`.
 
     Example:
 
@@ -82,7 +87,7 @@ def check_reward_columns(
             Whether there is an `environment_factory`; TRL passes `environments` then.
 
     Raises:
-        `ValueError`: If a function asks for what neither TRL nor the dataset gives, or does not accept what they give.
+        ValueError: If a function asks for what neither TRL nor the dataset gives, or does not accept what they give.
     """
     if columns is None:
         return
@@ -132,7 +137,7 @@ def check_reward_weights(
             The config's `overlong_buffer_length`, which adds a reward function of its own.
 
     Raises:
-        `ValueError`: If there is one weight too many, and a punishment that it may be meant for. Any other number is
+        ValueError: If there is one weight too many, and a punishment that it may be meant for. Any other number is
             TRL's to refuse.
     """
     if reward_weights is None or overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
@@ -161,8 +166,8 @@ def check_reward_values(name: str, values: Any, num_rows: int) -> list:
         `list`: The values, also of an iterator, which can be read only once.
 
     Raises:
-        `TypeError`: If it returned no list, or a value that is no number.
-        `ValueError`: If it returned more or fewer values than there are completions.
+        TypeError: If it returned no list, or a value that is no number.
+        ValueError: If it returned more or fewer values than there are completions.
     """
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
         if inspect.iscoroutine(values):
@@ -192,7 +197,7 @@ def check_reward_values(name: str, values: Any, num_rows: int) -> list:
     return values
 
 
-def with_checked_values(reward_func: Callable, name: str) -> Callable:
+def with_checked_values(reward_func: RewardFunc, name: str) -> RewardFunc:
     """
     A reward function whose values are checked by [`check_reward_values`] whenever it is called.
 
@@ -209,11 +214,11 @@ def with_checked_values(reward_func: Callable, name: str) -> Callable:
 
 
 def wrap_reward(
-    reward_func: Callable,
+    reward_func: RewardFunc,
     name: str,
     within: Callable[[], AbstractContextManager] = nullcontext,
     then: Callable[[Any, int], Any] = lambda values, num_rows: values,
-) -> Callable:
+) -> RewardFunc:
     """
     A reward function that does more whenever it is called.
 
@@ -232,29 +237,29 @@ def wrap_reward(
     """
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
-    inner = reward_func
+    inner: Any = reward_func
     while isinstance(inner, functools.partial):
         inner = inner.func
 
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__):
+    own: Any = reward_func
 
-        async def wrapped(*, completions, **kwargs):
-            with within():
-                return then(await reward_func(completions=completions, **kwargs), len(completions))
+    async def awaited(*, completions: list, **kwargs: Any) -> Any:
+        with within():
+            return then(await own(completions=completions, **kwargs), len(completions))
 
-    else:
+    def called(*, completions: list, **kwargs: Any) -> Any:
+        with within():
+            return then(own(completions=completions, **kwargs), len(completions))
 
-        def wrapped(*, completions, **kwargs):
-            with within():
-                return then(reward_func(completions=completions, **kwargs), len(completions))
-
+    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
+    wrapped: Any = awaited if is_async else called  # functions may have any attribute
     wrapped.__name__ = name
     wrapped.__wrapped__ = reward_func
     return wrapped
 
 
 @contextmanager
-def checked_rewards(trainer) -> Iterator[None]:
+def checked_rewards(trainer: "DAPOTrainer") -> Iterator[None]:
     """Checks what the reward functions return while TRL calls them; they stay the user's own objects otherwise."""
     own = trainer.reward_funcs
     trainer.reward_funcs = [

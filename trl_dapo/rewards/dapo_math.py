@@ -10,7 +10,7 @@ import itertools
 import math
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -185,8 +185,8 @@ def score_dapo_math(
         [`DapoMathScore`]: Score, verdict and the answer that was read.
 
     Raises:
-        `TypeError`: If the gold answer is neither text nor a number.
-        `ValueError`: If `boxed` is none of the three, or there is no gold answer.
+        TypeError: If the gold answer is neither text nor a number.
+        ValueError: If `boxed` is none of the three, or there is no gold answer.
 
     Example:
 
@@ -253,7 +253,7 @@ def gold_text(gold: Any) -> str | None:
         `str` or `None`: The text; `None` where there is no gold answer: `None`, NaN or an empty text.
 
     Raises:
-        `TypeError`: If it is neither text nor a number.
+        TypeError: If it is neither text nor a number.
     """
     if gold is None or isinstance(gold, str):
         return gold if gold and not gold.isspace() else None
@@ -261,8 +261,10 @@ def gold_text(gold: Any) -> str | None:
         raise TypeError(f"A gold answer is {gold!r:.80} ({type(gold).__name__}); expected text or a number.")
     if gold != gold:
         return None
-    is_whole = not isinstance(gold, numbers.Integral) and math.isfinite(gold) and gold == int(gold)
-    return str(int(gold) if is_whole else gold)
+    if isinstance(gold, numbers.Integral) or not math.isfinite(gold):
+        return str(gold)
+    whole = int(gold)  # type: ignore[arg-type]  # every real number has one, though `numbers.Real` names only `trunc`
+    return str(whole if gold == whole else gold)
 
 
 def content_text(content: Any) -> str:
@@ -278,7 +280,7 @@ def content_text(content: Any) -> str:
         `str`: The text, empty if there is none.
 
     Raises:
-        `TypeError`: If it is of another kind.
+        TypeError: If it is of another kind.
     """
     if content is None:
         return ""
@@ -306,7 +308,7 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
         `str`: The text, empty if there is none.
 
     Raises:
-        `TypeError`: If it is of another kind.
+        TypeError: If it is of another kind.
     """
     if isinstance(completion, str):
         return completion
@@ -335,7 +337,7 @@ class DapoMathReward:
             Score of a wrong or missing answer; `0.0` gives 0/1 rewards.
 
     Raises:
-        `ValueError`: If `boxed` is none of the three, or `wrong_score` is not below the 1.0 of a correct answer.
+        ValueError: If `boxed` is none of the three, or `wrong_score` is not below the 1.0 of a correct answer.
 
     Example:
 
@@ -348,7 +350,7 @@ class DapoMathReward:
 
     __name__ = "dapo_math_reward"
 
-    def __init__(self, boxed: str = "never", wrong_score: float = -1.0):
+    def __init__(self, boxed: str = "never", wrong_score: float = -1.0) -> None:
         check_boxed_mode(boxed)
         if not wrong_score < 1.0:
             raise ValueError(f"`wrong_score` must be below the 1.0 of a correct answer, got {wrong_score}.")
@@ -357,10 +359,10 @@ class DapoMathReward:
 
     def __call__(
         self,
-        completions: list[str] | list[list[dict[str, Any]]],
+        completions: Sequence[str | list[dict[str, Any]]],
         solution: list[str | None],
         log_extra: Callable[[str, list], None] | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> list[float | None]:
         golds = [gold_text(gold) for gold in solution]
         scores = [
@@ -380,10 +382,10 @@ _paper_rule = DapoMathReward()
 
 
 def dapo_math_reward(
-    completions: list[str] | list[list[dict[str, Any]]],
+    completions: Sequence[str | list[dict[str, Any]]],
     solution: list[str | None],
     log_extra: Callable[[str, list], None] | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> list[float | None]:
     r"""
     Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line, else -1.
@@ -403,7 +405,7 @@ def dapo_math_reward(
         `list[float | None]`: One reward a completion.
 
     Raises:
-        `TypeError`: If a completion or a gold answer is of no kind that can be read.
+        TypeError: If a completion or a gold answer is of no kind that can be read.
 
     Example:
 

@@ -23,9 +23,9 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .dapo_math import completion_text, gold_text, loggable
 
@@ -62,12 +62,20 @@ class _Job:
     verdict: _Verdict | None = None
     has_failed_at: set[str] = field(default_factory=set)  # of "gold" and "completion"
 
+    @property
+    def decided(self) -> _Verdict:
+        """The verdict, once there is one."""
+        assert self.verdict is not None
+        return self.verdict
+
 
 @dataclass(eq=False)
 class _Worker:
     """The trainer's end of one worker process."""
 
     process: subprocess.Popen
+    stdin: IO[bytes]
+    stdout: IO[bytes]
     lifeline: int
     received: bytes = b""
     is_ready: bool = False
@@ -100,7 +108,9 @@ class _Worker:
             raise
         finally:
             os.close(workers_end)
-        return cls(process, lifeline)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return cls(process, process.stdin, process.stdout, lifeline)
 
     def send(self, jobs: list[_Job]) -> None:
         """Hand over one batch. That the worker is gone shows when its answers are read."""
@@ -109,13 +119,13 @@ class _Worker:
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
         try:
             while unsent:
-                unsent = unsent[os.write(self.process.stdin.fileno(), unsent) :]
+                unsent = unsent[os.write(self.stdin.fileno(), unsent) :]
         except BrokenPipeError:
             pass
 
     def receive(self) -> bool:
         """Note the answers that have arrived; returns whether the worker is still there."""
-        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        data = os.read(self.stdout.fileno(), 1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
@@ -134,8 +144,8 @@ class _Worker:
         self.process.wait()
 
     def close_pipes(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.stdin.close()
+        self.stdout.close()
         os.close(self.lifeline)
 
 
@@ -172,7 +182,7 @@ class MathVerifyReward:
             Address space of one worker in bytes, held by the operating system where it can (Linux).
 
     Raises:
-        `ValueError`: If a limit cannot be met: no time, no worker, or less than 256 MiB.
+        ValueError: If a limit cannot be met: no time, no worker, or less than 256 MiB.
 
     Example:
 
@@ -185,7 +195,7 @@ class MathVerifyReward:
 
     __name__ = "math_verify_reward"
 
-    def __init__(self, timeout: float = 5.0, num_workers: int | None = None, memory_limit: int = 1 << 30):
+    def __init__(self, timeout: float = 5.0, num_workers: int | None = None, memory_limit: int = 1 << 30) -> None:
         if not (timeout > 0 and math.isfinite(timeout)):
             raise ValueError(f"`timeout` must be a positive number of seconds, got {timeout}.")
         if num_workers is not None and num_workers < 1:
@@ -205,16 +215,16 @@ class MathVerifyReward:
         self._stop_at_exit = weakref.finalize(self, _stop_all, self._workers)
         _instances.add(self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return type(self), (self.timeout, self.num_workers, self.memory_limit)
 
     def __call__(
         self,
-        completions: list[str] | list[list[dict[str, Any]]],
+        completions: Sequence[str | list[dict[str, Any]]],
         solution: list[str | None],
         log_extra: Callable[[str, list], None] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> list[float | None]:
         """
         Args:
@@ -233,8 +243,8 @@ class MathVerifyReward:
                 Whatever else the trainer passes; not used.
 
         Raises:
-            `TypeError`: If a completion or a gold answer is of no kind that can be read.
-            `RuntimeError`: If no worker can be started.
+            TypeError: If a completion or a gold answer is of no kind that can be read.
+            RuntimeError: If no worker can be started.
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -251,7 +261,7 @@ class MathVerifyReward:
                 _stop_all(self._workers)
                 raise
             num_ended, num_hopeless = self._num_ended, len(self._hopeless_golds)
-        verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].verdict for pair in pairs]
+        verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].decided for pair in pairs]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
             log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
@@ -274,26 +284,26 @@ class MathVerifyReward:
         todo = self._open_batches(jobs[start : start + size] for start in range(0, len(jobs), size))
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+                selector.register(worker.stdout, selectors.EVENT_READ, worker)
             while num_open := len(todo) + sum(bool(worker.batch) for worker in self._workers):
                 while len(self._workers) < min(self.num_workers, num_open):
                     worker = _Worker.start(self.timeout, self.memory_limit)
                     self._workers.append(worker)
-                    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+                    selector.register(worker.stdout, selectors.EVENT_READ, worker)
                 for worker in self._workers:
                     if worker.is_ready and not worker.batch and todo:
                         worker.send(todo.popleft())
                 for key, _ in selector.select():
                     worker = key.data
                     if not worker.receive():
-                        selector.unregister(worker.process.stdout)
+                        selector.unregister(worker.stdout)
                         self._workers.remove(worker)
                         self._bury(worker)
                         todo = self._open_batches([worker.batch, *todo])
 
     def _open_batches(self, batches: Iterable[Iterable[_Job]]) -> deque[list[_Job]]:
         """The batches without the jobs that need no worker: decided, or with a gold answer that kills workers."""
-        open_batches = deque()
+        open_batches: deque[list[_Job]] = deque()
         for batch in batches:
             open_jobs = []
             for job in batch:
@@ -362,9 +372,9 @@ _default = MathVerifyReward()
 
 
 def math_verify_reward(
-    completions: list[str] | list[list[dict[str, Any]]],
+    completions: Sequence[str | list[dict[str, Any]]],
     solution: list[str | None],
-    **kwargs,
+    **kwargs: Any,
 ) -> list[float | None]:
     r"""
     Reward function that compares answers symbolically with math-verify, in worker processes with hard limits.
@@ -385,8 +395,8 @@ def math_verify_reward(
             1.0 if the answer equals the gold answer, 0.0 if not, `None` if the gold answer cannot be parsed.
 
     Raises:
-        `TypeError`: If a completion or a gold answer is of no kind that can be read.
-        `RuntimeError`: If no worker can be started.
+        TypeError: If a completion or a gold answer is of no kind that can be read.
+        RuntimeError: If no worker can be started.
 
     Example:
 
@@ -420,7 +430,7 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
 
-    def answer(message) -> None:
+    def answer(message: Any) -> None:
         remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # a trainer that is slow to read is not our delay
         answers.write(json.dumps(message).encode() + b"\n")
         signal.setitimer(signal.ITIMER_REAL, remaining)
@@ -479,7 +489,7 @@ def _end_with(lifeline: int) -> None:
 class _Scorer:
     """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import logging
         import re
 

@@ -3,6 +3,7 @@
 """Soft overlong punishment: equation 13 of the DAPO paper (arXiv 2503.14476), with a factor and a floor."""
 
 from collections.abc import Iterable
+from typing import Any
 
 
 def check_overlong_buffer(max_length: int, buffer_length: int, penalty_factor: float) -> None:
@@ -46,7 +47,7 @@ def soft_overlong_punishment(
         `list[float]`: One punishment a completion, in `[-penalty_factor, 0]`.
 
     Raises:
-        `ValueError`: If the buffer is empty or longer than `max_length`, or the factor is negative.
+        ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
 
     Example:
 
@@ -80,7 +81,7 @@ class SoftOverlongPunishment:
             The punishment at L_max and beyond.
 
     Raises:
-        `ValueError`: If the buffer is empty or longer than `max_completion_length`, or the factor is negative.
+        ValueError: If the buffer is empty or longer than `max_completion_length`, or the factor is negative.
 
     Example:
 
@@ -93,14 +94,14 @@ class SoftOverlongPunishment:
 
     __name__ = "soft_overlong_punishment"
 
-    def __init__(self, max_completion_length: int, buffer_length: int, penalty_factor: float = 1.0):
+    def __init__(self, max_completion_length: int, buffer_length: int, penalty_factor: float = 1.0) -> None:
         check_overlong_buffer(max_completion_length, buffer_length, penalty_factor)
         self.max_completion_length = max_completion_length
         self.buffer_length = buffer_length
         self.penalty_factor = penalty_factor
 
     def __call__(
-        self, completion_ids: list[list[int]], completion_lengths: list[int] | None = None, **kwargs
+        self, completion_ids: list[list[int]], completion_lengths: list[int] | None = None, **kwargs: Any
     ) -> list[float]:
         """
         Args:

@@ -32,7 +32,7 @@ def scale_reward(
         `list[float]`: The scaled rewards.
 
     Raises:
-        `ValueError`: If a bound is not finite, or a range is empty.
+        ValueError: If a bound is not finite, or a range is empty.
 
     Example:
 

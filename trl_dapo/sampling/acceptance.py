@@ -52,7 +52,7 @@ class AcceptanceRate:
 
     _STATE = ("num_groups", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
 
-    def __init__(self, decay: float = 0.95, drift: float = 0.01):
+    def __init__(self, decay: float = 0.95, drift: float = 0.01) -> None:
         if not 0.0 < decay <= 1.0:
             raise ValueError(f"`decay` must be above 0 and at most 1, got {decay}.")
         if not drift > 0.0:
@@ -76,7 +76,7 @@ class AcceptanceRate:
         """Variance of [`~AcceptanceRate.rate`]: what is not known of it, not the noise of the round to come."""
         return self._fit()[1]
 
-    def _fit(self):
+    def _fit(self) -> tuple[float, float]:
         """Value at age 0 of the fitted line, and its variance."""
         # Two groups, one of them accepted, stand for the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
@@ -87,7 +87,7 @@ class AcceptanceRate:
         rate = min(max(rate, 0.5 / num_groups), 1 - 0.5 / num_groups)
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
-    def update(self, num_accepted: int, num_groups: int):
+    def update(self, num_accepted: int, num_groups: int) -> None:
         """
         Learns from one round.
 
@@ -115,7 +115,7 @@ class AcceptanceRate:
         """What a resumed run needs, JSON-able."""
         return {name: getattr(self, name) for name in self._STATE}
 
-    def load_state_dict(self, state: dict[str, float]):
+    def load_state_dict(self, state: dict[str, float]) -> None:
         """Continues from what [`~AcceptanceRate.state_dict`] returned."""
         for name in self._STATE:
             setattr(self, name, state[name])

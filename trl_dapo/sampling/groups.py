@@ -70,7 +70,7 @@ class Criterion:
     full_score: float = 1.0
     tolerance: float = 1e-6
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0.0 <= self.min_accuracy < self.max_accuracy <= 1.0:
             raise ValueError(
                 "The accuracy band must satisfy 0 <= `min_accuracy` < `max_accuracy` <= 1, got "
@@ -145,7 +145,9 @@ def drop_reasons(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, crite
     return [None if code < 0 else REASONS[code] for code in code_N.tolist()]
 
 
-def _would_pass(rewards_NG, counts_NG, criterion):
+def _would_pass(
+    rewards_NG: torch.Tensor, counts_NG: torch.Tensor, criterion: Criterion
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether each group has spread over the rows that count, and whether it passes on them."""
     top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
     bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)

@@ -85,7 +85,7 @@ class PromptMemory:
     # there, the promise itself 16 % more, its fourth power 1 % fewer.
     LOOKS_POWER = 3
 
-    def __init__(self, seed: int = 0, longest_wait: int = 32):
+    def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
         if longest_wait < 1:
             raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
@@ -137,7 +137,7 @@ class PromptMemory:
         record.num_skipped = record.num_skipped + 1 if skip else 0
         return skip
 
-    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int):
+    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int) -> None:
         """
         Learns from one generated group.
 
@@ -163,11 +163,11 @@ class PromptMemory:
         record.num_scored += num_scored
         record.last_step = step
 
-    def _fade(self, record, step):
+    def _fade(self, record: _Record, step: int) -> float:
         """What the evidence of a prompt still weighs."""
         return 0.5 ** (max(step - record.last_step, 0) / self.HALF_LIFE)
 
-    def _posterior(self, record, step):
+    def _posterior(self, record: _Record | None, step: int) -> tuple[float, float]:
         """The Beta distribution of a prompt's pass rate."""
         correct, wrong = self._prior()
         if record is None:
@@ -175,7 +175,7 @@ class PromptMemory:
         fade = self._fade(record, step)
         return correct + fade * record.evidence_correct, wrong + fade * record.evidence_wrong
 
-    def _prior(self):
+    def _prior(self) -> tuple[float, float]:
         """The Beta distribution of pass rates in the population, by its first two moments."""
         mean = self._sum_rate / self._num_first
         variance = self._sum_square / self._num_first - mean**2
@@ -183,19 +183,19 @@ class PromptMemory:
         concentration = max(mean * (1 - mean) / max(variance, 1e-6) - 1, 0.01)
         return mean * concentration, (1 - mean) * concentration
 
-    def _draw(self, prompt_id):
+    def _draw(self, prompt_id: str) -> float:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
         self._num_draws += 1
         text = f"{self.seed}/{self._num_draws}/{prompt_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
-    def save(self, path: str | os.PathLike):
+    def save(self, path: str | os.PathLike) -> None:
         """
         Writes one row per prompt seen as a parquet file, whole or not at all: id, pass rate over all its groups, times
         seen, correct and scored completions, last step, passes skipped in a row, and the faded evidence.
         """
         records = self._records.values()
-        columns = {"prompt_id": list(self._records)}
+        columns: dict[str, list] = {"prompt_id": list(self._records)}
         columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
         for field in fields(_Record):
             columns[field.name] = [getattr(record, field.name) for record in records]
@@ -203,7 +203,7 @@ class PromptMemory:
         pq.write_table(pa.table(columns), temporary)
         os.replace(temporary, path)
 
-    def load(self, path: str | os.PathLike):
+    def load(self, path: str | os.PathLike) -> None:
         """Reads what [`~PromptMemory.save`] wrote."""
         names = [field.name for field in fields(_Record)]
         self._records = {
@@ -220,7 +220,7 @@ class PromptMemory:
             "sum_square": self._sum_square,
         }
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what [`~PromptMemory.state_dict`] returned."""
         self.seed = state["seed"]
         self._num_draws = state["num_draws"]
@@ -229,10 +229,10 @@ class PromptMemory:
         self._sum_square = state["sum_square"]
 
 
-def _log_likelihood(num_correct, num_wrong, correct, wrong):
+def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
     """Log-probability of one sequence of outcomes under a Beta(correct, wrong) pass rate."""
     return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
 
 
-def _log_beta(a, b):
+def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

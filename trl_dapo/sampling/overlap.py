@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call beside the training loop, and what the two spend their time on. Knows nothing of models."""
 
+import math
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -30,14 +31,14 @@ class Call:
     ```
     """
 
-    def __init__(self, function: Callable, **arguments):
-        self._future = Future()
+    def __init__(self, function: Callable, **arguments: Any) -> None:
+        self._future: Future = Future()
         self._started = time.perf_counter()
-        self._ended = None
+        self._ended = math.nan
         # Not one of an executor's: the interpreter waits for those when it ends, however long they take.
         threading.Thread(target=self._run, args=(function, arguments), name="rollout-ahead", daemon=True).start()
 
-    def _run(self, function, arguments):
+    def _run(self, function: Callable, arguments: dict[str, Any]) -> None:
         try:
             result = function(**arguments)
         except BaseException as error:
@@ -85,10 +86,10 @@ class Stopwatch:
     ```
     """
 
-    def __init__(self):
-        self._seconds: Counter[str] = Counter()
-        self._started = None
-        self._is_timing = None
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._started: float | None = None
+        self._is_timing: str | None = None
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -105,12 +106,13 @@ class Stopwatch:
             self._is_timing = None
             self._seconds[name] += time.perf_counter() - started
 
-    def add(self, name: str, seconds: float):
+    def add(self, name: str, seconds: float) -> None:
         """Adds to what is called `name`."""
         self._seconds[name] += seconds
 
     def lap(self) -> dict[str, float]:
         """Seconds by name since the last lap, all of them as `total`; begins the next."""
+        assert self._started is not None
         now = time.perf_counter()
         seconds = {**self._seconds, "total": now - self._started}
         self._seconds.clear()

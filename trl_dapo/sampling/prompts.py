@@ -5,7 +5,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,10 +57,11 @@ class PromptStream:
         shuffle: bool = True,
         buffer_size: int = 1000,
         columns: Collection[str] | None = None,
-    ):
+    ) -> None:
         self.seed = seed
         self.shuffle = shuffle
         self.num_skipped = 0
+        self._source: _MapStyleSource | _IterableSource
         if isinstance(dataset, IterableDataset):
             self._source = _IterableSource(dataset, seed, shuffle, buffer_size, columns)
         else:
@@ -69,7 +70,7 @@ class PromptStream:
             raise ValueError("The training dataset holds no prompt.")
         self._num_passes = 0
         self._position = 0
-        self._rows = None
+        self._rows: Iterator[tuple[str, Any]] | None = None
 
     @property
     def num_passes(self) -> int:
@@ -100,7 +101,7 @@ class PromptStream:
         Returns:
             `list[tuple[str, dict]]`: each prompt's name and example.
         """
-        taken = []
+        taken: list[tuple[str, Any]] = []
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
@@ -114,11 +115,11 @@ class PromptStream:
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 
-    def _has_whole_pass(self, num_rows):
+    def _has_whole_pass(self, num_rows: int) -> bool:
         """Whether so many rows in a row must hold a pass from its start to its end."""
         return self._source.length is not None and num_rows >= 2 * self._source.length - 1
 
-    def _next_row(self):
+    def _next_row(self) -> tuple[str, Any]:
         """The name of the next prompt, and what its source loads it by."""
         if self._rows is None:
             self._rows = self._source.rows(self._num_passes, self._position)
@@ -148,7 +149,7 @@ class PromptStream:
             "num_skipped": self.num_skipped,
         }
 
-    def load_state_dict(self, state: dict[str, Any]):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Continues from what [`~PromptStream.state_dict`] returned, of the same dataset and seed. An iterable dataset is
         read again up to its position in the present pass: its own state does not hold the shuffle buffer.
@@ -159,7 +160,7 @@ class PromptStream:
         self.num_skipped = state["num_skipped"]
         self._rows = None
 
-    def begin_after(self, state: dict[str, Any]):
+    def begin_after(self, state: dict[str, Any]) -> None:
         """Starts the pass after the one that [`~PromptStream.state_dict`] describes, of another dataset."""
         self._num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
         self.num_skipped = state["num_skipped"]
@@ -168,7 +169,7 @@ class PromptStream:
 class _MapStyleSource:
     """The passes over a dataset with random access."""
 
-    def __init__(self, dataset, seed, shuffle, columns):
+    def __init__(self, dataset: Dataset, seed: int, shuffle: bool, columns: Collection[str] | None) -> None:
         self.length = len(dataset)
         # Names are read without opening images, which is slow; a prompt may be skipped.
         plain = [name for name, feature in dataset.features.items() if not _holds_media(feature)]
@@ -177,13 +178,13 @@ class _MapStyleSource:
         self._dataset = dataset
         if columns is not None:
             self._dataset = dataset.select_columns([name for name in dataset.column_names if name in columns])
-        self._names: list[str | None] = [None] * self.length
+        self._names = [""] * self.length  # each is made when it is first asked for
         self._seed = seed
         self._shuffle = shuffle
 
-    def rows(self, num_passes, start):
+    def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, int]]:
         """The rows of one pass from position `start` on: name and what `load` needs."""
-        order = range(self.length)
+        order: Sequence[int] = range(self.length)
         if self._shuffle:
             generator = torch.Generator().manual_seed(_digest(f"{self._seed}/{num_passes}"))
             order = torch.randperm(self.length, generator=generator).tolist()
@@ -191,19 +192,19 @@ class _MapStyleSource:
             block = order[begin : begin + BLOCK]
             yield from zip(self.names(block), block, strict=True)
 
-    def names(self, indices):
+    def names(self, indices: Sequence[int]) -> list[str]:
         """The names of the prompts at these indices."""
-        new = [i for i in indices if self._names[i] is None]
+        new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
             self._names[i] = _name(example | {"row": i} if self._has_media else example)
         return [self._names[i] for i in indices]
 
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """Its length and the names of prompts all over it, as one hash."""
         step = max(self.length // FINGERPRINT_ROWS, 1)
         return f"{_digest(json.dumps([self.length, self.names(range(0, self.length, step))])):016x}"
 
-    def load(self, indices):
+    def load(self, indices: list[int]) -> list[dict[str, Any]]:
         """The examples at these indices."""
         return self._dataset.__getitems__(indices) if indices else []
 
@@ -211,31 +212,33 @@ class _MapStyleSource:
 class _IterableSource:
     """The passes over a dataset that can only be read from its start."""
 
-    def __init__(self, dataset, seed, shuffle, buffer_size, columns):
-        self.length = None
+    def __init__(
+        self, dataset: IterableDataset, seed: int, shuffle: bool, buffer_size: int, columns: Collection[str] | None
+    ) -> None:
+        self.length: int | None = None
         self._shuffle = shuffle
         self._dataset = dataset.shuffle(seed=seed, buffer_size=buffer_size) if shuffle else dataset
         self._columns = columns
 
-    def rows(self, num_passes, start):
+    def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of one pass from position `start` on: name and what `load` needs."""
         if self._shuffle:
             self._dataset.set_epoch(num_passes)
         for example in itertools.islice(self._dataset, start, None):
             yield _name(example), example
 
-    def fingerprint(self):
+    def fingerprint(self) -> str | None:
         """Unknown without reading it."""
-        return
+        return None
 
-    def load(self, examples):
+    def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples, which were read with their names."""
         if self._columns is None:
             return examples
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
-def _name(example):
+def _name(example: dict[str, Any]) -> str:
     """An example's id, with its source where it has one, or else a hash of its content: the same in every process."""
     if has_id(example):
         source = example.get("source")
@@ -243,12 +246,12 @@ def _name(example):
     return f"{_digest(json.dumps(example, sort_keys=True, default=_plain)):016x}"
 
 
-def _plain(value):
+def _plain(value: Any) -> int | str:
     """What stands in a hash for a value that JSON has no word for."""
     return _digest(value.tobytes().hex()) if hasattr(value, "tobytes") else str(value)
 
 
-def _holds_media(feature):
+def _holds_media(feature: Any) -> bool:
     """Whether a column holds images, sound or video, which are decoded when they are read."""
     if isinstance(feature, (Image, Audio, Video)):
         return True
@@ -256,6 +259,6 @@ def _holds_media(feature):
     return any(_holds_media(part) for part in parts if part is not None)
 
 
-def _digest(text):
+def _digest(text: str) -> int:
     """A 64-bit hash of a string that does not change between processes."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")

@@ -19,7 +19,7 @@ class Group(NamedTuple):
     """
 
     round: int
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a method of tuples, which nobody calls
 
 
 class Batch(NamedTuple):

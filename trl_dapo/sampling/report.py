@@ -101,7 +101,7 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
     return metrics
 
 
-def drop_unknown(metrics: dict[str, list[float]]):
+def drop_unknown(metrics: dict[str, list[float]]) -> None:
     """Drops the metrics that have no value but NaN."""
     for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
         del metrics[name]
@@ -146,7 +146,7 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
         `dict[str, float]`: `acceptance_rate` only where a round was sampled.
     """
     num_trained = len(batch.train)
-    metrics = {
+    metrics: dict[str, float] = {
         "rounds": rollout.num_rounds,
         "groups_generated": rollout.num_groups,
         "groups_trained": num_trained,
@@ -287,5 +287,5 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
         lost.append("the prompts start a fresh pass")
     if not lost:
         return None
-    lost = " and ".join(lost)
-    return f"{folder} was written with other settings: {settings}. Weights and optimizer are resumed; {lost}."
+    resumed = f"Weights and optimizer are resumed; {' and '.join(lost)}"
+    return f"{folder} was written with other settings: {settings}. {resumed}."

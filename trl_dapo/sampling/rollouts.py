@@ -8,7 +8,7 @@ log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of i
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Rows:
         return cls(*([] for _ in fields(cls)))
 
     @classmethod
-    def from_generated(cls, generated: tuple, prompts: list, environments: list[str] | None = None) -> "Rows":
+    def from_generated(cls, generated: tuple, prompts: list, environments: list | None = None) -> "Rows":
         """
         The rows of what TRL's `_generate` returned.
 
@@ -102,14 +102,14 @@ class Rows:
             tool_images or [],
         )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.prompts)
 
     def take(self, indices: Sequence[int]) -> "Rows":
         """The rows at `indices`, in that order."""
         return self._each_column(lambda column: [column[i] for i in indices])
 
-    def keep(self, accepted: Sequence[bool]):
+    def keep(self, accepted: Sequence[bool]) -> None:
         """
         Makes arrays of all rows, in place, and cuts those that were not accepted, which can only fill a batch, to one
         token.
@@ -125,7 +125,7 @@ class Rows:
         # vLLM's client says None for a token it could not score; here it becomes NaN.
         self.logprobs = [row if row is None else np.asarray(row, dtype=np.float32) for row in self.logprobs]
 
-    def shorten(self, indices: Iterable[int]):
+    def shorten(self, indices: Iterable[int]) -> None:
         """Cuts rows to one token, in place, so that they cost next to nothing where they only fill a batch."""
         for i in indices:
             if self.tool_images[i]:  # the images' placeholder tokens lie in the completion
@@ -134,11 +134,11 @@ class Rows:
                 if column[i] is not None:
                     column[i] = column[i][:1]
 
-    def release(self, indices: Iterable[int]):
+    def release(self, indices: Iterable[int]) -> None:
         """Lets go, in place, of all that rows hold which no batch will ask for."""
         for i in indices:
-            for field in fields(self):
-                getattr(self, field.name)[i] = None
+            for column in fields(self):
+                getattr(self, column.name)[i] = None
 
     def exchange(self, places: Sequence[int], total: int, device: torch.device) -> "Rows":
         """
@@ -163,7 +163,7 @@ class Rows:
         if world_size == 1:
             return self.take(sorted(range(total), key=places.__getitem__))
         per_rank = total // world_size
-        outgoing = [[] for _ in range(world_size)]
+        outgoing: list[list[int]] = [[] for _ in range(world_size)]
         for i, place in enumerate(places):
             outgoing[place // per_rank].append(i)
         shares = [([places[i] for i in indices], self.take(indices)) for indices in outgoing]
@@ -178,10 +178,10 @@ class Rows:
             together.extend(part)
         return together.take(sorted(range(len(arrived)), key=arrived.__getitem__))
 
-    def extend(self, other: "Rows"):
+    def extend(self, other: "Rows") -> None:
         """Puts other rows behind these, in place."""
-        for field in fields(self):
-            getattr(self, field.name).extend(getattr(other, field.name))
+        for column in fields(self):
+            getattr(self, column.name).extend(getattr(other, column.name))
 
     def state_dict(self) -> dict[str, list]:
         """What a checkpoint keeps: tensors for arrays, so that `weights_only=True` loads it."""
@@ -193,7 +193,7 @@ class Rows:
         return cls(**state)._each_column(lambda column: [_swap(x, torch.Tensor, torch.Tensor.numpy) for x in column])
 
     def _each_column(self, change: Callable[[list], list]) -> "Rows":
-        return Rows(*(change(getattr(self, field.name)) for field in fields(self)))
+        return Rows(*(change(getattr(self, column.name)) for column in fields(self)))
 
 
 @dataclass
@@ -232,15 +232,14 @@ class Round:
     truncated_B: torch.Tensor
     extra_logs: dict[str, list]
     metrics: dict[str, list[float]]
-    ages: list[int] | None = None
-
-    sources: list[str | None] | None = None
+    ages: list[int] = field(default_factory=list)
+    sources: list[str | None] = field(default_factory=list)
     seconds: float = 0.0
 
-    def __post_init__(self):
-        if self.ages is None:
+    def __post_init__(self) -> None:
+        if not self.ages:
             self.ages = [0] * len(self.prompts)
-        if self.sources is None:
+        if not self.sources:
             self.sources = [None] * len(self.prompts)
 
     @classmethod
@@ -284,7 +283,9 @@ class Round:
         return cls.of_groups(rows, state["rewards"], num_generations, state["ages"])
 
 
-def assign_to_ranks(rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device) -> Rows:
+def assign_to_ranks(
+    rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device: torch.device
+) -> Rows:
     """
     Hands every rank its equal share of a batch of groups. Collective: every rank must call it.
 
@@ -301,7 +302,8 @@ def assign_to_ranks(rounds: Sequence[Round], train: Sequence[Group], fill: Seque
     Returns:
         [`Rows`]: This rank's rows.
     """
-    rows, places, num_generations = Rows.empty(), [], rounds[0].num_generations
+    rows, num_generations = Rows.empty(), rounds[0].num_generations
+    places: list[int] = []
     for place, (number, index) in enumerate([*train, *fill]):
         of_group, of_rank = rounds[number].local_rows(index)
         part = rounds[number].rows.take(of_rank)
@@ -312,7 +314,7 @@ def assign_to_ranks(rounds: Sequence[Round], train: Sequence[Group], fill: Seque
     return rows.exchange(places, (len(train) + len(fill)) * num_generations, device)
 
 
-def select_groups(columns: Sequence[Sequence], groups: Sequence[Group], num_generations: int) -> list:
+def select_groups(columns: Sequence[Sequence | torch.Tensor], groups: Sequence[Group], num_generations: int) -> list:
     """The entries of `groups`, in that order, of one column for each round with one entry for each row."""
     return [x for number, i in groups for x in columns[number][i * num_generations : (i + 1) * num_generations]]
 
@@ -353,13 +355,13 @@ def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
 class _Converted(Sequence):
     """Rows converted as they are read, one at a time: no second copy of all of them is ever held."""
 
-    def __init__(self, rows: list[np.ndarray], convert: Callable):
+    def __init__(self, rows: list[np.ndarray], convert: Callable) -> None:
         self._rows, self._convert = rows, convert
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: Any) -> Any:
         return self._convert(self._rows[i])
 
 
@@ -367,7 +369,7 @@ def _as_long(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-def _swap(value, kind: type, convert: Callable):
+def _swap(value: Any, kind: type, convert: Callable) -> Any:
     return convert(value) if isinstance(value, kind) else value
 
 

@@ -122,7 +122,7 @@ class Totals:
     last_acceptance_rate: float | None = None
     barren_rollouts: int = 0
 
-    def add(self, rollout: Rollout, batch: Batch):
+    def add(self, rollout: Rollout, batch: Batch) -> None:
         """Adds a rollout that has ended."""
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
@@ -214,7 +214,7 @@ class Sampler:
         num_ranks: int = 1,
         reward_names: Sequence[str] = (),
         is_ahead: bool = False,
-    ):
+    ) -> None:
         if target < 1:
             raise ValueError(f"`target` must be at least 1 group, got {target}.")
         if multiple_of < 1:
@@ -255,7 +255,7 @@ class Sampler:
 
     # One rollout
 
-    def begin(self):
+    def begin(self) -> None:
         """Begins a rollout, with the groups carried into it."""
         # What was passed over while the first round was drawn ahead counts for the rollout it was drawn for.
         num_skipped = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
@@ -322,14 +322,16 @@ class Sampler:
 
     def _draw(self, shortfall: int, step: int) -> tuple[list[tuple[str, dict[str, Any]]], list[bool]]:
         """Prompts of a round, and whether each that was looked at was passed over."""
-        skips = []
+        skips: list[bool] = []
+        memory, num = self.memory, self._round_size(shortfall)
+        if memory is None:
+            return self.stream.take(num), skips
 
-        def skip(name):
-            skips.append(self.memory.draw_skip(name, step, self.num_generations))
+        def skip(name: str) -> bool:
+            skips.append(memory.draw_skip(name, step, self.num_generations))
             return skips[-1]
 
-        prompts = self.stream.take(self._round_size(shortfall), None if self.memory is None else skip)
-        return prompts, skips
+        return self.stream.take(num, skip), skips
 
     @property
     def drawn_ahead(self) -> list[tuple[str, dict[str, Any]]]:
@@ -362,7 +364,7 @@ class Sampler:
         reasons: Sequence[str | None],
         counts: Sequence[tuple[int, int]] | None = None,
         step: int = 0,
-    ):
+    ) -> None:
         """
         Takes in one complete round. What its dropped groups hold is let go of, but for as many as could be asked to
         fill the batch.
@@ -397,6 +399,7 @@ class Sampler:
         if num_accepted:
             self._barren_since = self.stream.passes
         if self.memory is not None:
+            assert counts is not None
             for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
                 self.memory.update(name, num_correct, num_scored, step)
         accepted = [reason is None for reason in reasons for _ in range(self.num_generations)]
@@ -426,7 +429,7 @@ class Sampler:
             return not batch.train
         return self.is_exhausted
 
-    def carry(self, groups: Round | None):
+    def carry(self, groups: Round | None) -> None:
         """
         Ends the rollout.
 
@@ -513,8 +516,7 @@ class Sampler:
         self.totals = Totals(**state["totals"])
         if self.memory is not None and state["memory"] is not None:
             self.memory.load_state_dict(state["memory"])
-        fits = not differs and carried is not None
-        self._carried = Round.from_state_dict(carried, self.num_generations) if fits else None
+        self._carried = None if differs or carried is None else Round.from_state_dict(carried, self.num_generations)
         self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
         return differs
 

@@ -110,7 +110,7 @@ class TaskReward:
                 )
         knows_right = chosen is not None or len(deciding) == 1
         if not deciding and not drops_groups:
-            deciding = names
+            deciding = list(names)
         if not deciding:
             raise ValueError(
                 f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
@@ -145,7 +145,7 @@ class TaskReward:
             knows_right=knows_right,
         )
 
-    def require_right(self, setting: str):
+    def require_right(self, setting: str) -> None:
         """Refuses a setting that needs a right and a wrong where there is none."""
         if not self.knows_right:
             raise ValueError(_ambiguous(setting, ", ".join(map(repr, self.names))))
