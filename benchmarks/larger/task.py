@@ -9,8 +9,9 @@ Expressions are evaluated from left to right, and every value on the way must be
 `!` stands the answer; what was tried before it is the model's own affair. Every number is a token.
 
 The teacher of the warm-up tries chains at random, forgets what it has tried, and after any that failed it gives up
-one time in eight: the answer is then what it tried last. Two numbers are easy, three are not, five are nearly hopeless
-in the room that a completion has; so lengths have a long tail, and there is to learn when to go on and what to try.
+one time in two: the answer is then what it tried last. Who goes on finds most chains of two or three numbers in the room
+that a completion has, and a third of those of four; so there is to learn to go on, what to try and when it is found,
+and lengths grow a long tail.
 """
 
 import random
@@ -26,15 +27,15 @@ from transformers import PreTrainedTokenizerFast
 from trl_dapo.quickstart import build_model, build_tokenizer
 
 
-MAX_LENGTH = 160  # tokens of a completion: 26 chains of two numbers, 16 of three, 11 of four, 8 of five
+MAX_LENGTH = 160  # tokens of a completion: 26 chains of two numbers, 16 of three, 11 of four
 LARGEST = 99  # value on the way
 NUMBERS = range(1, 31)
-GIVE_UP = 1 / 8  # after a chain that failed
+GIVE_UP = 1 / 2  # after a chain that failed
 HELD_OUT = 10  # one set of numbers in so many is
 LESSONS = 16  # calls of `teach` whose examples are sorted by length, since padding costs as much as they do
 
 # How many numbers a problem has, and how often.
-SHARES = {2: 0.25, 3: 0.25, 4: 0.2, 5: 0.3}
+SHARES = {2: 0.2, 3: 0.5, 4: 0.3}
 
 # 5.0 million parameters.
 SIZES = {
