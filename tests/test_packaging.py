@@ -57,7 +57,7 @@ def programs(wheel, tmp_path_factory) -> Path:
     packages = Path(run(python, "-c", "import site; print(*site.getsitepackages())", cwd=folder).split()[0])
     # A path file adds folders, not the path files in them, one of which would lead to the repository.
     (packages / "installed.pth").write_text("\n".join(site.getsitepackages()))
-    options = ("--quiet", "--no-deps", "--no-index", "--no-compile")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--ignore-installed")
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
     return folder / "bin"
 
