@@ -187,7 +187,7 @@ def test_messages_need_a_chat_template(tiny_model, tmp_path):
 
 def test_without_vllm_its_engine_says_what_to_do(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'trl-dapo\[vllm\]'.*base_url"):
+    with pytest.raises(ImportError, match=r"pip install 'trl\[vllm\]'.*base_url"):
         here(tiny_model, sums(1), tmp_path, engine="vllm")
 
 

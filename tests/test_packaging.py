@@ -15,6 +15,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +57,7 @@ def programs(wheel, tmp_path_factory) -> Path:
     packages = Path(run(python, "-c", "import site; print(*site.getsitepackages())", cwd=folder).split()[0])
     # A path file adds folders, not the path files in them, one of which would lead to the repository.
     (packages / "installed.pth").write_text("\n".join(site.getsitepackages()))
-    options = ("--quiet", "--no-deps", "--no-index", "--no-compile")
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--ignore-installed")
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
     return folder / "bin"
 
@@ -113,3 +116,13 @@ def test_what_the_package_imports_is_declared():
     imported = {"pyyaml" if name == "yaml" else name for name in imported - sys.stdlib_module_names}
     # With a server or an engine alone, which the extra brings: `trl[vllm]`.
     assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"}
+
+
+def test_every_lower_bound_is_the_version_that_ci_installs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements" / "lowest.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    lowest = {canonicalize_name(name): Version(version) for name, version in lowest.items()}
+    for requirement in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["test"]]):
+        (bound,) = (part.version for part in requirement.specifier if part.operator in (">=", "=="))
+        assert lowest[canonicalize_name(requirement.name)] == Version(bound), requirement

@@ -81,8 +81,8 @@ def write_state(folder, log_history: list[dict], max_steps: int = 100):
 
 def write_completions(run, step: int, rows: list[dict]):
     (run / "completions").mkdir(exist_ok=True)
-    with (run / "completions" / f"completions_{step:05d}.parquet").open("wb") as file:
-        pd.DataFrame([{"step": step, **row} for row in rows]).to_parquet(file)
+    written = pd.DataFrame([{"step": step, **row} for row in rows]).to_parquet()
+    (run / "completions" / f"completions_{step:05d}.parquet").write_bytes(written)
 
 
 def group(rollout: int, prompt_id: str, correct: int | None, drop_reason: str | None = None, **columns) -> dict:

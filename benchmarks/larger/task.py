@@ -9,9 +9,9 @@ Expressions are evaluated from left to right, and every value on the way must be
 `!` stands the answer; what was tried before it is the model's own affair. Every number is a token.
 
 The teacher of the warm-up tries chains at random, forgets what it has tried, and after any that failed it gives up
-one time in two: the answer is then what it tried last. Who goes on finds most chains of two or three numbers in the room
-that a completion has, and a third of those of four; so there is to learn to go on, what to try and when it is found,
-and lengths grow a long tail.
+one time in two: the answer is then what it tried last. Who goes on finds most chains of two or three numbers within
+the limit, and a third of those of four; so there is to learn to go on, what to try and when it is found, and lengths
+grow a long tail.
 """
 
 import random

@@ -263,7 +263,7 @@ def generate_with_vllm(
         from vllm.sampling_params import RequestOutputKind
     except ImportError as error:
         raise ImportError(
-            "The engine 'vllm' needs vLLM, which cannot be imported here: `pip install 'trl-dapo[vllm]'`, or give the "
+            "The engine 'vllm' needs vLLM, which cannot be imported here: `pip install 'trl[vllm]'`, or give the "
             f"address of a server that runs elsewhere as `base_url`. ({error})"
         ) from error
 
