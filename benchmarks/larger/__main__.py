@@ -72,7 +72,12 @@ def parse_args(argv=None):
     parser.add_argument("--part", choices=PARTS, action="append", help="may be given again (default: time, ladder)")
     parser.add_argument("--from-csv", action="store_true", help="train nothing")
     parser.add_argument("--num-seeds", type=int, default=3, help="seeds 0, 1, ... (default: %(default)s)")
-    parser.add_argument("--num-warm-up-steps", type=int, default=1000, help="of the checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--num-warm-up-steps",
+        type=int,
+        default=1000,
+        help="with the patient teacher; an eighth as many follow (default: %(default)s)",
+    )
     parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument(
         "--output-dir", type=Path, default=Path("outputs/larger"), help="a file a run (default: %(default)s)"

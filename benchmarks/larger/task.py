@@ -8,10 +8,10 @@ Countdown: reach a target with all of the given numbers, by trying. An interpret
 Expressions are evaluated from left to right, and every value on the way must be a whole number from 0 to 99. Behind
 `!` stands the answer; what was tried before it is the model's own affair. Every number is a token.
 
-The teacher of the warm-up tries chains at random, forgets what it has tried, and after any that failed it gives up
-one time in two: the answer is then what it tried last. Who goes on finds most chains of two or three numbers within
-the limit, and a third of those of four; so there is to learn to go on, what to try and when it is found, and lengths
-grow a long tail.
+The teachers of the warm-up try chains at random and forget what they have tried. After any that failed they give up,
+the first one time in eight, the second, in the last steps, one time in two: the answer is then what was tried last. So
+the model can search and has lately seen impatience; there is to learn to go on, what to try and when it is found, and
+lengths grow a long tail.
 """
 
 import random
@@ -30,12 +30,12 @@ from trl_dapo.quickstart import build_model, build_tokenizer
 MAX_LENGTH = 160  # tokens of a completion: 26 chains of two numbers, 16 of three, 11 of four
 LARGEST = 99  # value on the way
 NUMBERS = range(1, 31)
-GIVE_UP = 1 / 2  # after a chain that failed
+GIVE_UP = 1 / 8, 1 / 2  # after a chain that failed, the patient teacher and the impatient one
 HELD_OUT = 10  # one set of numbers in so many is
 LESSONS = 16  # calls of `teach` whose examples are sorted by length, since padding costs as much as they do
 
 # How many numbers a problem has, and how often.
-SHARES = {2: 0.2, 3: 0.5, 4: 0.3}
+SHARES = {2: 0.3, 3: 0.4, 4: 0.3}
 
 # 5.0 million parameters.
 SIZES = {
@@ -132,10 +132,13 @@ class Problems:
             Decides what is drawn.
         held_out (`bool`, *optional*, defaults to `False`):
             Whether to draw from what is held out, else from all the rest.
+        give_up (`float`, *optional*):
+            How often the teacher gives up after a chain that failed.
     """
 
-    def __init__(self, seed, held_out=False):
+    def __init__(self, seed, held_out=False, give_up=None):
         self._random, self._held_out, self._lessons = random.Random(seed), held_out, []
+        self._give_up = give_up
 
     def draw(self, num_problems):
         """Problems like `3,7,25:46`, of each size as often as its share says."""
@@ -166,7 +169,7 @@ class Problems:
             chain = draw_chain(numbers, self._random)
             length += 4 * len(numbers) - 2
             text += chain.working
-            gives_up = self._random.random() < GIVE_UP or length + 4 * len(numbers) - 2 > room
+            gives_up = self._random.random() < self._give_up or length + 4 * len(numbers) - 2 > room
             if chain.value == int(target) or gives_up:
                 return f"{text}!{chain.expression}"
             text += ";"

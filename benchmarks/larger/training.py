@@ -23,7 +23,7 @@ from trl_dapo.quickstart import warm_up
 from ..mechanisms.quantities import mean_where
 from ..mechanisms.training import Curve, mean_of, sample
 from . import task
-from .task import MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
+from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
 
 
 from runs import file_name, fingerprint  # isort: skip (mechanisms/tasks.py has said where these are)
@@ -206,16 +206,17 @@ def make_checkpoint(folder, num_steps, console):
         started = time.process_time()
         tokenizer, model = make_tokenizer(), task.make_model(WARM_UP_SEED)
         model.forward = autocast()(model.forward)  # call by call, else the first step's weights are cast for all
-        losses = []
+        losses, steps = [], (num_steps, num_steps // 8)
 
         def on_step(loss):
             losses.append(loss)
             if len(losses) % 25 == 0:
-                console.print(f"warm-up, step {len(losses)} of {num_steps}: loss {statistics.mean(losses[-25:]):.3f}")
+                loss = statistics.mean(losses[-25:])
+                console.print(f"warm-up, step {len(losses)} of {sum(steps)}: loss {loss:.3f}")
 
-        warm_up(
-            model, tokenizer, Problems(WARM_UP_SEED), num_steps, batch_size=64, learning_rate=1e-3, on_step=on_step
-        )
+        for give_up, num, rate in zip(GIVE_UP, steps, (1e-3, 3e-4), strict=True):
+            problems = Problems(WARM_UP_SEED, give_up=give_up)
+            warm_up(model, tokenizer, problems, num, batch_size=64, learning_rate=rate, on_step=on_step)
         del model.forward
         seconds, problems = time.process_time() - started, held_out(NUM_HELD_OUT)
         point = {"rollouts": 0, "tokens": 0, "seconds": 0.0, **probe(model, tokenizer, problems[:NUM_PROBED])}
