@@ -101,6 +101,22 @@ def test_chats_are_scored_as_chats(tiny_model, tmp_path):
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
 
 
+def test_a_function_that_takes_a_chat_for_text_is_told_what_a_completion_is(tiny_model, tmp_path):
+    def reward(completions, **kwargs):
+        return [float(completion.endswith("4")) for completion in completions]
+
+    chat = Dataset.from_list([{"prompt": [{"role": "user", "content": "2+2"}]}] * 4)
+    with pytest.raises(SetupError) as error:
+        run_preflight(make_trainer(tiny_model, tmp_path, reward, chat))
+    said = str(error.value)
+    assert "with 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
+    assert 'a completion is a list of messages, its text `completion[0]["content"]`' in said
+    with pytest.raises(SetupError) as error:
+        run_preflight(make_trainer(tiny_model, tmp_path, fails))
+    assert "with 4 completions 'Answer: 0', before" in str(error.value)
+    assert "list of messages" not in str(error.value)
+
+
 def test_no_tracker_is_told_of_it(tiny_model, tmp_path):
     """TRL tells trackers how long a function took; trackio refuses it before training begins."""
     told = []

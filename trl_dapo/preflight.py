@@ -156,9 +156,10 @@ def _try_rewards(trainer: "DAPOTrainer", example: dict) -> None:
                 [list(ids) for _ in inputs],
             )
     except Exception as error:
+        hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' if conversational else ""
         raise SetupError(
             f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions "
-            f"{MADE_UP!r}, before anything was generated; `skip_preflight=True` leaves that out."
+            f"{completion!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
         ) from error
     finally:
         trainer.reward_funcs = own
