@@ -193,6 +193,19 @@ def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, setti
     assert not (tmp_path / "eval").exists()
 
 
+def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint(tmp_path):
+    for step in (8, 40):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    last = tmp_path / "run" / "checkpoint-40"
+    with pytest.raises(ValueError, match="only checkpoints") as error:
+        here(tmp_path / "run", sums(1), tmp_path / "out")
+    assert str(error.value) == (
+        f"`{tmp_path / 'run'}` holds no model, only checkpoints: evaluate `{last}`, or save the trained model there "
+        "with `trainer.save_model()`."
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):
     rows = {"prompt": ["Find x."], "solution": ["1"], "images": [["a.png"]]}
     with pytest.raises(ValueError, match="has images, which would not be shown to the model"):

@@ -38,6 +38,7 @@ _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
 _SAMPLED_BLOCKS = 256  # of each file
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
+_MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 # What chooses the completions to ask for, and changes none of them: more of them may be asked for at any time.
@@ -205,6 +206,8 @@ def evaluate(
     if not request_timeout > 0:
         raise ValueError(f"`request_timeout` must be a positive number of seconds, got {request_timeout}.")
     _check_scorer(scorer, prompt_style)
+    if isinstance(model, _PATH) and not base_url:
+        _check_folder(model)
 
     selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
     problems = _load_problems(dataset, selection)
@@ -302,6 +305,19 @@ def _check_engine(
         raise ValueError("A loaded model or tokenizer can be evaluated by the engine 'transformers' only.")
     if not isinstance(model, _PATH) and processing_class is None:
         raise ValueError("A loaded model needs its tokenizer as `processing_class`.")
+
+
+def _check_folder(model: str | os.PathLike) -> None:
+    """Refuses the folder of a run that has left checkpoints and no model."""
+    if not os.path.isdir(model) or any((Path(model) / name).is_file() for name in _MODEL_FILES):
+        return
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if checkpoint := get_last_checkpoint(os.fspath(model)):
+        raise ValueError(
+            f"`{model}` holds no model, only checkpoints: evaluate `{checkpoint}`, or save the trained model there "
+            "with `trainer.save_model()`."
+        )
 
 
 def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
