@@ -107,7 +107,6 @@ def test_totals_are_of_the_whole_run_through_a_resume(tiny_model, tmp_path):
     trainer.train(resume_from_checkpoint=True)
     totals = trainer._sampler.totals
     assert (totals.groups_sampled, totals.groups_trained) == (12, 3 + 2 + 2)
-    assert (totals.first_acceptance_rate, totals.last_acceptance_rate) == (0.75, 0.5)
     assert totals.tokens_generated == 12 * 4 * 2
 
 
