@@ -288,6 +288,6 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     result = run_alone(**train(tmp_path, *options))
     assert result.returncode == 3, result.stderr[-3000:]
     assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
-    assert "Training stops: 1 rollouts in a row, in 2 rounds, found no group to train on" in result.stderr
+    assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr

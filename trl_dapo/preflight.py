@@ -149,7 +149,7 @@ def _try_rewards(trainer: "DAPOTrainer", example: dict) -> None:
     trainer.args.report_to = []  # TRL reports how long each function takes, and no tracker is open yet
     try:
         with keeping_pending_logs(trainer), trainer._seam.recording(trainer):
-            trainer._calculate_rewards(
+            rewards_BF = trainer._calculate_rewards(
                 inputs,
                 [row["prompt"] for row in inputs],
                 [copy.deepcopy(completion) for _ in inputs],
@@ -165,3 +165,9 @@ def _try_rewards(trainer: "DAPOTrainer", example: dict) -> None:
         trainer.reward_funcs = own
         trainer.args.report_to = report_to
         trainer.model.train(was_training)
+    if trainer.accelerator.is_main_process and rewards_BF.isnan().all():
+        logger.warning(
+            f"Every reward function ({', '.join(map(repr, trainer.reward_func_names))}) returned `None` or NaN for "
+            f"{num_rows} made-up completions of the first example, {completion!r}. If it should be scored, check the "
+            "columns that are read: nothing trains on what has no reward."
+        )
