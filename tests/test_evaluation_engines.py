@@ -181,8 +181,10 @@ def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, tmp_pa
 def test_messages_need_a_chat_template(tiny_model, tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="has no chat template"):
+    with pytest.raises(ValueError, match=r"has no chat template.*give `trl_dapo\.evaluation\.evaluate`.* a `Dataset`"):
         here(model, mixed_prompts(1), tmp_path, processing_class=tokenizer)
+    summary = here(model, sums(1), tmp_path / "plain", k=1, processing_class=tokenizer)  # the way out that is named
+    assert summary["num_problems"] == 1
 
 
 def test_without_vllm_its_engine_says_what_to_do(tiny_model, tmp_path, monkeypatch):
