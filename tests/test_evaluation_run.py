@@ -58,6 +58,27 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert written == summary
 
 
+def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_one_that_finds_a_wrong_one_does_not(
+    serve, tmp_path, caplog
+):
+    ask(serve(lambda body: "It is 2."), sums(2), tmp_path / "none", k=3)
+    (said,) = caplog.messages
+    assert said == (
+        "0 of 6 completions state an answer that the scorer 'dapo_math' recognises; it reads the last `Answer:` line, "
+        "for which the prompt style 'answer_line' asks; the scorer 'math_verify' reads other forms."
+    )
+    caplog.clear()
+    long = (200, reply("Hm", False, finish_reason="length"))
+    ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
+    assert caplog.messages == [
+        "0 of 6 completions state an answer that the scorer recognises; 6 were cut off: raise `max_completion_length`."
+    ]
+    caplog.clear()
+    script = Deal(first=["Answer: 7", "no idea", "no idea"], second=["no idea"] * 3)
+    ask(serve(script), sums(2), tmp_path / "one", k=3)
+    assert caplog.messages == []
+
+
 def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
     ask(serve(lambda body: f"{asked(body)[0]}: Answer: 3"), sums(2), tmp_path, k=2)
     rows = pq.read_table(tmp_path / "completions.parquet").to_pylist()

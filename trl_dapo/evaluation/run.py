@@ -5,6 +5,7 @@
 import hashlib
 import inspect
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from .statistics import estimate_share, maj_at_k, problem_figures
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 _PATH = (str, os.PathLike)
 ENGINES = ("transformers", "vllm")
@@ -257,6 +260,7 @@ def evaluate(
         ]
         # The lock on the journal also keeps a second process from writing these.
         verdicts_PK = _score(problems, completions_PK, scorer)
+        _warn_without_answers(completions_PK, verdicts_PK, scorer)
         summary = {
             "version": __version__,
             "settings": settings,
@@ -474,6 +478,27 @@ def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None
     finally:
         reward.close()
     return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
+
+
+def _warn_without_answers(
+    completions_PK: list[list[Completion]], verdicts_PK: list[list[_Verdict]], scorer: str | Scorer
+) -> None:
+    """Tells an evaluation in which no answer was found from one in which none was right."""
+    if any(verdict.answer is not None or verdict.correct for verdicts in verdicts_PK for verdict in verdicts):
+        return
+    truncated = [completion.truncated for completions in completions_PK for completion in completions]
+    hint = {
+        "dapo_math": "it reads the last `Answer:` line, for which the prompt style 'answer_line' asks; the scorer "
+        "'math_verify' reads other forms",
+        "math_verify": "it reads \\boxed{} best, for which the prompt style 'boxed' asks",
+    }
+    parts = [hint[scorer]] if isinstance(scorer, str) else []
+    if num_cut_off := sum(truncated):
+        parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
+    logger.warning(
+        f"0 of {len(truncated):,} completions state an answer that the scorer"
+        f"{f' {scorer!r}' if isinstance(scorer, str) else ''} recognises{''.join(f'; {part}' for part in parts)}."
+    )
 
 
 # ---- Output ----
