@@ -245,6 +245,21 @@ def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
     )
 
 
+def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(tiny_model, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tiny_model, tmp_path, max_steps=2, **settings).train()
+    epoch = {"max_steps": -1, "num_train_epochs": 0.25}  # 4 of 16 prompts
+    for ends, setting in (({"max_steps": 2}, "max_steps"), (epoch, "num_train_epochs")):
+        capsys.readouterr()
+        trainer = make_trainer(tiny_model, tmp_path, **ends, **settings)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.sampled == []
+        lines = capsys.readouterr().out.splitlines()
+        said = f"Resumed at step 2 of {trainer.state.max_steps}. Nothing is left to train: raise `{setting}`."
+        assert said in lines
+        assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
+
+
 # Interrupted, and started in several processes
 
 

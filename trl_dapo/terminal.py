@@ -321,7 +321,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if has_length(self.trainer.train_dataset) and (line := describe_passes(self.trainer.args, state.max_steps)):
             self.say(line)
         if state.global_step:
-            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.")
+            raised = "max_steps" if self.trainer.args.max_steps > 0 else "num_train_epochs"
+            is_over = state.global_step >= state.max_steps
+            what = f" Nothing is left to train: raise `{raised}`." if is_over else ""
+            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
             assert self.training_bar is not None  # made by the line before
@@ -407,7 +410,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             seconds=time.perf_counter() - self._started,
             output_dir=output_folder(args),
         )
-        for line in lines:
+        made_no_step = (
+            state.global_step == self._progress_at_start[0][0] > 0
+        )  # and the rest was said by the run before
+        for line in lines[-1:] if made_no_step else lines:
             self.say(line)
 
 
