@@ -80,6 +80,9 @@ def test_evaluations_of_other_k_are_not_compared(serve, tmp_path):
 
 
 def test_what_is_no_summary_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The folder is not the `output_dir` of an eval"):
+        compare(tmp_path, tmp_path)
+    (tmp_path / "completions.jsonl").touch()
     with pytest.raises(FileNotFoundError, match=r"no `.*summary.json`. The evaluation has not ended"):
         compare(tmp_path, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`.$"):

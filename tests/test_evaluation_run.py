@@ -58,6 +58,27 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert written == summary
 
 
+def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_one_that_finds_a_wrong_one_does_not(
+    serve, tmp_path, caplog
+):
+    ask(serve(lambda body: "It is 2."), sums(2), tmp_path / "none", k=3)
+    (said,) = caplog.messages
+    assert said == (
+        "0 of 6 completions state an answer that the scorer 'dapo_math' recognises; it reads the last `Answer:` line, "
+        "for which the prompt style 'answer_line' asks; the scorer 'math_verify' reads other forms."
+    )
+    caplog.clear()
+    long = (200, reply("Hm", False, finish_reason="length"))
+    ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
+    assert caplog.messages == [
+        "0 of 6 completions state an answer that the scorer recognises; 6 were cut off: raise `max_completion_length`."
+    ]
+    caplog.clear()
+    script = Deal(first=["Answer: 7", "no idea", "no idea"], second=["no idea"] * 3)
+    ask(serve(script), sums(2), tmp_path / "one", k=3)
+    assert caplog.messages == []
+
+
 def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
     ask(serve(lambda body: f"{asked(body)[0]}: Answer: 3"), sums(2), tmp_path, k=2)
     rows = pq.read_table(tmp_path / "completions.parquet").to_pylist()
@@ -191,6 +212,19 @@ def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, setti
     with pytest.raises(ValueError, match=message):
         evaluate(**{"model": "tiny", "dataset": sums(1), "output_dir": tmp_path / "eval", **settings})
     assert not (tmp_path / "eval").exists()
+
+
+def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint(tmp_path):
+    for step in (8, 40):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    last = tmp_path / "run" / "checkpoint-40"
+    with pytest.raises(ValueError, match="only checkpoints") as error:
+        here(tmp_path / "run", sums(1), tmp_path / "out")
+    assert str(error.value) == (
+        f"`{tmp_path / 'run'}` holds no model, only checkpoints: evaluate `{last}`, or save the trained model there "
+        "with `trainer.save_model()`."
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):

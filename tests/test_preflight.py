@@ -101,6 +101,49 @@ def test_chats_are_scored_as_chats(tiny_model, tmp_path):
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
 
 
+def test_a_function_that_takes_a_chat_for_text_is_told_what_a_completion_is(tiny_model, tmp_path):
+    def reward(completions, **kwargs):
+        return [float(completion.endswith("4")) for completion in completions]
+
+    chat = Dataset.from_list([{"prompt": [{"role": "user", "content": "2+2"}]}] * 4)
+    with pytest.raises(SetupError) as error:
+        run_preflight(make_trainer(tiny_model, tmp_path, reward, chat))
+    said = str(error.value)
+    assert "with 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
+    assert 'a completion is a list of messages, its text `completion[0]["content"]`' in said
+    with pytest.raises(SetupError) as error:
+        run_preflight(make_trainer(tiny_model, tmp_path, fails))
+    assert "with 4 completions 'Answer: 0', before" in str(error.value)
+    assert "list of messages" not in str(error.value)
+
+
+def silent(completions, **kwargs):
+    return [None, float("nan")] * (len(completions) // 2)
+
+
+@pytest.mark.parametrize(("rewards", "is_warned"), [([silent], True), ([silent, zeros], False), ([zeros], False)])
+def test_an_example_that_no_function_scores_is_warned_of(tiny_model, tmp_path, caplog, rewards, is_warned):
+    run_preflight(make_trainer(tiny_model, tmp_path, rewards))
+    said = [record.message for record in caplog.records if "returned `None` or NaN" in record.message]
+    assert len(said) == is_warned
+    if is_warned:
+        assert said[0].startswith("Every reward function ('silent') returned")
+
+
+def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once(tiny_model, tmp_path, caplog):
+    def right(completions, **kwargs):
+        return [float(completion == "1") for completion in completions]
+
+    trainer = make_trainer(tiny_model, tmp_path, [right, silent], dynamic_sampling_rewards=["right"])
+    trainer.args.max_steps = 2
+    trainer.train()
+    said = [record.message for record in caplog.records if "scored none" in record.message]
+    assert said == [
+        "Of the 16 completions of the first rollout 'silent' scored none, returning `None` or NaN for each: check the "
+        "columns that are read."
+    ]
+
+
 def test_no_tracker_is_told_of_it(tiny_model, tmp_path):
     """TRL tells trackers how long a function took; trackio refuses it before training begins."""
     told = []

@@ -152,6 +152,15 @@ def test_a_reward_that_asks_for_a_column_which_the_data_lacks_is_refused(reward_
         check_reward_columns([length, reward_func], ["length", "exact"], ["prompt", "answer"])
 
 
+def test_the_column_to_rename_is_one_that_exists_and_is_not_read_already():
+    def reward(completions, solution, answer, **kwargs): ...
+
+    with pytest.raises(ValueError, match=r'rename_column\("source", "answer"\)'):
+        check_reward_columns([reward], ["reward"], ["prompt", "solution", "source"])
+    with pytest.raises(ValueError, match=r"are `prompt`, `solution`\. Give the parameter a default\."):
+        check_reward_columns([reward], ["reward"], ["prompt", "solution"])
+
+
 def test_what_the_columns_may_be_is_not_guessed():
     check_reward_columns([exact], ["exact"], None)
 

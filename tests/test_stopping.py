@@ -52,8 +52,9 @@ def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_to
     assert trainer.stop.found_nothing
     # Twice the ten rounds that a rollout has by default.
     (said,) = [record.message for record in caplog.records if "Training stops" in record.message]
-    assert "1 rollouts in a row, in 20 rounds, found no group to train on" in said
+    assert said.startswith("Training stops: a rollout of 20 rounds found no group to train on (the last dropped: ")
     (short,) = [record.message for record in caplog.records if "fell short" in record.message]
+    assert short.startswith("Dynamic sampling fell short: 0 of 80 groups accepted in 20 rounds, 4 needed")
     assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
 
 
@@ -107,7 +108,6 @@ def test_totals_are_of_the_whole_run_through_a_resume(tiny_model, tmp_path):
     trainer.train(resume_from_checkpoint=True)
     totals = trainer._sampler.totals
     assert (totals.groups_sampled, totals.groups_trained) == (12, 3 + 2 + 2)
-    assert (totals.first_acceptance_rate, totals.last_acceptance_rate) == (0.75, 0.5)
     assert totals.tokens_generated == 12 * 4 * 2
 
 

@@ -104,16 +104,37 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     first, second = {"sampling": 2.0, "rewards": 1.0}, {"sampling": 4.0, "update": 2.0, "other": 1.0}
     history[1] |= {f"timeline/{name}_seconds": value for name, value in first.items()}
     history[3] |= {f"timeline/{name}_seconds": value for name, value in second.items()}
-    totals = Totals(1234, 800, 56789, 0.654, 0.381)
+    history[1]["dynamic_sampling/acceptance_rate"], history[3]["dynamic_sampling/acceptance_rate"] = 0.654, 0.381
+    totals = Totals(1234, 800, 56789)
     assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out") == [
         "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
-        "Groups:    800 trained of 1,234 sampled; 65.4% accepted in the first rollout, 38.1% in the last.",
+        "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
         "Tokens:    56,789 generated.",
         "Time:      60% sampling, 10% rewards, 20% updates, 10% evaluations and checkpoints.",
-        "Rewards:   right 0.250 -> 0.750 (steps 2 -> 4).",
+        "Rewards:   right 0.250 -> 0.750 (means of steps 1-2 -> 3-4).",
         "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
         "Next:      trl-dapo report out (each step: log_history.jsonl)",
     ]
+
+
+def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
+    rewards = [0.2, 0.4, *[0.9] * 16, 0.6, 0.3]
+    history = [
+        {"step": step, "loss": 0.1, "rewards/right/mean": value, "dynamic_sampling/acceptance_rate": value}
+        for step, value in enumerate(rewards, start=1)
+    ]
+    history[1]["rewards/seldom/mean"], history[18]["rewards/seldom/mean"] = 1.0, 2.0
+    lines = summarize(history, Totals(9, 8, 7), step=20, max_steps=20, seconds=1, output_dir="out")
+    assert "Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% (means of steps 1-2 -> 19-20)." in lines
+    said = "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)."
+    assert said in lines
+
+
+def test_a_summary_of_one_step_compares_nothing():
+    history = [{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}]
+    lines = summarize(history, Totals(9, 8, 7), step=1, max_steps=1, seconds=1, output_dir="out")
+    assert lines[1] == "Groups:    8 trained of 9 sampled."
+    assert "Rewards:   right 0.500 (step 1)." in lines
 
 
 def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
@@ -219,7 +240,24 @@ def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
     # Of the whole run: 4 groups a step, all of which train.
-    assert lines[-5].startswith("Groups:    12 trained of 12 sampled; 100.0% accepted in the first rollout")
+    assert lines[-5].startswith(
+        "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
+    )
+
+
+def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(tiny_model, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tiny_model, tmp_path, max_steps=2, **settings).train()
+    epoch = {"max_steps": -1, "num_train_epochs": 0.25}  # 4 of 16 prompts
+    for ends, setting in (({"max_steps": 2}, "max_steps"), (epoch, "num_train_epochs")):
+        capsys.readouterr()
+        trainer = make_trainer(tiny_model, tmp_path, **ends, **settings)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.sampled == []
+        lines = capsys.readouterr().out.splitlines()
+        said = f"Resumed at step 2 of {trainer.state.max_steps}. Nothing is left to train: raise `{setting}`."
+        assert said in lines
+        assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
 
 
 # Interrupted, and started in several processes
@@ -265,6 +303,6 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     result = run_alone(**train(tmp_path, *options))
     assert result.returncode == 3, result.stderr[-3000:]
     assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
-    assert "Training stops: 1 rollouts in a row, in 2 rounds, found no group to train on" in result.stderr
+    assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr

@@ -149,18 +149,25 @@ def _try_rewards(trainer: "DAPOTrainer", example: dict) -> None:
     trainer.args.report_to = []  # TRL reports how long each function takes, and no tracker is open yet
     try:
         with keeping_pending_logs(trainer), trainer._seam.recording(trainer):
-            trainer._calculate_rewards(
+            rewards_BF = trainer._calculate_rewards(
                 inputs,
                 [row["prompt"] for row in inputs],
                 [copy.deepcopy(completion) for _ in inputs],
                 [list(ids) for _ in inputs],
             )
     except Exception as error:
+        hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' if conversational else ""
         raise SetupError(
             f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions "
-            f"{MADE_UP!r}, before anything was generated; `skip_preflight=True` leaves that out."
+            f"{completion!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
         ) from error
     finally:
         trainer.reward_funcs = own
         trainer.args.report_to = report_to
         trainer.model.train(was_training)
+    if trainer.accelerator.is_main_process and rewards_BF.isnan().all():
+        logger.warning(
+            f"Every reward function ({', '.join(map(repr, trainer.reward_func_names))}) returned `None` or NaN for "
+            f"{num_rows} made-up completions of the first example, {completion!r}. If it should be scored, check the "
+            "columns that are read: nothing trains on what has no reward."
+        )

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from .sampling.refill import Batch
-from .sampling.report import advise, describe_shortfall
+from .sampling.report import advise, describe_shortfall, describe_unscored
 
 
 if TYPE_CHECKING:
@@ -42,9 +42,12 @@ def progress_bar(trainer: "DAPOTrainer") -> Iterator[Callable[[], None]]:
 
 
 def speak_of_shortfall(trainer: "DAPOTrainer", batch: Batch) -> None:
-    """Stops or warns when the rounds were used up before the batch was full."""
+    """Stops or warns when the rounds were used up before the batch was full, or a reward function scored nothing."""
     assert trainer._sampler is not None
     num_short, rollout = trainer._sampler.num_short_rollouts, trainer._sampler.rollout
+    if rollout.number == 0 and trainer.accelerator.is_main_process:
+        if line := describe_unscored(rollout, trainer.reward_func_names):
+            logger.warning(line)
     max_rounds = trainer.args.dynamic_sampling_max_rounds
     if num_short and trainer.args.dynamic_sampling_on_exhausted == "error":
         raise RuntimeError(describe_shortfall(rollout, max_rounds))

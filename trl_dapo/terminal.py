@@ -3,6 +3,7 @@
 """What a run prints: a line at each logging step, and what became of it at the end."""
 
 import logging
+import math
 import re
 import shutil
 import sys
@@ -150,6 +151,38 @@ def count_empty_steps(log_history: Sequence[dict]) -> int:
     return empty
 
 
+class _Ends(NamedTuple):
+    """Entries of the first and the last tenth of the steps that were logged: a single one is mostly noise."""
+
+    first: list[dict]
+    last: list[dict]
+    steps: str  # which they are of, in words
+
+
+def _ends(log_history: Sequence[dict]) -> _Ends:
+    trained = [entry for entry in log_history if "loss" in entry]
+    num = math.ceil(len(trained) / 10)
+    first, last = trained[:num], trained[len(trained) - num :]
+
+    def span(entries: list[dict], before: int) -> str:
+        return f"{before + 1:,}" if before + 1 == entries[-1]["step"] else f"{before + 1:,}-{entries[-1]['step']:,}"
+
+    if len(trained) < 2:
+        steps = "".join(f"step {entry['step']:,}" for entry in trained)
+    else:
+        steps = f"means of steps {span(first, 0)} -> {span(last, trained[-num - 1]['step'])}"
+    return _Ends(first, last, steps)
+
+
+def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | None:
+    """A metric's mean at the first end and at the last; `None` where either knows nothing of it."""
+    values = [[e[metric] for e in entries if e.get(metric) is not None] for entries in (ends.first, ends.last)]
+    if not all(values):
+        return None
+    before, after = (text(sum(of_end) / len(of_end)) for of_end in values)
+    return after if ends.first == ends.last else f"{before} -> {after}"
+
+
 def summarize(
     log_history: Sequence[dict],
     totals: Totals | None,
@@ -183,11 +216,12 @@ def summarize(
     else:
         moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
     lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}. {moved}."]
+    ends = _ends(log_history)
     if totals is not None and totals.groups_sampled:
+        accepted = _change(ends, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
         lines.append(
-            f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled; "
-            f"{totals.first_acceptance_rate:.1%} accepted in the first rollout, "
-            f"{totals.last_acceptance_rate:.1%} in the last."
+            f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
+            + (f"; accepted {accepted} ({ends.steps})." if accepted else ".")
         )
         lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
     timeline = {
@@ -196,14 +230,12 @@ def summarize(
     }
     if total := sum(timeline.values()):
         lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
-    rewards = [entry for entry in log_history if "loss" in entry and entry.get("reward") is not None]
-    names = [name for name in (rewards[0] if rewards else ()) if re.fullmatch("rewards/.*/mean", name)]
-    if changes := [
-        f"{name.split('/')[1]} {_number(rewards[0][name])} -> {_number(rewards[-1][name])}"
-        for name in names
-        if rewards[0][name] is not None and rewards[-1].get(name) is not None
-    ]:
-        lines.append(f"Rewards:   {', '.join(changes)} (steps {rewards[0]['step']:,} -> {rewards[-1]['step']:,}).")
+    metrics = dict.fromkeys(name for entry in ends.first for name in entry if re.fullmatch("rewards/.*/mean", name))
+    changes = [
+        f"{name.split('/')[1]} {change}" for name in metrics if (change := _change(ends, name, _number)) is not None
+    ]
+    if changes:
+        lines.append(f"Rewards:   {', '.join(changes)} ({ends.steps}).")
     evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
         if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
@@ -289,7 +321,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if has_length(self.trainer.train_dataset) and (line := describe_passes(self.trainer.args, state.max_steps)):
             self.say(line)
         if state.global_step:
-            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.")
+            raised = "max_steps" if self.trainer.args.max_steps > 0 else "num_train_epochs"
+            is_over = state.global_step >= state.max_steps
+            what = f" Nothing is left to train: raise `{raised}`." if is_over else ""
+            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
             assert self.training_bar is not None  # made by the line before
@@ -375,7 +410,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             seconds=time.perf_counter() - self._started,
             output_dir=output_folder(args),
         )
-        for line in lines:
+        made_no_step = (
+            state.global_step == self._progress_at_start[0][0] > 0
+        )  # and the rest was said by the run before
+        for line in lines[-1:] if made_no_step else lines:
             self.say(line)
 
 

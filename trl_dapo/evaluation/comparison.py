@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .run import SUMMARY_FILE
+from .run import JOURNAL_FILE, SUMMARY_FILE
 from .statistics import estimate_mean, problem_figures
 
 
@@ -106,8 +106,12 @@ def _load_summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        unfinished = " The evaluation has not ended: run it again, it continues." if path.is_dir() else ""
-        raise FileNotFoundError(f"There is no `{file}`.{unfinished}") from error
+        hint = ""
+        if (path / JOURNAL_FILE).is_file():
+            hint = " The evaluation has not ended: run it again, it continues."
+        elif path.is_dir():
+            hint = " The folder is not the `output_dir` of an evaluation: `trl-dapo eval` makes one."
+        raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
     except ValueError as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error
     if not _is_summary(summary):

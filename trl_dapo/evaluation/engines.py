@@ -203,7 +203,8 @@ def _encode_prompts(tokenizer: "PreTrainedTokenizerBase", jobs: list[Job]) -> li
         if tokenizer.chat_template is None:
             raise ValueError(
                 f"The tokenizer of `{tokenizer.name_or_path}` has no chat template, and the prompts are messages. "
-                "Save it with a `chat_template`, or evaluate on a dataset of plain-text prompts."
+                "Save it with a `chat_template`, or give `trl_dapo.evaluation.evaluate` in Python a `Dataset` whose "
+                "prompts are plain text: those of files are read as messages."
             )
         text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
         known[job.problem] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in

@@ -5,6 +5,7 @@
 import hashlib
 import inspect
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 _PATH = (str, os.PathLike)
 ENGINES = ("transformers", "vllm")
 SCORERS = ("dapo_math", "math_verify")
@@ -38,6 +41,7 @@ _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
 _SAMPLED_BLOCKS = 256  # of each file
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
+_MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 # What chooses the completions to ask for, and changes none of them: more of them may be asked for at any time.
@@ -205,6 +209,8 @@ def evaluate(
     if not request_timeout > 0:
         raise ValueError(f"`request_timeout` must be a positive number of seconds, got {request_timeout}.")
     _check_scorer(scorer, prompt_style)
+    if isinstance(model, _PATH) and not base_url:
+        _check_folder(model)
 
     selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
     problems = _load_problems(dataset, selection)
@@ -254,6 +260,7 @@ def evaluate(
         ]
         # The lock on the journal also keeps a second process from writing these.
         verdicts_PK = _score(problems, completions_PK, scorer)
+        _warn_without_answers(completions_PK, verdicts_PK, scorer)
         summary = {
             "version": __version__,
             "settings": settings,
@@ -302,6 +309,19 @@ def _check_engine(
         raise ValueError("A loaded model or tokenizer can be evaluated by the engine 'transformers' only.")
     if not isinstance(model, _PATH) and processing_class is None:
         raise ValueError("A loaded model needs its tokenizer as `processing_class`.")
+
+
+def _check_folder(model: str | os.PathLike) -> None:
+    """Refuses the folder of a run that has left checkpoints and no model."""
+    if not os.path.isdir(model) or any((Path(model) / name).is_file() for name in _MODEL_FILES):
+        return
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if checkpoint := get_last_checkpoint(os.fspath(model)):
+        raise ValueError(
+            f"`{model}` holds no model, only checkpoints: evaluate `{checkpoint}`, or save the trained model there "
+            "with `trainer.save_model()`."
+        )
 
 
 def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
@@ -458,6 +478,27 @@ def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None
     finally:
         reward.close()
     return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
+
+
+def _warn_without_answers(
+    completions_PK: list[list[Completion]], verdicts_PK: list[list[_Verdict]], scorer: str | Scorer
+) -> None:
+    """Tells an evaluation in which no answer was found from one in which none was right."""
+    if any(verdict.answer is not None or verdict.correct for verdicts in verdicts_PK for verdict in verdicts):
+        return
+    truncated = [completion.truncated for completions in completions_PK for completion in completions]
+    hint = {
+        "dapo_math": "it reads the last `Answer:` line, for which the prompt style 'answer_line' asks; the scorer "
+        "'math_verify' reads other forms",
+        "math_verify": "it reads \\boxed{} best, for which the prompt style 'boxed' asks",
+    }
+    parts = [hint[scorer]] if isinstance(scorer, str) else []
+    if num_cut_off := sum(truncated):
+        parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
+    logger.warning(
+        f"0 of {len(truncated):,} completions state an answer that the scorer"
+        f"{f' {scorer!r}' if isinstance(scorer, str) else ''} recognises{''.join(f'; {part}' for part in parts)}."
+    )
 
 
 # ---- Output ----

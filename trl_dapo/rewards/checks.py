@@ -104,10 +104,14 @@ def check_reward_columns(
             if missing[0] in ("prompt", "completion"):
                 hint = f"TRL passes `{missing[0]}s`, a list."
             else:
-                hint = (
-                    f'Rename a column, as in `dataset.rename_column("answer", "{missing[0]}")`, or give the parameter '
-                    "a default."
+                # A column that no function reads yet, where there is one.
+                free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)
+                rename = (
+                    f'Rename a column, as in `dataset.rename_column("{free}", "{missing[0]}")`, or give'
+                    if free
+                    else "Give"
                 )
+                hint = f"{rename} the parameter a default."
             raise ValueError(
                 f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
                 f"columns are {_listed(columns)}. {hint}"

@@ -22,7 +22,7 @@ ADVICE = {
     "constant": "Most groups get one and the same reward: use more `num_generations` or a reward that tells "
     "completions apart.",
     "outside_band": "Widen `dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy`.",
-    "unscored": "The task's reward functions return `None` for most completions: check their inputs.",
+    "unscored": "The task's reward functions return `None` or NaN for most completions: check their inputs.",
     "masked": "Most completions are cut off: raise `max_completion_length` or turn `overlong_filtering` off.",
 }
 
@@ -207,6 +207,29 @@ def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str
     return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
 
 
+def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
+    """
+    Which reward functions scored nothing of what a rollout sampled; `None` where each scored something.
+
+    Args:
+        rollout ([`Rollout`]):
+            The rollout.
+        names (`Sequence[str]` of length F):
+            Names of the reward functions.
+    """
+    if not rollout.num_rounds:
+        return None
+    rewards_BF = torch.cat([round_.rewards_BF for round_ in rollout.sampled])
+    silent_F = rewards_BF.isnan().all(dim=0).tolist()
+    silent = [repr(name) for name, is_silent in zip(names, silent_F, strict=True) if is_silent]
+    if not silent:
+        return None
+    return (
+        f"Of the {len(rewards_BF):,} completions of the first rollout {' and '.join(silent)} scored none, returning "
+        "`None` or NaN for each: check the columns that are read."
+    )
+
+
 def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:
     """
     What a rollout found that used up its rounds, why the rest was dropped, and what to do.
@@ -235,7 +258,8 @@ def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, nu
             "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
         )
     outcome = f"trains on {num_trained} groups" if num_trained else "does not move the weights"
-    return f"Dynamic sampling fell short ({num_short} rollouts in a row): {what} This rollout {outcome}. {advice}."
+    in_a_row = f" ({num_short} rollouts in a row)" if num_short > 1 else ""
+    return f"Dynamic sampling fell short{in_a_row}: {what} This rollout {outcome}. {advice}."
 
 
 def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
@@ -251,10 +275,10 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
             Where the run's state is saved.
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
-    rounds = f", in {rollout.num_rounds} rounds," if num_rollouts == 1 else ""
+    num_rounds = f"{rollout.num_rounds} round{'s' * (rollout.num_rounds != 1)}"
+    what = f"a rollout of {num_rounds}" if num_rollouts == 1 else f"{num_rollouts} rollouts in a row"
     return (
-        f"Training stops: {num_rollouts} rollouts in a row{rounds} found no group to train on (the last dropped: "
-        f"{reasons}). "
+        f"Training stops: {what} found no group to train on (the last dropped: {reasons}). "
         f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
     )
 

@@ -109,8 +109,6 @@ class Totals:
     Args:
         groups_sampled, groups_trained, tokens_generated (`int`):
             Over all rollouts that have ended.
-        first_acceptance_rate, last_acceptance_rate (`float`, *optional*):
-            Of the first rollout that sampled, and of the last.
         barren_rollouts (`int`):
             Rollouts in a row that found no group to train on.
     """
@@ -118,8 +116,6 @@ class Totals:
     groups_sampled: int = 0
     groups_trained: int = 0
     tokens_generated: int = 0
-    first_acceptance_rate: float | None = None
-    last_acceptance_rate: float | None = None
     barren_rollouts: int = 0
 
     def add(self, rollout: Rollout, batch: Batch) -> None:
@@ -128,10 +124,6 @@ class Totals:
         self.groups_trained += len(batch.train)
         self.tokens_generated += sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled)
         self.barren_rollouts = 0 if batch.train else self.barren_rollouts + 1
-        if rollout.num_groups:
-            self.last_acceptance_rate = rollout.acceptance_rate
-            if self.first_acceptance_rate is None:
-                self.first_acceptance_rate = rollout.acceptance_rate
 
 
 class Sampler:
