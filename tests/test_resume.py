@@ -227,7 +227,15 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, 
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing memory", "torn memory", "another state", "no state", "a state without totals"]
+    "damage",
+    [
+        "missing memory",
+        "torn memory",
+        "another state",
+        "no state",
+        "a state without totals",
+        "a state with other totals",
+    ],
 )
 def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
     tiny_model, tmp_path, damage, caplog
@@ -241,6 +249,10 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
     elif damage == "a state without totals":  # of an earlier version
         state = json.loads((checkpoint / "dapo_state.json").read_text())
         del state["totals"]
+        (checkpoint / "dapo_state.json").write_text(json.dumps(state))
+    elif damage == "a state with other totals":  # of another version
+        state = json.loads((checkpoint / "dapo_state.json").read_text())
+        state["totals"]["another"] = 1
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))
     else:
         (checkpoint / "dapo_state.json").write_text('{"seed": 1}' if damage == "another state" else "[]")

@@ -119,9 +119,11 @@ def _read_state(folder: Path, rank: int, sampler: "Sampler | None") -> tuple[tup
 
 def _is_state(shared: Any, local: Any, sampler: "Sampler | None") -> bool:
     """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
+    own = {} if sampler is None or not shared else sampler.state_dict()
     return (
         isinstance(shared, dict)
-        and (not shared or sampler is None or sampler.state_dict().keys() <= shared.keys())
+        and own.keys() <= shared.keys()
+        and (not own or own["totals"].keys() == shared["totals"].keys())
         and isinstance(local, dict)
         and {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys()
     )
