@@ -246,11 +246,11 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
         (checkpoint / "dapo_memory.parquet").unlink()
     elif damage == "torn memory":
         (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
-    elif damage == "a state without totals":  # of an earlier version
+    elif damage == "no totals":  # of an earlier version
         state = json.loads((checkpoint / "dapo_state.json").read_text())
         del state["totals"]
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))
-    elif damage == "a state with other totals":  # of another version
+    elif damage == "totals of another version":
         state = json.loads((checkpoint / "dapo_state.json").read_text())
         state["totals"]["another"] = 1
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))
