@@ -920,7 +920,11 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--lengths", "5"], "Write MEAN,MAX"),
         (["--lengths", "5,64"], "`max_completion_length` (32)"),
         (["--acceptance", "0"], "`--acceptance` must be above 0"),
-        (["--learning_rat", "1"], "The command line has fields that no config has: learning_rat"),
+        (
+            ["--learning_rat", "1"],
+            "The command line has fields that no config has: `learning_rat` (nearest: `learning_rate`).",
+        ),
+        (["--gpu", "L4-24GB"], "`gpu` (nearest: `gpus`)."),
         (["--num_generations", "many"], "`num_generations` must be a whole number of at least 1, got 'many'"),
         (["--num_iterations", "0"], "`num_iterations` must be a whole number of at least 1, got 0"),
         (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be"),

@@ -236,13 +236,31 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         assert options[key].choices is None or str(value) in options[key].choices, (key, value)
 
 
-def test_a_misspelt_key_is_an_error_in_a_recipe_and_on_the_command_line(tmp_path, capsys):
+def test_a_misspelt_key_in_a_recipe_is_told_with_the_nearest(tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("learning_rat: 1.0e-6\nuse_cpu: true\nbf16: false\n")
+    recipe.write_text("learning_rat: 1.0e-6\nqqq: 1\nuse_cpu: true\nbf16: false\n")
     assert launch(["--config", str(recipe)]) == 2
-    assert "learning_rat" in capsys.readouterr().err
-    assert launch(["--config", SMOKE, "--learning_rat", "1e-6"]) == 2
-    assert "learning_rat" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "trl-dapo train: The recipe has fields that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learning_rat", "1e-6"], "has fields that no config has: `learning_rat` (nearest: `learning_rate`)."),
+        # Before the mistake in another: a config is not even made.
+        (["--max-step=3", "--num_generations", "1"], "`max_step` (nearest: `max_steps`)."),
+        (["--num_proceses", "2"], "`num_proceses` (nearest: `num_processes`)."),
+        (["more"], "`more` follows no `--field`."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_misspelt_option_is_told_with_the_nearest(capsys, words, message):
+    assert launch(["--config", SMOKE, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trl-dapo train: ")
+    assert line.endswith(message)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +41,36 @@ def check_output_dir(folder: str | os.PathLike) -> None:
         raise NotADirectoryError(f"Cannot write to the output folder {folder}: {existing} is a file.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
+
+
+def refuse_unknown_fields(
+    said_by: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
+) -> None:
+    """
+    Refuse fields that no config has, each with the nearest that there is.
+
+    Args:
+        said_by (`str`):
+            Who names them.
+        given (`Iterable[str]`):
+            Their names.
+        known (`Iterable[str]`):
+            Fields that there are.
+        options (`Iterable[str]`, *optional*):
+            The command's own options, which one may have meant too.
+
+    Raises:
+        ValueError: In one line.
+    """
+    known = [*known]
+    unknown = sorted({*given} - {*known})
+    if not unknown:
+        return
+    found = []
+    for name in unknown:
+        nearest = get_close_matches(name, [*known, *options], n=1)
+        found.append(f"`{name}`" + (f" (nearest: `{nearest[0]}`)" if nearest else ""))
+    raise ValueError(f"{said_by} has fields that no config has: {', '.join(found)}.")
 
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
