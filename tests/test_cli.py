@@ -39,6 +39,9 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
     [
         (["train", "--config"], "`--config` is not followed by a recipe"),
         (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a recipe"),
+        (["train"], "Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), or `--model_name_or_path`"),
+        (["train", "--dataset_name", "my.jsonl", "--max_steps=3"], "neither a recipe nor a model is named"),
+        (["train", "--config=a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "nowhere.yaml"], "`--config nowhere.yaml` names no file, and is none of "),
         (["train", "--config", "qwen3_1.7_dapo"], ", qwen3_1.7b_dapo, "),

@@ -287,6 +287,14 @@ def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, capsys, problems
     assert message in error
 
 
+def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
+    assert launch(["--config", SMOKE, "--use_cpu", "false", "--bf16", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.\n")
+
+
 def test_problems_of_the_training_set_are_refused_for_evaluation(tmp_path, capsys, problems):
     data = ["--dataset_name", problems, "--eval_dataset_name", problems]
     assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), *data, "--eval_dataset_limit", "3"]) == 2

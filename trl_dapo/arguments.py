@@ -75,7 +75,7 @@ def refuse_unknown_fields(
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
     """
-    Refuse a recipe that cannot be read and a run that could not be saved.
+    Refuse a recipe that cannot be read, a run that could not be saved, and one of nothing.
 
     Args:
         argv (`Sequence[str]`):
@@ -87,7 +87,9 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     Raises:
         ValueError, OSError: In one line.
     """
-    argv, settings = list(argv), {}
+    settings: dict = {}
+    # TRL's parser knows `--config` as a word of its own alone.
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in argv:
         place = argv.index("--config") + 1
         if not argv[place:] or argv[place].startswith("--"):
@@ -100,6 +102,12 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
     if settings.get("output_dir"):
         check_output_dir(str(settings["output_dir"]))
+    options = {word.partition("=")[0].replace("-", "_") for word in argv}
+    if not options & {"__config", "__model_name_or_path", "__tiny_model", "__help", "_h"}:
+        raise ValueError(
+            "neither a recipe nor a model is named. Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), "
+            "or `--model_name_or_path` and `--dataset_name`."
+        )
     return argv
 
 

@@ -105,9 +105,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _train(argv: list[str]) -> int:
     launch_options, argv = split_launch_options(argv)
     try:
-        argv = check_train_arguments(argv)
         if launch_options.accelerate_config is not None:
             launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
+        argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import IntervalStrategy
@@ -26,6 +27,7 @@ from .tools import calculate
 
 
 LAUNCH_OPTIONS = ("config", "num_processes", "accelerate_config")  # of `trl-dapo train` itself
+WITHOUT_GPU = "Without a GPU, `--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs."
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 TOOLS = {"calculate": calculate}
@@ -152,7 +154,8 @@ def launch(argv: Sequence[str] | None = None) -> int:
             )
         checkpoint = checkpoint_to_resume(training_args)
     except (ValueError, OSError, ImportError) as error:
-        print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
+        advice = f" {WITHOUT_GPU}" if "bf16/gpu" in str(error) and not torch.cuda.is_available() else ""
+        print(f"trl-dapo train: {one_line(error)}{advice}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
         print("trl-dapo train: stopped before it began.", file=sys.stderr)
