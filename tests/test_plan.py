@@ -960,6 +960,24 @@ def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
     assert "2xL4-24GB, DDP" in capsys.readouterr().out
 
 
+def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_effect(capsys):
+    assert main(["plan", "--config", "smoke_cpu"]) == 0
+    page = capsys.readouterr().out
+    assert "Memory of this machine: " in page
+    assert "35% of the CPU's operations" in page
+    assert "- allowances: 5% of the memory for fragments" in page
+    assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
+    # A rollout takes half a second either way.
+    assert "Would help most" not in page
+    assert re.search(r"(\d+\.\d s) -> \1", page) is None
+
+
+def test_a_plan_without_vllm_allows_nothing_for_it(write, capsys):
+    assert main(["plan", "--config", write("one GPU of 80 GB", {**TINY_RUN, "use_cpu": False})]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "- allowances: 1.5 GiB a process for CUDA and NCCL; 5% of a GPU for fragments" in page
+
+
 def test_a_plan_imports_neither_torch_nor_transformers(write):
     """Which is why it takes no time."""
     path = write("one GPU of 80 GB", ONE_GPU)
