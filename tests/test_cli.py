@@ -56,6 +56,11 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
         (["recipes", "--show", "smoke"], "`--show smoke` names no file, and is none of "),
         (["quickstart", "--output_dir", "file/out"], "Cannot write to the output folder file/out"),
         (["eval", "--model", "m", "--dataset", "d", "--output_dir", "file"], "Cannot write to the output folder file"),
+        (
+            ["eval", "--model", "./modle", "--dataset", "d", "--output_dir", "o"],
+            "`./modle` is no folder here, and no ",
+        ),
+        (["eval", "--model", "out/run/modle", "--dataset", "d", "--output_dir", "o"], "`out/run/modle` is no folder"),
         (["report", "nope"], "There is no run in nope"),
         (["compare", "nope", "nope"], "There is no `nope`"),
     ],

@@ -4,6 +4,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,6 +42,21 @@ def check_output_dir(folder: str | os.PathLike) -> None:
         raise NotADirectoryError(f"Cannot write to the output folder {folder}: {existing} is a file.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
+
+
+def check_model_path(name: str) -> None:
+    """
+    Refuse the path of a model that is not there.
+
+    Args:
+        name (`str`):
+            A folder, or the name of a model on the Hub: a word, or two with one slash between them.
+
+    Raises:
+        FileNotFoundError: If it can only be a path, and there is nothing.
+    """
+    if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
+        raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
 
 
 def refuse_unknown_fields(

@@ -7,7 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
+from .arguments import (
+    OneLineParser,
+    check_model_path,
+    check_output_dir,
+    check_train_arguments,
+    one_line,
+    split_launch_options,
+)
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .plan.page import add_plan_arguments, run_plan
 from .recipe_files import find_accelerate_config, find_recipe, list_recipes
@@ -150,6 +157,7 @@ def _quickstart(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     try:
         check_output_dir(args.output_dir)
+        check_model_path(args.model)
     except OSError as error:
         return _tell("eval", error)
     return run_eval(args)

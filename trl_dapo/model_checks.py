@@ -2,13 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's config says about its positions and its context, and what of a run's settings deserves a warning."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from .arguments import check_model_path
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from .config import DAPOConfig
+
+
+@contextmanager
+def telling_a_missing_folder(model: object) -> Iterator[None]:
+    """
+    Says of a model's name that no folder has that name where the model is not found. Whoever misspells a path would
+    else read of the network alone.
+    """
+    if isinstance(model, str):
+        check_model_path(model)
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(model, str) or os.path.exists(model) or "huggingface.co" not in str(error):
+            raise
+        raise OSError(f"`{model}` is no folder here. {error}") from error
 
 
 def has_rotary_positions(config: "PreTrainedConfig") -> bool:
