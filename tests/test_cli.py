@@ -83,6 +83,13 @@ def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command
     assert message in line
 
 
+def test_no_command_at_all_is_answered_with_the_commands(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "see a small model get better on this machine, now" in capsys.readouterr().err
+
+
 def test_an_unknown_option_is_told_in_one_line(capsys):
     with pytest.raises(SystemExit):
         main(["quickstart", "--sed", "1"])

@@ -113,6 +113,16 @@ def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
     assert weight - 1e-4 != weight
 
 
+def test_an_upper_clip_below_the_lower_is_warned_of(tmp_path):
+    def said(epsilon_high):
+        args = tiny_config(tmp_path, epsilon=0.3, epsilon_high=epsilon_high)
+        return warnings_at_start(args, GPT2Config(), steps_in_bfloat16=False)
+
+    assert said(0.3) == said(None) == []
+    (message,) = said(0.1)
+    assert message.startswith("`epsilon_high` (0.1) is below `epsilon` (0.3): ")
+
+
 def test_a_rollout_of_one_prompt_is_warned_of(tmp_path):
     args = tiny_config(tmp_path, gradient_accumulation_steps=1)  # 4 rows, 4 completions a prompt
     (message,) = warnings_at_start(args, GPT2Config(), steps_in_bfloat16=False)

@@ -49,6 +49,8 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
     parser = _make_parser()
+    if not argv:
+        parser.exit(2, parser.format_help())
     args, others = parser.parse_known_args(argv)
     if args.run is run_plan:  # any field of a recipe is an option of its plan
         return run_plan(args, others)

@@ -115,6 +115,11 @@ def warnings_at_start(args: "DAPOConfig", config: "PreTrainedConfig", steps_in_b
             "changes is lost to rounding. Load them in float32 (`model_init_kwargs={'dtype': 'float32'}`; `bf16=True` "
             "computes in bfloat16 all the same), or train an adapter (`peft_config`)."
         )
+    if args.epsilon_high is not None and args.epsilon_high < args.epsilon:
+        warnings.append(
+            f"`epsilon_high` ({args.epsilon_high:g}) is below `epsilon` ({args.epsilon:g}): probabilities may "
+            "fall further than they may rise, the reverse of Clip-Higher. Raise `epsilon_high` (the paper: 0.28)."
+        )
     if args.groups_per_rollout <= 1:
         warnings.append(
             "A rollout holds one prompt, and so does each optimizer step: gradients are noisy, and dynamic sampling "
