@@ -39,6 +39,9 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
     [
         (["train", "--config"], "`--config` is not followed by a recipe"),
         (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a recipe"),
+        (["train"], "Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), or `--model_name_or_path`"),
+        (["train", "--dataset_name", "my.jsonl", "--max_steps=3"], "neither a recipe nor a model is named"),
+        (["train", "--config=a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "nowhere.yaml"], "`--config nowhere.yaml` names no file, and is none of "),
         (["train", "--config", "qwen3_1.7_dapo"], ", qwen3_1.7b_dapo, "),
@@ -53,6 +56,11 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
         (["recipes", "--show", "smoke"], "`--show smoke` names no file, and is none of "),
         (["quickstart", "--output_dir", "file/out"], "Cannot write to the output folder file/out"),
         (["eval", "--model", "m", "--dataset", "d", "--output_dir", "file"], "Cannot write to the output folder file"),
+        (
+            ["eval", "--model", "./modle", "--dataset", "d", "--output_dir", "o"],
+            "`./modle` is no folder here, and no ",
+        ),
+        (["eval", "--model", "out/run/modle", "--dataset", "d", "--output_dir", "o"], "`out/run/modle` is no folder"),
         (["report", "nope"], "There is no run in nope"),
         (["compare", "nope", "nope"], "There is no `nope`"),
     ],
@@ -73,6 +81,13 @@ def test_a_mistake_is_told_in_one_line_without_importing_torch(tmp_path, command
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"trl-dapo {command[0]}: ")
     assert message in line
+
+
+def test_no_command_at_all_is_answered_with_the_commands(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "see a small model get better on this machine, now" in capsys.readouterr().err
 
 
 def test_an_unknown_option_is_told_in_one_line(capsys):

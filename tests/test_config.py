@@ -184,6 +184,33 @@ def test_sizes_in_prompts_that_do_not_work_out_are_refused_with_the_arithmetic(
         sized(num_processes, **overrides)
 
 
+@pytest.mark.parametrize(
+    ("num_processes", "overrides", "message"),
+    [
+        # 16 rows: of 1, 2, 4, 8, 16 the next to 7 are 4 and 8; 14 and 21 rows are 2 and 3 groups of 7.
+        (
+            1,
+            {"num_generations": 7, "per_device_train_batch_size": 16},
+            r"^`num_generations=7` does not divide a rollout of 1 process x `per_device_train_batch_size=16` x 1 "
+            r"micro-batch = 16 rows\. Nearest `num_generations`: 4 or 8\. Or `per_device_train_batch_size`: 14 or "
+            r"21\.$",
+        ),
+        # 2 x 5 x 3 = 30 rows; 6 more rows for each further row of a process: 8 of them are 3 groups of 16.
+        (
+            2,
+            {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 3},
+            r"x 3 micro-batches = 30 rows\. Nearest `num_generations`: 15 or 30\. Or .*: 8\.$",
+        ),
+        (1, {"per_device_train_batch_size": 1}, r"= 1 row\. Nearest `per_device_train_batch_size`: 16\.$"),
+        # Whole groups of 6 and micro-batches of 8 rows: 24 rows.
+        (1, {"num_generations": 6, "generation_batch_size": 40}, "5 or 8. Or `generation_batch_size`: 24 or 48"),
+    ],
+)
+def test_a_rollout_that_tears_a_group_is_refused_with_the_nearest_sizes(sized, num_processes, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        sized(num_processes, **overrides)
+
+
 def test_a_config_made_anew_from_its_fields_keeps_its_sizes_in_prompts(sized):
     args = sized(8, prompts_per_rollout=512, prompts_per_step=32)
     for again in (tiny_config_class()(**args.to_dict()), dataclasses.replace(args, learning_rate=1e-5)):

@@ -6,6 +6,8 @@ import pytest
 from helpers import ScriptedTrainer, prompts, tiny_config
 from transformers import TrainerCallback
 
+from trl_dapo import DAPOConfig
+from trl_dapo.history import changed_settings
 from trl_dapo.report import load_run
 
 
@@ -67,6 +69,25 @@ def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
     assert lines(tmp_path) == [{"step": 99}]
     trainer.train()
     assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({"use_cpu": True}, {"use_cpu": True}),
+        ({"use_cpu": True, "bf16": False}, {"use_cpu": True, "bf16": False}),
+        # TRL makes `steps_per_generation` the same, and `prompts_per_step` makes both.
+        ({"use_cpu": True, "gradient_accumulation_steps": 4}, {"use_cpu": True, "gradient_accumulation_steps": 4}),
+        ({"use_cpu": True, "steps_per_generation": 2}, {"use_cpu": True, "steps_per_generation": 2}),
+        ({"use_cpu": True, "prompts_per_step": 4}, {"use_cpu": True, "prompts_per_step": 4}),
+        # 16 rows in micro-batches of 8.
+        ({"use_cpu": True, "generation_batch_size": 16}, {"use_cpu": True, "steps_per_generation": 2}),
+    ],
+    ids=str,
+)
+def test_only_what_was_set_is_a_changed_setting(tmp_path, given, changed):
+    settings = changed_settings(DAPOConfig(str(tmp_path), report_to="none", **given))
+    assert {name: setting["value"] for name, setting in settings.items()} == changed
 
 
 def test_what_json_has_no_word_for_does_not_stop_a_run(tiny_model, tmp_path):

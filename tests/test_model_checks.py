@@ -5,7 +5,7 @@
 import pytest
 import torch
 from _update_helpers import ScriptedUpdate, tiny_policy
-from helpers import tiny_config
+from helpers import prompts, tiny_config
 from transformers import (
     Gemma3TextConfig,
     GPT2Config,
@@ -17,12 +17,37 @@ from transformers import (
     Qwen3Config,
 )
 
+from trl_dapo import DAPOTrainer
 from trl_dapo.model_checks import (
     context_length,
     has_rotary_positions,
+    telling_a_missing_folder,
     warnings_at_start,
     why_positions_are_absolute,
 )
+
+
+NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files"
+
+
+def test_a_model_that_is_not_found_is_said_to_be_no_folder():
+    said = r"^`outputs/modle` is no folder here\. We couldn't connect to "
+    with pytest.raises(OSError, match=said), telling_a_missing_folder("outputs/modle"):
+        raise OSError(NOT_REACHED)
+    said = "^`/nowhere/modle` is no folder here, and no name of a model"
+    with pytest.raises(FileNotFoundError, match=said), telling_a_missing_folder("/nowhere/modle"):
+        raise AssertionError("not even asked for")
+
+
+def test_other_errors_are_left_as_they_are(tmp_path):
+    for model, error in ((str(tmp_path), NOT_REACHED), ("outputs/modle", "No space left on device"), (None, "x")):
+        with pytest.raises(OSError, match=f"^{error}"), telling_a_missing_folder(model):
+            raise OSError(error)
+
+
+def test_the_trainer_says_so_of_its_model(tmp_path):
+    with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here\. "):
+        DAPOTrainer("outputs/modle", lambda **kwargs: [], tiny_config(tmp_path), train_dataset=prompts(4))
 
 
 def llama(**rope):
@@ -86,6 +111,16 @@ def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
     weight = torch.tensor(0.02, dtype=torch.bfloat16)
     assert weight - 1e-6 == weight
     assert weight - 1e-4 != weight
+
+
+def test_an_upper_clip_below_the_lower_is_warned_of(tmp_path):
+    def said(epsilon_high):
+        args = tiny_config(tmp_path, epsilon=0.3, epsilon_high=epsilon_high)
+        return warnings_at_start(args, GPT2Config(), steps_in_bfloat16=False)
+
+    assert said(0.3) == said(None) == []
+    (message,) = said(0.1)
+    assert message.startswith("`epsilon_high` (0.1) is below `epsilon` (0.3): ")
 
 
 def test_a_rollout_of_one_prompt_is_warned_of(tmp_path):

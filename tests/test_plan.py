@@ -920,7 +920,11 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--lengths", "5"], "Write MEAN,MAX"),
         (["--lengths", "5,64"], "`max_completion_length` (32)"),
         (["--acceptance", "0"], "`--acceptance` must be above 0"),
-        (["--learning_rat", "1"], "The command line has fields that no config has: learning_rat"),
+        (
+            ["--learning_rat", "1"],
+            "The command line has fields that no config has: `learning_rat` (nearest: `learning_rate`).",
+        ),
+        (["--gpu", "L4-24GB"], "`gpu` (nearest: `gpus`)."),
         (["--num_generations", "many"], "`num_generations` must be a whole number of at least 1, got 'many'"),
         (["--num_iterations", "0"], "`num_iterations` must be a whole number of at least 1, got 0"),
         (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be"),
@@ -954,6 +958,24 @@ def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
     assert "Say them: `--gpus 8xH100-80GB`" in capsys.readouterr().err
     assert main(["plan", "--config", str(path), "--gpus", "2xL4-24GB"]) == 0
     assert "2xL4-24GB, DDP" in capsys.readouterr().out
+
+
+def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_effect(capsys):
+    assert main(["plan", "--config", "smoke_cpu"]) == 0
+    page = capsys.readouterr().out
+    assert "Memory of this machine: " in page
+    assert "35% of the CPU's operations" in page
+    assert "- allowances: 5% of the memory for fragments" in page
+    assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
+    # A rollout takes half a second either way.
+    assert "Would help most" not in page
+    assert re.search(r"(\d+\.\d s) -> \1", page) is None
+
+
+def test_a_plan_without_vllm_allows_nothing_for_it(write, capsys):
+    assert main(["plan", "--config", write("one GPU of 80 GB", {**TINY_RUN, "use_cpu": False})]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "- allowances: 1.5 GiB a process for CUDA and NCCL; 5% of a GPU for fragments" in page
 
 
 def test_a_plan_imports_neither_torch_nor_transformers(write):

@@ -34,13 +34,17 @@ from trl_dapo.cli import _make_parser
 from trl_dapo.launch import REWARDS, checkpoint_to_resume, launch, make_parser
 from trl_dapo.plan import plan
 from trl_dapo.recipe_files import find_accelerate_config
+from trl_dapo.tiny import digit_reward
 
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 ACCELERATE_CONFIGS = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 SMOKE = str(ROOT / "recipes" / "smoke_cpu.yaml")
-TRL_REWARDS = {"trl.rewards.think_format_reward": think_format_reward}
+DOTTED_REWARDS = {
+    "trl.rewards.think_format_reward": think_format_reward,
+    "trl_dapo.tiny.digit_reward": digit_reward,
+}
 ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false"]
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 needs_data = pytest.mark.skipif(
@@ -236,13 +240,31 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         assert options[key].choices is None or str(value) in options[key].choices, (key, value)
 
 
-def test_a_misspelt_key_is_an_error_in_a_recipe_and_on_the_command_line(tmp_path, capsys):
+def test_a_misspelt_key_in_a_recipe_is_told_with_the_nearest(tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("learning_rat: 1.0e-6\nuse_cpu: true\nbf16: false\n")
+    recipe.write_text("learning_rat: 1.0e-6\nqqq: 1\nuse_cpu: true\nbf16: false\n")
     assert launch(["--config", str(recipe)]) == 2
-    assert "learning_rat" in capsys.readouterr().err
-    assert launch(["--config", SMOKE, "--learning_rat", "1e-6"]) == 2
-    assert "learning_rat" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "trl-dapo train: The recipe has fields that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learning_rat", "1e-6"], "has fields that no config has: `learning_rat` (nearest: `learning_rate`)."),
+        # Before the mistake in another: a config is not even made.
+        (["--max-step=3", "--num_generations", "1"], "`max_step` (nearest: `max_steps`)."),
+        (["--num_proceses", "2"], "`num_proceses` (nearest: `num_processes`)."),
+        (["more"], "`more` follows no `--field`."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_misspelt_option_is_told_with_the_nearest(capsys, words, message):
+    assert launch(["--config", SMOKE, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trl-dapo train: ")
+    assert line.endswith(message)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +289,14 @@ def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, capsys, problems
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("trl-dapo train: ")
     assert message in error
+
+
+def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
+    assert launch(["--config", SMOKE, "--use_cpu", "false", "--bf16", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.\n")
 
 
 def test_problems_of_the_training_set_are_refused_for_evaluation(tmp_path, capsys, problems):
@@ -325,7 +355,7 @@ def shrink(recipe: Path, folder: Path) -> list[str]:
     copy = folder / recipe.name  # what is refused without vLLM cannot be overridden
     copy.write_text(re.sub(r"^vllm_lora_sync: .*\n", "", recipe.read_text(), flags=re.MULTILINE))
     command = ["--config", str(copy), "--output_dir", str(folder / "out"), *SMALL]
-    names = [{**REWARDS, **TRL_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
+    names = [{**REWARDS, **DOTTED_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
     (folder / "letters.py").write_text("".join(LETTERS.format(name=name) for name in names))
     command += ["--reward_funcs", *(f"letters.{name}" for name in names)]
     command += ["--dataset_name", write_problems(folder / "train.jsonl", 0, 16)]
@@ -487,9 +517,22 @@ def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, monkeypatch)
     torch.testing.assert_close(adapted.merge_and_unload()(tokens).logits, trained, rtol=1e-4, atol=1e-5)
 
 
+def test_every_step_of_the_smoke_recipe_moves_the_weights(tmp_path, capsys):
+    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "Ended:     step 3 of 3" in said.out
+    assert "Each step moved the weights." in said.out
+    assert "fell short" not in said.out + said.err
+    assert [log["frac_empty_steps"] for log in logs_of(tmp_path, 3)] == [0, 0, 0]
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).lm_head.weight for folder in (tmp_path / "tiny_model", tmp_path)
+    )
+    assert not torch.equal(before, after)
+
+
 @needs_data
 def test_the_smoke_recipe_trains_on_real_prompts_and_resumes(tmp_path):
-    data = ["--dataset_name", "dapo_math_17k.parquet", "--dataset_limit", "256"]
+    data = ["--dataset_name", "dapo_math_17k.parquet", "--dataset_limit", "256", "--reward_funcs", "dapo_math"]
     command = ["--config", SMOKE, "--output_dir", str(tmp_path), *data]
     first = accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, "--max_steps", "1"])
     assert "0 of 8 groups accepted in 2 rounds" in first

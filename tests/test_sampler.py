@@ -281,7 +281,7 @@ def test_a_masked_rollout_falls_short_only_where_nothing_trains():
     assert sampler.num_short_rollouts == 1
 
 
-def test_each_pass_that_accepts_nothing_is_told_of_once():
+def test_a_pass_that_accepts_nothing_is_told_of_once():
     sampler = new(1, stream(4), max_rounds=0, batch_multiplier=2.0)
     told = []
     for reasons in ([NO, NO], [NO, NO], [NO, NO], [NO, NO], [NO, YES], [NO, NO], [NO, NO]):
@@ -292,6 +292,16 @@ def test_each_pass_that_accepts_nothing_is_told_of_once():
             sampler.begin()
     # Two prompts a round, four a pass: a pass ends with every second round; the fifth round accepts one.
     assert told == [0, 1, 0, 2, 0, 0, 1]
+
+
+def test_passes_that_accept_nothing_are_told_of_ever_more_rarely():
+    told = []
+    sampler = new(1, stream(4), max_rounds=0, batch_multiplier=4.0)  # a pass a round
+    for _ in range(9):
+        sampler.next_prompts(0)
+        play(sampler, [NO] * 4)
+        told.append(sampler.new_barren_passes())
+    assert told == [1, 2, 0, 4, 0, 0, 0, 8, 0]
 
 
 def test_the_memory_learns_what_it_is_told_and_skips_by_it():

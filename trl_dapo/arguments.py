@@ -4,7 +4,9 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,9 +44,54 @@ def check_output_dir(folder: str | os.PathLike) -> None:
         raise PermissionError(f"Cannot write to the output folder {folder}: no permission in {existing}.")
 
 
+def check_model_path(name: str) -> None:
+    """
+    Refuse the path of a model that is not there.
+
+    Args:
+        name (`str`):
+            A folder, or the name of a model on the Hub: a word, or two with one slash between them.
+
+    Raises:
+        FileNotFoundError: If it can only be a path, and there is nothing.
+    """
+    if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
+        raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
+
+
+def refuse_unknown_fields(
+    said_by: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
+) -> None:
+    """
+    Refuse fields that no config has, each with the nearest that there is.
+
+    Args:
+        said_by (`str`):
+            Who names them.
+        given (`Iterable[str]`):
+            Their names.
+        known (`Iterable[str]`):
+            Fields that there are.
+        options (`Iterable[str]`, *optional*):
+            The command's own options, which one may have meant too.
+
+    Raises:
+        ValueError: In one line.
+    """
+    known = [*known]
+    unknown = sorted({*given} - {*known})
+    if not unknown:
+        return
+    found = []
+    for name in unknown:
+        nearest = get_close_matches(name, [*known, *options], n=1)
+        found.append(f"`{name}`" + (f" (nearest: `{nearest[0]}`)" if nearest else ""))
+    raise ValueError(f"{said_by} has fields that no config has: {', '.join(found)}.")
+
+
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
     """
-    Refuse a recipe that cannot be read and a run that could not be saved.
+    Refuse a recipe that cannot be read, a run that could not be saved, and one of nothing.
 
     Args:
         argv (`Sequence[str]`):
@@ -56,7 +103,9 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     Raises:
         ValueError, OSError: In one line.
     """
-    argv, settings = list(argv), {}
+    settings: dict = {}
+    # TRL's parser knows `--config` as a word of its own alone.
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in argv:
         place = argv.index("--config") + 1
         if not argv[place:] or argv[place].startswith("--"):
@@ -69,6 +118,12 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
     if settings.get("output_dir"):
         check_output_dir(str(settings["output_dir"]))
+    options = {word.partition("=")[0].replace("-", "_") for word in argv}
+    if not options & {"__config", "__model_name_or_path", "__tiny_model", "__help", "_h"}:
+        raise ValueError(
+            "neither a recipe nor a model is named. Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), "
+            "or `--model_name_or_path` and `--dataset_name`."
+        )
     return argv
 
 

@@ -63,6 +63,40 @@ def size_batches(
     }
 
 
+def describe_torn_group(
+    num_generations: int,
+    per_device_train_batch_size: int,
+    num_processes: int,
+    steps_per_generation: int,
+    generation_batch_size: int | None = None,
+) -> str:
+    """
+    Why a rollout does not hold whole groups, with the nearest sizes that do. Arguments as TRL's fields, the last only
+    where it was set.
+
+    Returns:
+        `str`.
+    """
+    microbatch = num_processes * per_device_train_batch_size
+    num_rows = microbatch * steps_per_generation
+    divisors = [size for size in range(2, num_rows + 1) if num_rows % size == 0]
+    nearest = [size for size in divisors if size < num_generations][-1:]
+    nearest += [size for size in divisors if size > num_generations][:1]
+    if generation_batch_size is None:
+        name, size = "per_device_train_batch_size", per_device_train_batch_size
+        unit = num_generations // math.gcd(num_generations, num_rows // size)
+    else:
+        name, size, unit = "generation_batch_size", generation_batch_size, math.lcm(num_generations, microbatch)
+    fitting = " or ".join(map(str, nearest))
+    return (
+        f"`num_generations={num_generations}` does not divide a rollout of "
+        f"{describe_launch(num_processes, per_device_train_batch_size)} x "
+        f"{_count(steps_per_generation, 'micro-batch')} = {_count(num_rows, 'row')}. "
+        + (f"Nearest `num_generations`: {fitting}. Or" if fitting else "Nearest")
+        + f" `{name}`: {_nearest_multiples(size, unit)}."
+    )
+
+
 def describe_launch(num_processes: int, per_device_train_batch_size: int) -> str:
     """Processes and rows of a micro-batch, as messages name them."""
     return f"{_count(num_processes, 'process')} x `per_device_train_batch_size={per_device_train_batch_size}`"

@@ -7,7 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
+from .arguments import (
+    OneLineParser,
+    check_model_path,
+    check_output_dir,
+    check_train_arguments,
+    one_line,
+    split_launch_options,
+)
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .plan.page import add_plan_arguments, run_plan
 from .recipe_files import find_accelerate_config, find_recipe, list_recipes
@@ -42,6 +49,8 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
         return _train(argv[1:])
     parser = _make_parser()
+    if not argv:
+        parser.exit(2, parser.format_help())
     args, others = parser.parse_known_args(argv)
     if args.run is run_plan:  # any field of a recipe is an option of its plan
         return run_plan(args, others)
@@ -105,9 +114,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _train(argv: list[str]) -> int:
     launch_options, argv = split_launch_options(argv)
     try:
-        argv = check_train_arguments(argv)
         if launch_options.accelerate_config is not None:
             launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
+        argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
@@ -150,6 +159,7 @@ def _quickstart(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     try:
         check_output_dir(args.output_dir)
+        check_model_path(args.model)
     except OSError as error:
         return _tell("eval", error)
     return run_eval(args)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .batch_sizes import describe_batches, describe_launch, size_batches
+from .batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
 from .docstrings import help_from_docstring
 from .loss import LOSS_MEANS
 from .rewards import scale_reward
@@ -284,13 +284,31 @@ class DAPOConfig(GRPOConfig):
             worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
             if self.generation_batch_size == worked_out:  # a config made from another's fields states both
                 self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
-        super().__post_init__()
+        asked = self.generation_batch_size
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            # TRL names a size that it worked out itself, and no way out.
+            if "must be divisible by num_generations" in str(error):
+                raise ValueError(self._describe_torn_group(asked)) from None
+            raise
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
                 f"{self.world_size}. Launch with `accelerate launch` or `torchrun`, which set WORLD_SIZE, or unset it."
             )
         self._check_round_size()
+
+    def _describe_torn_group(self, generation_batch_size: int | None) -> str:
+        assert self.num_generations is not None
+        assert self.steps_per_generation is not None
+        return describe_torn_group(
+            num_generations=self.num_generations,
+            per_device_train_batch_size=self.per_device_train_batch_size,
+            num_processes=self.world_size,
+            steps_per_generation=self.steps_per_generation,
+            generation_batch_size=generation_batch_size,
+        )
 
     @property
     def _in_prompts(self) -> bool:

@@ -94,12 +94,16 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
     ```
     """
     values, changed = args.to_dict(), {}
+    worked_out = {**_WORKED_OUT, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
+    not_set = _NOT_SET
+    if values.get("prompts_per_rollout") or values.get("prompts_per_step"):  # which decide them
+        not_set = _NOT_SET | {"gradient_accumulation_steps", "steps_per_generation"}
     for field in dataclasses.fields(args):
         name, default = field.name, field.default
         if default is dataclasses.MISSING:
             default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
-        default = _WORKED_OUT.get(name, default)
-        if name in values and name not in _NOT_SET and values[name] != default:
+        default = worked_out.get(name, default)
+        if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": values[name], "default": default}
     return changed
 

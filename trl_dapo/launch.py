@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import IntervalStrategy
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from .arguments import one_line
+from .arguments import one_line, refuse_unknown_fields
 from .checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
 from .config import DAPOConfig
 from .data import PROMPT_STYLES, load_math_dataset, refuse_overlap
@@ -25,6 +26,8 @@ from .rewards import dapo_math_reward, math_verify_reward
 from .tools import calculate
 
 
+LAUNCH_OPTIONS = ("config", "num_processes", "accelerate_config")  # of `trl-dapo train` itself
+WITHOUT_GPU = "Without a GPU, `--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs."
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 REWARDS = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 TOOLS = {"calculate": calculate}
@@ -80,10 +83,28 @@ class LaunchArguments:
 
 
 class _Parser(TrlParser):
-    """TRL's, which tells a mistake in one line."""
+    """TRL's, which tells a mistake in one line, and a misspelt field before a config is made of the others."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
+        refuse_unknown_fields("The recipe", kwargs, self._fields)
+        return super().set_defaults_with_config(**kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        namespace, others = super().parse_known_args(args, namespace)
+        unknown = [word.removeprefix("--").partition("=")[0] for word in others if word.startswith("--")]
+        refuse_unknown_fields(
+            "The command line", [name.replace("-", "_") for name in unknown], self._fields, LAUNCH_OPTIONS
+        )
+        if others:
+            raise ValueError(f"`{others[0]}` follows no `--field`.")
+        return namespace, others
+
+    @property
+    def _fields(self) -> list[str]:
+        return [action.dest for action in self._actions]
 
 
 def make_parser() -> TrlParser:
@@ -133,7 +154,8 @@ def launch(argv: Sequence[str] | None = None) -> int:
             )
         checkpoint = checkpoint_to_resume(training_args)
     except (ValueError, OSError, ImportError) as error:
-        print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
+        advice = f" {WITHOUT_GPU}" if "bf16/gpu" in str(error) and not torch.cuda.is_available() else ""
+        print(f"trl-dapo train: {one_line(error)}{advice}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
         print("trl-dapo train: stopped before it began.", file=sys.stderr)

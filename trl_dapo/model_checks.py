@@ -2,13 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's config says about its positions and its context, and what of a run's settings deserves a warning."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from .arguments import check_model_path
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from .config import DAPOConfig
+
+
+@contextmanager
+def telling_a_missing_folder(model: object) -> Iterator[None]:
+    """
+    Says of a model's name that no folder has that name where the model is not found. Whoever misspells a path would
+    else read of the network alone.
+    """
+    if isinstance(model, str):
+        check_model_path(model)
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(model, str) or os.path.exists(model) or "huggingface.co" not in str(error):
+            raise
+        raise OSError(f"`{model}` is no folder here. {error}") from error
 
 
 def has_rotary_positions(config: "PreTrainedConfig") -> bool:
@@ -93,6 +114,11 @@ def warnings_at_start(args: "DAPOConfig", config: "PreTrainedConfig", steps_in_b
             f"The weights are held in bfloat16 and `learning_rate` is {args.learning_rate:g}: most of what a step "
             "changes is lost to rounding. Load them in float32 (`model_init_kwargs={'dtype': 'float32'}`; `bf16=True` "
             "computes in bfloat16 all the same), or train an adapter (`peft_config`)."
+        )
+    if args.epsilon_high is not None and args.epsilon_high < args.epsilon:
+        warnings.append(
+            f"`epsilon_high` ({args.epsilon_high:g}) is below `epsilon` ({args.epsilon:g}): probabilities may "
+            "fall further than they may rise, the reverse of Clip-Higher. Raise `epsilon_high` (the paper: 0.28)."
         )
     if args.groups_per_rollout <= 1:
         warnings.append(

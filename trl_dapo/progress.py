@@ -35,8 +35,9 @@ def progress_bar(trainer: "DAPOTrainer") -> Iterator[Callable[[], None]]:
             bar.n = rollout.target - rollout.shortfall
             bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             if num_passes := sampler.new_barren_passes():
-                said = f"No group was accepted in {num_passes} passes over the training dataset."
-                logger.warning(f"{said} {advise(rollout)}")
+                passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
+                said = f"No group was accepted in {passes} over the training dataset."
+                logger.warning(f"{said} {advise(rollout)}".rstrip())
 
         yield show
 

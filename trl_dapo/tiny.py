@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A random model for trial runs: every part of a run is real, but the model knows nothing."""
+"""A random model for trial runs, and what it can be rewarded for: the run is real, but the model knows nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> 
     }
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(**{**settings, **sizes}))
+
+
+def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list[float | None]:
+    """Reward function that a random model sometimes earns: 1.0 where the completion holds a digit, else 0.0."""
+    return [float(any(character in "0123456789" for character in text[-1]["content"])) for text in completions]
 
 
 def save_tiny_model(path: Path, seed: int) -> None:

@@ -54,6 +54,7 @@ from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .lora_sync import making_the_engine
+from .model_checks import telling_a_missing_folder
 from .preflight import run_preflight
 from .progress import progress_bar, speak_of_shortfall
 from .rewards import scale_reward
@@ -169,7 +170,7 @@ class DAPOTrainer(UpdatePhase):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
         check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        with bars_on_terminals_only(), making_the_engine(args):
+        with bars_on_terminals_only(), telling_a_missing_folder(model), making_the_engine(args):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import one_line
+from ..model_checks import telling_a_missing_folder
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 
@@ -92,7 +93,13 @@ def run_eval(args: argparse.Namespace) -> int:
         `int`: Exit status.
     """
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
-    return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
+
+    def run() -> None:
+        with telling_a_missing_folder(args.model):
+            summary = evaluate(**settings)
+        _print_summary(summary, args.output_dir)
+
+    return _reporting("eval", run)
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:

@@ -80,6 +80,7 @@ def describe(planned: Plan) -> str:
     """The page."""
     recipe, settings, shape = planned.recipe, planned.recipe.settings, planned.shape
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
+    owner = "this machine" if recipe.cluster.gpu.name == "CPU" else "a GPU that trains"
     lines = [
         f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
         *_wrapped(planned.batch_arithmetic),
@@ -87,7 +88,7 @@ def describe(planned: Plan) -> str:
             f"Model: {model}, {_count(shape.num_parameters)} weights, {_count(planned.weights.num_trained)} train. "
             f"Sizes: {planned.source}."
         ),
-        *_section(f"Memory of a GPU that trains: {gib(recipe.cluster.gpu.memory)}"),
+        *_section(f"Memory of {owner}: {gib(recipe.cluster.gpu.memory)}"),
         *(_row(PARTS.get(name, name), gib(size)) for name, size in planned.training.items() if size),
         _row("peak while updating", gib(planned.peak_updating)),
         _row("peak while sampling", gib(planned.peak_sampling)),
@@ -129,11 +130,18 @@ def describe(planned: Plan) -> str:
         said += f" The run: {planned.num_rollouts:,.0f} rollouts, {run}."
     lines += _wrapped(said)
     lines += [*_section("Assumed"), *(line for text in planned.assumptions for line in _wrapped(text, "- "))]
-    if suggestions := suggest(planned):
+    # What spares less than the page can show is no help.
+    before = _time(planned.seconds_with_evaluation)
+    suggestions = [
+        (words, other)
+        for words, other in suggest(planned)
+        if not planned.fits or _time(other.seconds_a_row * planned.num_rows) != before
+    ]
+    if suggestions:
         lines += _section("Would help most")
         for words, other in suggestions:
             after = other.seconds_a_row * planned.num_rows
-            effect = f"{_time(planned.seconds_with_evaluation)} -> {_time(after)} a rollout"
+            effect = f"{before} -> {_time(after)} a rollout"
             if other.num_rows != planned.num_rows:
                 effect += "'s prompts"
             if other.num_steps > planned.num_steps:

@@ -532,13 +532,19 @@ class Plan:
     def assumptions(self) -> list[str]:
         """What the figures rest on."""
         settings, cluster = self.recipe.settings, self.recipe.cluster
+        processor = "CPU" if cluster.gpu.name == "CPU" else "GPU"
+        allowances = [] if processor == "CPU" else [f"{gib(CONTEXT)} a process for CUDA and NCCL"]
+        if settings.use_vllm:
+            allowances.append(f"{gib(VLLM_WORK)} for what vLLM works with")
+            allowances.append(f"{gib(VLLM_ASLEEP)} for what is left of it asleep")
+        allowed = f"{', '.join(allowances)}; " if allowances else ""
+        of_what = "the memory" if processor == "CPU" else "a GPU"
         found = [
             f"completions of {self.lengths.mean:,.0f} tokens in the mean, {self.lengths.maximum:,.0f} at most "
             f"(--lengths); prompts of {PROMPT}, at most {LONGEST_PROMPT:,}",
-            f"reached: {TRAIN_MFU:.0%} of the GPU's operations in training, {DECODE_MFU:.0%} in decoding, "
+            f"reached: {TRAIN_MFU:.0%} of the {processor}'s operations in training, {DECODE_MFU:.0%} in decoding, "
             f"{BANDWIDTH:.0%} of its bandwidth; {1000 * STEP_SECONDS:.0f} ms a decoding step besides",
-            f"allowances: {gib(CONTEXT)} a process for CUDA and NCCL, {gib(VLLM_WORK)} for what vLLM works with, "
-            f"{gib(VLLM_ASLEEP)} for what is left of it asleep; {FRAGMENTS:.0%} of a GPU for fragments",
+            f"allowances: {allowed}{FRAGMENTS:.0%} of {of_what} for fragments",
             "rewards take no time",
         ]
         if settings.use_dynamic_sampling:

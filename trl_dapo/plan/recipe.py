@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ..arguments import _read_recipe
+from ..arguments import _read_recipe, refuse_unknown_fields
 from ..recipe_files import find_accelerate_config, find_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
@@ -51,6 +51,8 @@ COUNTS = (
     "vllm_max_model_length",
     "lora_r",
 )
+# Of `trl-dapo plan` itself.
+OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
 # As in `DAPOConfig` and TRL, which take longer to import than a plan takes.
 CHOICES = {
     "dynamic_sampling_mode": ("filter", "mask", "replace"),
@@ -168,8 +170,7 @@ def read(
     """
     file, values = find_recipe(path), dict(declared_fields())
     for said_by, given in ((str(file), _read_recipe(file)), ("The command line", _read_overrides(overrides))):
-        if unknown := sorted(given.keys() - values.keys()):
-            raise ValueError(f"{said_by} has fields that no config has: {', '.join(unknown)}.")
+        refuse_unknown_fields(said_by, given, values, OPTIONS)
         values |= given
     settings = SimpleNamespace(**values)
     _check(settings)

@@ -432,9 +432,12 @@ class Sampler:
         self._carried = groups
 
     def new_barren_passes(self) -> int:
-        """Whole passes since a group was last accepted, if one more has ended since this was last asked; else 0."""
+        """
+        Whole passes since a group was last accepted, if the first, second, fourth, eighth and so on has ended since
+        this was last asked, else 0: a pass over few prompts is soon over, and a line for each would hide all others.
+        """
         told, self._num_told = self._num_told, int(self.stream.passes - self._barren_since)
-        return self._num_told if self._num_told > told else 0
+        return self._num_told if self._num_told.bit_length() > told.bit_length() else 0
 
     # Checkpoints
 
