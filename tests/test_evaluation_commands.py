@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trl_dapo import evaluation
+from trl_dapo import cli, evaluation
 from trl_dapo.evaluation import compare
 
 
@@ -48,6 +48,13 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
     assert "0 problems lost: +0.0 points" in printed
     assert run_compare(tmp_path / "base", tmp_path / "trained", "--json") == 0
     assert json.loads(capsys.readouterr().out) == compare(tmp_path / "base", tmp_path / "trained")
+
+
+def test_a_server_names_its_model_as_it_likes(serve, tmp_path, problems_file):
+    server = serve(lambda body: "Answer: 2")
+    options = ["--dataset", str(problems_file), "--output_dir", str(tmp_path / "out"), "--k", "1"]
+    assert cli.main(["eval", "--model", "/only/there/model:v1", "--base_url", server.url, *options]) == 0
+    assert server.requests[0][2]["model"] == "/only/there/model:v1"
 
 
 def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys):
