@@ -159,7 +159,7 @@ def _quickstart(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     try:
         check_output_dir(args.output_dir)
-        if args.base_url is None:  # a server may name its model as it likes
+        if "base_url" not in args:  # a server may name its model as it likes
             check_model_path(args.model)
     except OSError as error:
         return _tell("eval", error)
