@@ -6,7 +6,6 @@ import string
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     CLIPVisionConfig,
     LlavaConfig,
@@ -18,7 +17,7 @@ from transformers import (
 )
 from trl.chat_template_utils import qwen3_chat_template
 
-from trl_dapo.tiny import build_model
+from trl_dapo.tiny import build_character_tokenizer, build_model
 
 
 CHAT_TEMPLATE = (
@@ -35,16 +34,7 @@ IMAGE_TEMPLATE = (
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character."""
-    specials = ["<pad>", "<eos>", "<unk>"]
-    vocab = {token: i for i, token in enumerate([*specials, *string.printable])}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return build_character_tokenizer(string.printable, CHAT_TEMPLATE)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast | None = None, **sizes) -> Qwen3ForCausalLM:

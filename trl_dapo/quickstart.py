@@ -21,15 +21,9 @@ import transformers
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    set_seed,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
+from . import tiny
 from .config import DAPOConfig
 from .evaluation import compare, evaluate, print_comparison
 from .report import plot_run
@@ -155,21 +149,14 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     Returns:
         [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
     """
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+*="])}
-    by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    by_character.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    by_character.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=by_character, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = (
+    return tiny.build_character_tokenizer(
+        "0123456789+*=",
         "{%- for message in messages -%}"
         "{%- if message['role'] == 'assistant' -%}={{ message['content'] }}{{ eos_token }}"
         "{%- else -%}{{ message['content'] }}{%- endif -%}"
         "{%- endfor -%}"
-        "{%- if add_generation_prompt -%}={%- endif -%}"
+        "{%- if add_generation_prompt -%}={%- endif -%}",
     )
-    return tokenizer
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> PreTrainedModel:
@@ -200,15 +187,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> 
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "initializer_range": 0.06,
         "tie_word_embeddings": True,
+        "bos_token_id": None,
     }
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        **{**settings, **sizes},
-    )
-    return Qwen3ForCausalLM(config)
+    return tiny.build_model(tokenizer, seed, **{**settings, **sizes})
 
 
 def warm_up(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 
@@ -32,6 +32,30 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build_character_tokenizer(characters: str, chat_template: str) -> PreTrainedTokenizerFast:
+    """
+    Tokenizer of one token a character, for those that are given.
+
+    Args:
+        characters (`str`):
+            Each once; any other is unknown.
+        chat_template (`str`):
+            How messages become a prompt.
+
+    Returns:
+        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
+    """
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *characters])}
+    by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    by_character.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
+    by_character.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=by_character, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
