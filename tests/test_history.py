@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers import ScriptedTrainer, prompts, tiny_config
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from trl_dapo import DAPOConfig
 from trl_dapo.history import changed_settings
@@ -85,7 +86,9 @@ def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
     ],
     ids=str,
 )
-def test_only_what_was_set_is_a_changed_setting(tmp_path, given, changed):
+@pytest.mark.parametrize("verbosity", ["warning", "error"])  # transformers draws no bars where it says no warnings
+def test_only_what_was_set_is_a_changed_setting(tmp_path, monkeypatch, verbosity, given, changed):
+    monkeypatch.setattr(logging.get_logger("transformers"), "level", getattr(logging, verbosity.upper()))
     settings = changed_settings(DAPOConfig(str(tmp_path), report_to="none", **given))
     assert {name: setting["value"] for name, setting in settings.items()} == changed
 

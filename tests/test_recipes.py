@@ -356,6 +356,7 @@ def shrink(recipe: Path, folder: Path) -> list[str]:
     copy.write_text(re.sub(r"^vllm_lora_sync: .*\n", "", recipe.read_text(), flags=re.MULTILINE))
     command = ["--config", str(copy), "--output_dir", str(folder / "out"), *SMALL]
     names = [{**REWARDS, **DOTTED_REWARDS}[name].__name__ for name in settings["reward_funcs"]]
+    sys.modules.pop("letters", None)  # of another recipe's names
     (folder / "letters.py").write_text("".join(LETTERS.format(name=name) for name in names))
     command += ["--reward_funcs", *(f"letters.{name}" for name in names)]
     command += ["--dataset_name", write_problems(folder / "train.jsonl", 0, 16)]

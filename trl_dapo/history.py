@@ -19,8 +19,7 @@ logger = logging.get_logger(__name__)
 
 LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
 # Where the default says only that the value is worked out, what it is worked out to.
-_WORKED_OUT = {"activation_checkpointing": True, "debug": [], "disable_tqdm": False, "pad_to_multiple_of": None}
-_WORKED_OUT |= {"report_to": []}
+_WORKED_OUT = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_of": None, "report_to": []}
 # Worked out from the machine or from other settings; another name of one; masked, whether set or not.
 _NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size"}
 _NOT_SET |= {"gradient_checkpointing", "hub_token"}
@@ -95,6 +94,7 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
     """
     values, changed = args.to_dict(), {}
     worked_out = {**_WORKED_OUT, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
+    worked_out["disable_tqdm"] = logging.get_verbosity() > logging.WARNING
     not_set = _NOT_SET
     if values.get("prompts_per_rollout") or values.get("prompts_per_step"):  # which decide them
         not_set = _NOT_SET | {"gradient_accumulation_steps", "steps_per_generation"}
