@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from .arguments import (
     OneLineParser,
-    check_model_path,
     check_output_dir,
     check_train_arguments,
     one_line,
@@ -159,8 +158,6 @@ def _quickstart(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     try:
         check_output_dir(args.output_dir)
-        if "base_url" not in args:  # a server may name its model as it likes
-            check_model_path(args.model)
     except OSError as error:
         return _tell("eval", error)
     return run_eval(args)

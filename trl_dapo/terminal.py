@@ -410,9 +410,8 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             seconds=time.perf_counter() - self._started,
             output_dir=output_folder(args),
         )
-        made_no_step = (
-            state.global_step == self._progress_at_start[0][0] > 0
-        )  # and the rest was said by the run before
+        # Of a resumed run that made no step, the rest was said by the run before.
+        made_no_step = state.global_step == self._progress_at_start[0][0] > 0
         for line in lines[-1:] if made_no_step else lines:
             self.say(line)
 

@@ -95,6 +95,7 @@ def run_eval(args: argparse.Namespace) -> int:
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
 
     def run() -> None:
+        # A server may name its model as it likes.
         with telling_a_missing_folder(None if "base_url" in settings else args.model):
             summary = evaluate(**settings)
         _print_summary(summary, args.output_dir)
