@@ -19,7 +19,7 @@ ARMS = ("GRPO", "full batch again", "ours", "ours, carry, memory")
 GAIN = 0.10  # the target, above the checkpoint's accuracy
 MOST_TOKENS = 600_000  # generated; a run that has not reached the target by then never does
 
-NUM_ROLLOUTS = 40
+NUM_ROLLOUTS = 28
 RATES = (2e-5, 5e-5, 1e-4)
 BUFFER = 32  # tokens before the limit that the soft punishment covers, as the paper's 4,096 of 20,480
 

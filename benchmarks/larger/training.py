@@ -32,7 +32,7 @@ from time_to_accuracy import DAPO, GRPO  # isort: skip
 
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 NUM_TRAIN = 8192  # prompts
-LEARNING_RATE = 5e-5
+LEARNING_RATE = 1e-4
 PROBE_EVERY = 4
 NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
 CHUNK = 256  # completions sampled at a time
