@@ -227,6 +227,12 @@ def test_the_folder_of_a_run_without_a_model_is_refused_with_its_last_checkpoint
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd):
+    with pytest.raises(OSError, match=r"^`modle/trained` is no folder here"):
+        evaluate("modle/trained", sums(2), tmp_path, k=1)
+    assert "completion" not in capfd.readouterr().err
+
+
 def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):
     rows = {"prompt": ["Find x."], "solution": ["1"], "images": [["a.png"]]}
     with pytest.raises(ValueError, match="has images, which would not be shown to the model"):

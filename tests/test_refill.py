@@ -53,3 +53,8 @@ def test_replace_with_too_few_groups_is_a_short_batch():
 )
 def test_what_is_missing_of_ten(mode, num_accepted, expected):
     assert missing(mode, num_accepted, 10, 0.3) == expected
+
+
+def test_55_groups_of_100_are_a_share_of_055():
+    assert 0.55 * 100 > 55
+    assert missing("replace", 55, 100, 0.55) == 0

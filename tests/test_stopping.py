@@ -58,6 +58,14 @@ def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_to
     assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
 
 
+def test_one_round_is_told_as_one(tiny_model, tmp_path, caplog):
+    settings = {"dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 1}
+    make_trainer(tiny_model, tmp_path, lambda i: False, **settings).train()
+    said = " ".join(record.message for record in caplog.records)
+    assert "0 of 4 groups accepted in 1 round, 4 needed" in said
+    assert "a rollout of 1 round found no group" in said
+
+
 def test_zero_never_stops(tiny_model, tmp_path):
     trainer = make_trainer(tiny_model, tmp_path, lambda i: False, dynamic_sampling_stop_after=0, max_steps=5)
     trainer.train()

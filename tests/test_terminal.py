@@ -67,6 +67,10 @@ def test_a_row_of_large_figures_is_no_wider():
     assert len(row) == 79
 
 
+def test_a_mean_that_rounds_to_zero_has_no_sign():
+    assert format_row([{"reward": -0.0004}], 1, None).split()[1] == "0.000"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (359_999, "99:59:59"), (360_000, "4d 04h")]
 )

@@ -46,7 +46,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:.4g}"
+    return f"{value:z.3f}" if abs(value) < 100 else f"{value:.4g}"
 
 
 def _count(value: float) -> str:

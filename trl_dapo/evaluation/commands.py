@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import one_line
-from ..model_checks import telling_a_missing_folder
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 
@@ -95,10 +94,7 @@ def run_eval(args: argparse.Namespace) -> int:
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
 
     def run() -> None:
-        # A server may name its model as it likes.
-        with telling_a_missing_folder(None if "base_url" in settings else args.model):
-            summary = evaluate(**settings)
-        _print_summary(summary, args.output_dir)
+        _print_summary(evaluate(**settings), args.output_dir)
 
     return _reporting("eval", run)
 

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..arguments import check_model_path
+from ..model_checks import telling_a_missing_folder
 from ..rewards import MathVerifyReward, score_dapo_math
 from ..rewards.dapo_math import completion_text, loggable
 from ..version import __version__
@@ -254,7 +256,8 @@ def evaluate(
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
         _refuse_other_problems(journal, problems)
-        _complete(journal, jobs, partial(generate, sampling=sampling), progress)
+        with telling_a_missing_folder(None if base_url else model):  # a server may name its model as it likes
+            _complete(journal, jobs, partial(generate, sampling=sampling), progress)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
@@ -312,7 +315,8 @@ def _check_engine(
 
 
 def _check_folder(model: str | os.PathLike) -> None:
-    """Refuses the folder of a run that has left checkpoints and no model."""
+    """Refuses a path where nothing is, and the folder of a run that has left checkpoints and no model."""
+    check_model_path(os.fspath(model))
     if not os.path.isdir(model) or any((Path(model) / name).is_file() for name in _MODEL_FILES):
         return
     from transformers.trainer_utils import get_last_checkpoint
@@ -432,7 +436,8 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
         return
     num_known = len(jobs) - len(todo)
     num_others = len(journal.completions) - num_known  # of a larger `k` or `limit`
-    with tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress) as bar:
+    # With a delay nothing is drawn before the first completion: a model that is not found leaves its line alone.
+    with tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3) as bar:
 
         def keep(job: Job, completion: Completion) -> None:
             journal.append(job.problem, job.index, completion)

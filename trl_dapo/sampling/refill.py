@@ -65,7 +65,8 @@ def missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float)
     (5, 0)
     ```
     """
-    if mode == "replace" and num_accepted >= min_replace_ratio * target:
+    # The share that is typed, 0.55, is the nearest to 55 / 100, but 0.55 x 100 is above 55.
+    if mode == "replace" and num_accepted / target >= min_replace_ratio:
         return 0
     return max(target - num_accepted, 0)
 

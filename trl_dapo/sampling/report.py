@@ -247,7 +247,7 @@ def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, nu
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
     carried = f" beside {len(rollout.carried)} carried" if rollout.carried else ""
     what = (
-        f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {rollout.num_rounds} rounds{carried}, "
+        f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {_rounds(rollout)}{carried}, "
         f"{rollout.target} needed (dropped: {reasons})."
     )
     raise_what = f"`dynamic_sampling_max_rounds` ({max_rounds})" if max_rounds > 0 else "`dynamic_sampling_stop_after`"
@@ -275,12 +275,15 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
             Where the run's state is saved.
     """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
-    num_rounds = f"{rollout.num_rounds} round{'s' * (rollout.num_rounds != 1)}"
-    what = f"a rollout of {num_rounds}" if num_rollouts == 1 else f"{num_rollouts} rollouts in a row"
+    what = f"a rollout of {_rounds(rollout)}" if num_rollouts == 1 else f"{num_rollouts} rollouts in a row"
     return (
         f"Training stops: {what} found no group to train on (the last dropped: {reasons}). "
         f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
     )
+
+
+def _rounds(rollout: Rollout) -> str:
+    return f"{rollout.num_rounds} round{'s' * (rollout.num_rounds != 1)}"
 
 
 def advise(rollout: Rollout) -> str:
