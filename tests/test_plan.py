@@ -951,6 +951,13 @@ def test_a_mistake_is_told_in_one_line_with_exit_status_2(write, capsys, options
     assert message in line
 
 
+def test_the_environment_that_a_recipe_sets_changes_no_plan(write, capsys):
+    assert main(["plan", "--config", write("any CPU", TINY_RUN)]) == 0
+    page = capsys.readouterr().out
+    assert main(["plan", "--config", write("any CPU", {"env": {"NCCL_DEBUG": "WARN"}, **TINY_RUN})]) == 0
+    assert capsys.readouterr().out == page
+
+
 def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(json.dumps(TINY_RUN))

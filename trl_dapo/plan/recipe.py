@@ -169,7 +169,9 @@ def read(
         ValueError, OSError: In one line.
     """
     file, values = find_recipe(path), dict(declared_fields())
-    for said_by, given in ((str(file), _read_recipe(file)), ("The command line", _read_overrides(overrides))):
+    fields = _read_recipe(file)
+    fields.pop("env", None)  # variables that TRL's parser sets: no field
+    for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
         values |= given
     settings = SimpleNamespace(**values)
