@@ -232,3 +232,9 @@ def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.Com
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def run_preflight(trainer):
+    """Tries a run out as training does before anything is generated."""
+    trainer.preflight.check_example()
+    trainer.preflight.on_train_begin(trainer.args, trainer.state, trainer.control)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
-from helpers import ScriptedTrainer, number, prompts, right, run_job, tiny_config, untimed, weights
+from helpers import ScriptedTrainer, number, prompts, right, run_job, run_preflight, tiny_config, untimed, weights
 from peft import LoraConfig, get_peft_model
 from scripted_server import ahead_config, stand_ins
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -25,7 +25,7 @@ from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer, ledger, lora_sync
 from trl_dapo.launch import launch
-from trl_dapo.preflight import SetupError, run_preflight
+from trl_dapo.preflight import SetupError
 
 
 RANK = int(os.environ.get("RANK", "0"))

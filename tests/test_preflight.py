@@ -6,9 +6,9 @@ import re
 
 import pytest
 from datasets import Dataset, IterableDataset
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import ScriptedTrainer, prompts, run_preflight, tiny_config
 
-from trl_dapo.preflight import SetupError, run_preflight, too_few_processes
+from trl_dapo.preflight import SetupError, too_few_processes
 
 
 def make_trainer(tiny_model, output_dir, reward, dataset=None, **settings):
@@ -142,6 +142,24 @@ def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once(tiny_
         "Of the 16 completions of the first rollout 'silent' scored none, returning `None` or NaN for each: check the "
         "columns that are read."
     ]
+
+
+def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(tiny_model, tmp_path):
+    """A curriculum: what counts depends on how far the run has come."""
+    shares = []
+
+    def reward(completions, trainer_state, **kwargs):
+        shares.append(trainer_state.global_step / trainer_state.max_steps)
+        return [float(completion == "1") for completion in completions]
+
+    trainer = make_trainer(tiny_model, tmp_path, reward, save_strategy="steps", save_steps=1)
+    trainer.args.max_steps = 2
+    trainer.train()
+    assert shares == [0.0, 0.0, 0.5]  # the made-up group, and a round a step
+    trainer = make_trainer(tiny_model, tmp_path, reward)
+    trainer.args.max_steps = 4
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert shares[3:] == [0.5, 0.5, 0.75]
 
 
 def test_no_tracker_is_told_of_it(tiny_model, tmp_path):

@@ -207,23 +207,54 @@ def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_say
     assert "holds no complete checkpoint: the run starts from the beginning" in what_was_said(caplog)
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn"])
+def sampler_state(checkpoint):
+    return json.loads((checkpoint / "dapo_state.json").read_text())
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "fewer processes"])
 def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path, damage):
+    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
     overrides = {"steps_per_generation": 8, "max_steps": 2}
-    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"whole": overrides}), num_processes=2)
+    num_before = 1 if damage == "fewer processes" else 2
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"whole": overrides}), num_processes=num_before)
     assert run.returncode == 0, run.stderr[-3000:]
     checkpoint = tmp_path / "whole" / "run" / "checkpoint-1"  # inside a rollout of two steps
     state = checkpoint / "dapo_state_rank1.pt"
     if damage == "missing":
         state.unlink()
-    else:
+    elif damage == "torn":
         state.write_bytes(state.read_bytes()[:100])
     resumed = json.dumps({"resumed": {**overrides, "resume_from": str(checkpoint)}})
     run = launch("sampled_runs", tiny_model, tmp_path, resumed, num_processes=2, timeout=120)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "cannot be resumed as a whole" in run.stderr
+    if damage == "fewer processes":
+        assert "written with other settings: `num_processes` (1 there, 2 here)" in run.stderr
+    else:
+        assert "cannot be resumed as a whole: it" in run.stderr
+    assert "are left behind" in run.stderr
     logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
-    assert logs[-1]["dynamic_sampling/groups_generated"] > 0  # the rollout was sampled again
+    num_again = logs[-1]["dynamic_sampling/groups_generated"]
+    assert num_again > 0  # the rollout was sampled again
+    before, after = sampler_state(checkpoint), sampler_state(tmp_path / "resumed" / "run" / "checkpoint-2")
+    assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
+    assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
+    assert after["stream"] != before["stream"]
+
+
+@pytest.mark.parametrize("uses_memory", [False, True])
+def test_a_state_whose_rows_are_lost_goes_on_in_its_pass_and_its_ledger(tiny_model, tmp_path, caplog, uses_memory):
+    settings = {"dynamic_sampling_memory": uses_memory, **SAVED}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
+    (tmp_path / "checkpoint-1" / "dapo_state_rank0.pt").unlink()
+    before = sampler_state(tmp_path / "checkpoint-1")
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert number(trainer.sampled[0]) == before["totals"]["groups_sampled"]  # the next in order
+    assert trainer._sampler.totals.groups_sampled > before["totals"]["groups_sampled"]
+    assert trainer._sampler.num_rollouts == 2
+    assert not (tmp_path / "rollouts-1").exists()
+    assert "it has no dapo_state_rank0.pt" in what_was_said(caplog)
+    assert "fresh pass" not in what_was_said(caplog)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +277,11 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
         (checkpoint / "dapo_memory.parquet").unlink()
     elif damage == "torn memory":
         (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
-    elif damage == "no totals":  # of an earlier version
+    elif damage == "a state without totals":  # of an earlier version
         state = json.loads((checkpoint / "dapo_state.json").read_text())
         del state["totals"]
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))
-    elif damage == "totals of another version":
+    elif damage == "a state with other totals":
         state = json.loads((checkpoint / "dapo_state.json").read_text())
         state["totals"]["another"] = 1
         (checkpoint / "dapo_state.json").write_text(json.dumps(state))

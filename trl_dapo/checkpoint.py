@@ -61,71 +61,102 @@ def save_state(trainer: "DAPOTrainer", folder: Path) -> None:
 def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
     """
     Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
-    behind on all. What was written with other settings is left behind as far as it does not fit, with one warning.
+    behind on all. That is either everything or, where what all ranks share can be read, the rows. What was written
+    with other settings is left behind as far as it does not fit, with one warning.
     """
-    sampler = trainer._sampler
-    state, problem = _read_state(folder, trainer.accelerator.process_index, sampler)
-    problems = [found for found in gather_object([problem]) if found]
-    if state is None or problems:
+    sampler, num_processes = trainer._sampler, trainer.accelerator.num_processes
+    shared, problem = _read_shared(folder, sampler)
+    local, lost = _read_local(folder / _rank_name(trainer.accelerator.process_index))
+    has_rows = local is not None and _has_rows(local)
+    found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
+    problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
+    if shared is None or problems:
         logger.warning(
             f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
             "prompts start a fresh pass."
         )
         return
-    shared, local = state
-    update, differs = local["update"], {}
-    if trainer.use_adaptive_entropy and local["entropy"] is not None:
-        trainer.entropy_coef, trainer._last_world_entropy = local["entropy"]
+    if all_lost:
+        local = None
+    differs = {}
     if sampler is not None and shared:
-        differs = sampler.load_state_dict(shared, local["carried"])
+        ahead = None if local is None else shared["ahead"]
+        differs = sampler.load_state_dict(shared | {"ahead": ahead}, None if local is None else local["carried"])
         if sampler.memory is not None and shared["memory"] is not None:
             sampler.memory.load(folder / MEMORY_NAME)
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
-    if local["num_processes"] != trainer.accelerator.num_processes:
-        differs["num_processes"] = local["num_processes"], trainer.accelerator.num_processes
+    if others := [num for *_, num in found if num not in (None, num_processes)]:
+        differs["num_processes"] = others[0], num_processes
+    if local is not None:
+        differs |= _load_local(trainer, local)
+        if not differs:
+            trainer._ahead.load_state_dict(local["ahead"])
+            trainer.load_update_state_dict(local["update"])
+    if all_lost and not differs:
+        logger.warning(
+            f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
+            "carried groups are left behind, all else is resumed."
+        )
+    elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
+        logger.warning(warning)
+
+
+def _load_local(trainer: "DAPOTrainer", local: dict[str, Any]) -> dict[str, tuple]:
+    """Loads what is of use with any settings; returns those that do not fit its rows."""
+    update = local["update"]
+    differs: dict[str, tuple] = {}
+    if trainer.use_adaptive_entropy and local["entropy"] is not None:
+        trainer.entropy_coef, trainer._last_world_entropy = local["entropy"]
     if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
         differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
     if update["rollout"] is not None and trainer.beta and "ref_per_token_logps" not in update["rollout"][0]:
         differs["beta"] = 0.0, trainer.beta
     trainer._metrics["train"].update(local["metrics"])
-    if not differs:
-        trainer._ahead.load_state_dict(local["ahead"])
-        trainer.load_update_state_dict(update)
-        return
-    has_rows = update["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
-    if warning := describe_misfit(str(folder), differs, has_rows):
-        logger.warning(warning)
+    return differs
 
 
-def _read_state(folder: Path, rank: int, sampler: "Sampler | None") -> tuple[tuple[dict, dict] | None, str | None]:
-    """What all ranks share and what is this rank's, or `None` and why there is none: one sentence."""
-    if not (folder / STATE_NAME).exists():
+def _has_rows(local: dict[str, Any]) -> bool:
+    """Whether a rank's state holds rows that were to be trained on."""
+    return local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
+
+
+def _read_shared(folder: Path, sampler: "Sampler | None") -> tuple[dict | None, str | None]:
+    """What all ranks share, or `None` and why it cannot be read, in a sentence."""
+    path = folder / STATE_NAME
+    if not path.exists():
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
-    path = folder / _rank_name(rank)
+    try:
+        shared = json.loads(path.read_text())
+        if not _is_shared(shared, sampler):
+            return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
+        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
+            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
+    except (ValueError, KeyError, OSError) as error:
+        return None, f"it cannot be read ({type(error).__name__}: {error})"
+    return shared, None
+
+
+def _read_local(path: Path) -> tuple[dict | None, str | None]:
+    """What is this rank's, or `None` and why it cannot be read, in a sentence."""
     if not path.exists():
         return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
     try:
-        shared = json.loads((folder / STATE_NAME).read_text())
         local = torch.load(path, map_location="cpu", weights_only=True)
-        if not _is_state(shared, local, sampler):
-            return None, f"its {STATE_NAME} or {path.name} is not what this version of trl_dapo writes"
-        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
-            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
-        return (shared, local), None
     except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        return None, f"it cannot be read ({type(error).__name__}: {error})"
+        return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
+    if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
+        return None, f"its {path.name} is not what this version of trl_dapo writes"
+    return local, None
 
 
-def _is_state(shared: Any, local: Any, sampler: "Sampler | None") -> bool:
-    """Whether both hold what [`save_state`] writes; what is shared is empty without dynamic sampling."""
+def _is_shared(shared: Any, sampler: "Sampler | None") -> bool:
+    """Whether it holds what [`save_state`] writes, which is nothing without dynamic sampling."""
     own = {} if sampler is None or not shared else sampler.state_dict()
     return (
         isinstance(shared, dict)
         and own.keys() <= shared.keys()
         and (not own or own["totals"].keys() == shared["totals"].keys())
-        and isinstance(local, dict)
-        and {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys()
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template
 
@@ -35,28 +36,50 @@ class SetupError(ValueError):
     """What a user can mend, found before anything was generated."""
 
 
-def run_preflight(trainer: "DAPOTrainer") -> None:
+class Preflight(TrainerCallback):
     """
-    Tries a run out on its first example. Every rank must call it.
+    Tries a run out on its first example: the example where training is asked for, the reward functions where it
+    begins, since from then on the run's state is known, which they may read.
 
     Args:
         trainer ([`DAPOTrainer`]):
             The run.
-
-    Raises:
-        SetupError: If there is no first example, it has no prompt, or a reward function cannot score a completion of
-            it; on every rank.
     """
-    if trainer.accelerator.is_main_process and (warning := too_few_processes(trainer.accelerator.num_processes)):
-        logger.warning(warning)
-    if trainer.rollout_func is not None or trainer.environment_factories is not None:
-        return  # what is asked, and what reward functions are given, comes with the rollout
-    example = _first_example(trainer)
-    _check_prompt(example)
-    if trainer.accelerator.is_main_process and (warning := _describe_context(trainer, example["prompt"])):
-        logger.warning(warning)
-    if not trainer.args.skip_preflight:
-        _try_rewards(trainer, example)
+
+    def __init__(self, trainer: "DAPOTrainer"):
+        self._trainer = trainer
+        self._example: dict | None = None  # that the reward functions are tried on
+
+    def check_example(self) -> None:
+        """
+        Looks at the first example. Every rank must call it.
+
+        Raises:
+            SetupError: If there is none, or it has no prompt.
+        """
+        trainer, self._example = self._trainer, None
+        if trainer.accelerator.is_main_process and (warning := too_few_processes(trainer.accelerator.num_processes)):
+            logger.warning(warning)
+        if trainer.rollout_func is not None or trainer.environment_factories is not None:
+            return  # what is asked, and what reward functions are given, comes with the rollout
+        example = _first_example(trainer)
+        _check_prompt(example)
+        if trainer.accelerator.is_main_process and (warning := _describe_context(trainer, example["prompt"])):
+            logger.warning(warning)
+        if not trainer.args.skip_preflight:
+            self._example = example
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """
+        Has the reward functions score the example.
+
+        Raises:
+            SetupError: If one cannot; on every rank.
+        """
+        if self._example is not None:
+            _try_rewards(self._trainer, self._example)
 
 
 def too_few_processes(num_processes: int) -> str | None:

@@ -55,7 +55,7 @@ from .evaluation.scores import EvaluationScores, problem_id, problem_source
 from .history import LogHistoryCallback
 from .lora_sync import making_the_engine
 from .model_checks import telling_a_missing_folder
-from .preflight import run_preflight
+from .preflight import Preflight
 from .progress import progress_bar, speak_of_shortfall
 from .rewards import scale_reward
 from .rewards.checks import check_reward_weights, checked_rewards, raise_on_every_rank
@@ -186,6 +186,8 @@ class DAPOTrainer(UpdatePhase):
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = RoundAhead(self)
         self.stopwatch = Stopwatch()
+        self.preflight = Preflight(self)
+        self.callback_handler.callbacks.insert(0, self.preflight)  # before any tracker opens a run
         self.stop = StopCallback(self)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
@@ -496,7 +498,7 @@ class DAPOTrainer(UpdatePhase):
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(broken_for(sys.stdout, line))
         with bars_on_terminals_only(loading=False):
-            run_preflight(self)
+            self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)
             finally:
