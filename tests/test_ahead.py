@@ -446,7 +446,7 @@ def test_without_it_nothing_of_it_is_logged(make):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"rollouts_ahead": 2}, "must be 0 or 1, got 2"),
+        ({"rollouts_ahead": 2}, "must be one of 0, 1, got 2"),
         ({"use_vllm": False}, "transformers generation.*vllm_mode='server'"),
         ({"vllm_mode": "colocate"}, "colocate.*vllm_mode='server'"),
         ({"use_dynamic_sampling": False}, "`use_dynamic_sampling=True`, got False"),

@@ -42,9 +42,24 @@ def tiny_config_class():
     [
         ({"overlong_buffer_length": 9}, r"between 1 and `max_completion_length` \(8\), got 9"),
         ({"overlong_buffer_length": 0}, "got 0"),
-        ({"overlong_penalty_factor": -0.5, "overlong_buffer_length": 4}, "must not be negative, got -0.5"),
+        (
+            {"overlong_penalty_factor": -0.5, "overlong_buffer_length": 4},
+            "at least 0 and finite, got -0.5. A",
+        ),
         ({"overlong_penalty_factor": 2.0}, "`overlong_penalty_factor=2.0` has no effect without"),
         ({"num_generations": 1}, "at least 2, got 1"),
+        ({"num_generations": 4.0}, "`num_generations` must be a whole number of at least 2, got 4.0"),
+        ({"max_tokens_generated": "5"}, "a whole number of at least 1, got '5'"),
+        ({"max_passes": float("inf")}, "above 0 and finite, got inf. Leave it out for no limit."),
+        ({"log_groups": True}, "a whole number of at least 0, got True"),
+        ({"steps_per_generation": 0}, "`steps_per_generation` must be a whole number of at least 1, got 0"),
+        ({"temperature": -1}, "`temperature` must be above 0 and finite, got -1"),
+        ({"top_entropy_quantile": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"epsilon": -0.1}, "`epsilon` must be at least 0 and finite, got -0.1"),
+        ({"dynamic_sampling_min_accuracy": "a"}, "a finite number, got 'a'"),
+        ({"importance_sampling_level": "sequence_token"}, "one of 'token', 'sequence', got 'sequence_token'"),
+        ({"scale_rewards": "std"}, "one of 'group', 'batch', 'none', True, False, got 'std'"),
+        ({"vllm_importance_sampling_mode": "mask"}, "'sequence_mask', got 'mask'"),
         ({"num_generations": None}, "at least 2, got None"),
         ({"dynamic_sampling_min_accuracy": 0.5, "dynamic_sampling_max_accuracy": 0.5}, "got 0.5 and 0.5"),
         ({"dynamic_sampling_min_accuracy": -0.1}, "got -0.1 and 1.0"),
@@ -160,7 +175,7 @@ def test_the_arithmetic_of_sizes_in_micro_batches_is_told_too(sized):
 @pytest.mark.parametrize(
     ("num_processes", "overrides", "message"),
     [
-        (1, {"prompts_per_step": 0}, "must be at least 1, got 0 and 0"),
+        (1, {"prompts_per_step": 0}, "`prompts_per_step` must be a whole number of at least 1, got 0"),
         (1, {"prompts_per_rollout": 500, "prompts_per_step": 32}, "Nearest `prompts_per_rollout`: 480 or 512"),
         # 32 x 16 = 512 rows; 24 x 8 = 192 rows; 192 rows are 12 whole prompts. 512 / 24 is not whole either.
         (

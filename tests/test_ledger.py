@@ -173,7 +173,7 @@ def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"log_groups": -1}, "must be 0 (no text) or more, got -1"),
+        ({"log_groups": -1}, "must be a whole number of at least 0, got -1. 0 keeps no text"),
         ({"log_groups": 2, "log_rollouts": False}, "has no effect with `log_rollouts=False`"),
         ({"log_groups": 2, "use_dynamic_sampling": False}, "has no effect with `use_dynamic_sampling=False`"),
     ],

@@ -122,8 +122,11 @@ def test_totals_are_of_the_whole_run_through_a_resume(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dynamic_sampling_stop_after": -1}, "`dynamic_sampling_stop_after` must be at least 1, or 0 for never"),
-        ({"max_passes": 0}, "`max_passes` must be above 0, got 0"),
+        (
+            {"dynamic_sampling_stop_after": -1},
+            "must be a whole number of at least 0, got -1. 0 is never.",
+        ),
+        ({"max_passes": 0}, "`max_passes` must be above 0 and finite, got 0. Leave it out"),
         ({"max_tokens_generated": 5, "use_dynamic_sampling": False}, "Set `max_steps` or `num_train_epochs`"),
         ({"logging_style": "json"}, "`logging_style` must be one of 'table', 'full'"),
     ],

@@ -38,8 +38,6 @@ def size_batches(
     assert rollout is not None
     assert step is not None
     name = "prompts_per_rollout" if prompts_per_step is None else "prompts_per_step"
-    if min(rollout, step) < 1:
-        raise ValueError(f"`prompts_per_rollout` and `prompts_per_step` must be at least 1, got {rollout} and {step}.")
     if rollout % step:
         raise ValueError(
             f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "

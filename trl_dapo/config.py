@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
 
-import math
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from trl import GRPOConfig
 from .batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
 from .docstrings import help_from_docstring
 from .loss import LOSS_MEANS
+from .ranges import CHOICES, check_values
 from .rewards import scale_reward
 
 
@@ -19,14 +19,13 @@ from .rewards import scale_reward
 for renamed in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
     warnings.filterwarnings("ignore", f"`{renamed}` is deprecated", FutureWarning)
 
-ON_EXHAUSTED = ("top_up", "error")
-MODES = ("filter", "replace", "mask")
-SURPLUS = ("discard", "carry")
-LORA_SYNCS = ("adapter", "merge")
-ROLLOUTS_AHEAD = (0, 1)
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
-LOGGING_STYLES = ("table", "full")
+
+
+def _choices(name: str) -> dict[str, list]:
+    """What the command line offers."""
+    return {"choices": [choice for choice in CHOICES[name] if choice is not None]}
 
 
 @help_from_docstring
@@ -230,11 +229,11 @@ class DAPOConfig(GRPOConfig):
     loss_type: str = "dapo"
     vllm_importance_sampling_mode: str = "token_truncate"
     vllm_importance_sampling_clip_max: float | None = 2.0
-    vllm_lora_sync: str | None = field(default=None, metadata={"choices": list(LORA_SYNCS)})
+    vllm_lora_sync: str | None = field(default=None, metadata=_choices("vllm_lora_sync"))
     max_tokens_per_microbatch: int | None = None
     use_dynamic_sampling: bool = True
     dynamic_sampling_max_rounds: int = 10
-    dynamic_sampling_on_exhausted: str = field(default="top_up", metadata={"choices": list(ON_EXHAUSTED)})
+    dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
     dynamic_sampling_stop_after: int = 20
     max_passes: float | None = None
     max_tokens_generated: int | None = None
@@ -242,13 +241,13 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling_min_accuracy: float = 0.0
     dynamic_sampling_max_accuracy: float = 1.0
     dynamic_sampling_accuracy_threshold: float = 0.0
-    dynamic_sampling_mode: str = field(default="filter", metadata={"choices": list(MODES)})
+    dynamic_sampling_mode: str = field(default="filter", metadata=_choices("dynamic_sampling_mode"))
     dynamic_sampling_max_round_size: int | None = None
     batch_multiplier: float | None = None
     min_replace_ratio: float = 0.3
-    dynamic_sampling_surplus: str = field(default="discard", metadata={"choices": list(SURPLUS)})
+    dynamic_sampling_surplus: str = field(default="discard", metadata=_choices("dynamic_sampling_surplus"))
     dynamic_sampling_memory: bool = False
-    rollouts_ahead: int = field(default=0, metadata={"choices": list(ROLLOUTS_AHEAD)})
+    rollouts_ahead: int = field(default=0, metadata=_choices("rollouts_ahead"))
     vllm_request_timeout: float | None = None
     overlong_buffer_length: int | None = None
     overlong_penalty_factor: float = 1.0
@@ -258,23 +257,18 @@ class DAPOConfig(GRPOConfig):
     eval_top_p: float | None = None
     eval_top_k: int | None = None
     skip_preflight: bool = False
-    logging_style: str = field(default="table", metadata={"choices": list(LOGGING_STYLES)})
+    logging_style: str = field(default="table", metadata=_choices("logging_style"))
     log_rollouts: bool = True
     log_groups: int = 4
 
     def __post_init__(self) -> None:
-        if self.num_generations is None or self.num_generations < 2:
-            raise ValueError(
-                f"`num_generations` must be at least 2, got {self.num_generations}: a group of one completion has no "
-                "spread of rewards to learn from."
-            )
+        check_values(self)
         self._check_dynamic_sampling()
         self._check_server()
         self._check_overlong()
         self._check_budget()
         self._check_lora_sync()
         self._check_reward_scaling()
-        self._check_evaluation()
         self._check_ledger()
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
         num_processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -357,16 +351,6 @@ class DAPOConfig(GRPOConfig):
         )
 
     def _check_dynamic_sampling(self) -> None:
-        for name, choices in (
-            ("dynamic_sampling_on_exhausted", ON_EXHAUSTED),
-            ("dynamic_sampling_mode", MODES),
-            ("dynamic_sampling_surplus", SURPLUS),
-            ("logging_style", LOGGING_STYLES),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
-                )
         low, high = self.dynamic_sampling_min_accuracy, self.dynamic_sampling_max_accuracy
         if not 0 <= low < high <= 1:
             raise ValueError(
@@ -382,9 +366,6 @@ class DAPOConfig(GRPOConfig):
                 f"and `dynamic_sampling_max_accuracy={high}`: every group would be dropped. Widen the band or raise "
                 "`num_generations`."
             )
-        threshold = self.dynamic_sampling_accuracy_threshold
-        if not (isinstance(threshold, (int, float)) and math.isfinite(threshold)):
-            raise ValueError(f"`dynamic_sampling_accuracy_threshold` must be a finite number, got {threshold!r}.")
         if isinstance(self.dynamic_sampling_rewards, str):
             raise ValueError(
                 "`dynamic_sampling_rewards` must be a list of names, got the text "
@@ -402,18 +383,9 @@ class DAPOConfig(GRPOConfig):
             self._check_filler()
 
     def _check_ends(self) -> None:
-        if self.dynamic_sampling_stop_after < 0:
-            raise ValueError(
-                f"`dynamic_sampling_stop_after` must be at least 1, or 0 for never, got "
-                f"{self.dynamic_sampling_stop_after}."
-            )
         for name in ("max_passes", "max_tokens_generated"):
             limit = getattr(self, name)
-            if limit is None:
-                continue
-            if not limit > 0:
-                raise ValueError(f"`{name}` must be above 0, got {limit}. Leave it out for no limit.")
-            if not self.use_dynamic_sampling:
+            if limit is not None and not self.use_dynamic_sampling:
                 raise ValueError(
                     f"`{name}={limit}` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. "
                     "Set `max_steps` or `num_train_epochs` in its place."
@@ -438,8 +410,6 @@ class DAPOConfig(GRPOConfig):
                 f"`min_replace_ratio={self.min_replace_ratio}` has no effect with `dynamic_sampling_mode={mode!r}`. "
                 "Set `dynamic_sampling_mode='replace'`."
             )
-        if not 0 < self.min_replace_ratio <= 1:
-            raise ValueError(f"`min_replace_ratio` must be above 0 and at most 1, got {self.min_replace_ratio}.")
         if surplus == "carry" and mode == "replace":
             raise ValueError(
                 "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before "
@@ -450,12 +420,6 @@ class DAPOConfig(GRPOConfig):
                 f"`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
                 "losses cannot mix rows of two policies. Set `dynamic_sampling_surplus='discard'`."
             )
-        if self.batch_multiplier is not None and not 0 < self.batch_multiplier < math.inf:
-            raise ValueError(f"`batch_multiplier` must be above 0 and finite, got {self.batch_multiplier}.")
-        if self.dynamic_sampling_max_round_size is not None and self.dynamic_sampling_max_round_size < 1:
-            raise ValueError(
-                f"`dynamic_sampling_max_round_size` must be at least 1, got {self.dynamic_sampling_max_round_size}."
-            )
 
     @property
     def vllm_request_seconds(self) -> float:
@@ -463,18 +427,14 @@ class DAPOConfig(GRPOConfig):
         return REQUEST_SHARE * self.ddp_timeout if self.vllm_request_timeout is None else self.vllm_request_timeout
 
     def _check_server(self) -> None:
-        ahead, timeout = self.rollouts_ahead, self.vllm_request_timeout
-        if ahead not in ROLLOUTS_AHEAD:
-            raise ValueError(f"`rollouts_ahead` must be 0 or 1, got {ahead!r}.")
+        timeout = self.vllm_request_timeout
         asks_a_server = self.use_vllm and self.vllm_mode == "server"
-        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-            raise ValueError(f"`vllm_request_timeout` must be above 0 and finite, got {timeout}.")
         if timeout is not None and not asks_a_server:
             raise ValueError(
                 f"`vllm_request_timeout={timeout}` has no effect without a vLLM server. Leave it out, or set "
                 "`use_vllm=True` and `vllm_mode='server'`."
             )
-        if not ahead:
+        if not self.rollouts_ahead:
             return
         if not asks_a_server:
             samples = f"`vllm_mode={self.vllm_mode!r}`" if self.use_vllm else "transformers generation"
@@ -541,20 +501,7 @@ class DAPOConfig(GRPOConfig):
             )
         scale_reward([], *self.reward_scaling)  # refuses empty and infinite ranges
 
-    def _check_evaluation(self) -> None:
-        if self.eval_temperature is not None and self.eval_temperature <= 0:
-            raise ValueError(
-                f"`eval_temperature` must be above 0, got {self.eval_temperature}. For greedy decoding set "
-                "`eval_top_k=1`."
-            )
-        if self.eval_top_p is not None and not 0 < self.eval_top_p <= 1:
-            raise ValueError(f"`eval_top_p` must be above 0 and at most 1, got {self.eval_top_p}.")
-        if self.eval_top_k is not None and self.eval_top_k < 0:
-            raise ValueError(f"`eval_top_k` must be 0 (all tokens) or more, got {self.eval_top_k}.")
-
     def _check_ledger(self) -> None:
-        if self.log_groups < 0:
-            raise ValueError(f"`log_groups` must be 0 (no text) or more, got {self.log_groups}.")
         for name, needed in (("log_rollouts", self.log_rollouts), ("use_dynamic_sampling", self.use_dynamic_sampling)):
             if self.log_groups != self.__dataclass_fields__["log_groups"].default and not needed:
                 raise ValueError(
@@ -566,8 +513,6 @@ class DAPOConfig(GRPOConfig):
         budget = self.max_tokens_per_microbatch
         if budget is None:
             return
-        if budget < 1:
-            raise ValueError(f"`max_tokens_per_microbatch` must be at least 1, got {budget}.")
         if self.loss_type != "dapo":
             raise ValueError(
                 f"`max_tokens_per_microbatch={budget}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
@@ -583,8 +528,6 @@ class DAPOConfig(GRPOConfig):
 
     def _check_lora_sync(self) -> None:
         sync = self.vllm_lora_sync
-        if sync not in (None, *LORA_SYNCS):
-            raise ValueError(f"`vllm_lora_sync` must be one of {', '.join(map(repr, LORA_SYNCS))}, got {sync!r}.")
         if sync is not None and not self.use_vllm:
             raise ValueError(f"`vllm_lora_sync={sync!r}` has no effect without vLLM. Set `use_vllm=True`.")
 
@@ -596,16 +539,11 @@ class DAPOConfig(GRPOConfig):
                     f"`overlong_buffer_length={buffer}` needs a `max_completion_length`: the punishment is measured "
                     "from it."
                 )
-            if not 0 < buffer <= self.max_completion_length:
+            if buffer > self.max_completion_length:
                 raise ValueError(
                     f"`overlong_buffer_length` must be between 1 and `max_completion_length` "
                     f"({self.max_completion_length}), got {buffer}."
                 )
-        if self.overlong_penalty_factor < 0:
-            raise ValueError(
-                f"`overlong_penalty_factor` must not be negative, got {self.overlong_penalty_factor}: it would reward "
-                "overlong completions."
-            )
         if self.overlong_penalty_factor != 1.0 and buffer is None:
             raise ValueError(
                 f"`overlong_penalty_factor={self.overlong_penalty_factor}` has no effect without "

@@ -3,7 +3,6 @@
 """A recipe as a plan reads it: every field with its default, the header, and how training is sharded."""
 
 import ast
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..arguments import _read_recipe, refuse_unknown_fields
+from ..ranges import COUNT, check_values
 from ..recipe_files import find_accelerate_config, find_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
@@ -32,33 +32,9 @@ DATACLASSES = (
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
 FSDP_VERSION = 2
-# Fields that a plan multiplies and divides by.
-COUNTS = (
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "max_completion_length",
-    "prompts_per_rollout",
-    "prompts_per_step",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "max_tokens_per_microbatch",
-    "dynamic_sampling_max_round_size",
-    "vllm_tensor_parallel_size",
-    "vllm_max_model_length",
-    "lora_r",
-)
+DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
-# As in `DAPOConfig` and TRL, which take longer to import than a plan takes.
-CHOICES = {
-    "dynamic_sampling_mode": ("filter", "mask", "replace"),
-    "dynamic_sampling_surplus": ("discard", "carry"),
-    "vllm_mode": ("colocate", "server"),
-}
 
 
 @dataclass(frozen=True)
@@ -192,19 +168,11 @@ def read(
 
 def _check(settings: SimpleNamespace) -> None:
     """Refuses what a plan cannot calculate with; whether a run would take the rest is for its own start to say."""
-    for name in COUNTS:
-        value, may_lack = getattr(settings, name), declared_fields()[name] is None
-        if not (may_lack and value is None) and (type(value) is not int or value < 1):
-            raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-    share = settings.vllm_gpu_memory_utilization
-    if not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ValueError(f"`vllm_gpu_memory_utilization` must be above 0 and at most 1, got {share!r}.")
-    multiplier = settings.batch_multiplier
-    if multiplier is not None and not (isinstance(multiplier, (int, float)) and 0 < multiplier < math.inf):
-        raise ValueError(f"`batch_multiplier` must be above 0 and finite, got {multiplier!r}.")
-    for name, choices in CHOICES.items():
-        if getattr(settings, name) not in choices:
-            raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {getattr(settings, name)!r}.")
+    check_values(settings)
+    if settings.lora_r not in COUNT:
+        raise ValueError(f"`lora_r` must be {COUNT}, got {settings.lora_r!r}.")
+    if settings.dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be one of {', '.join(map(repr, DTYPES))}, got {settings.dtype!r}.")
     if settings.bf16 and settings.fp16:
         raise ValueError("`bf16` and `fp16` contradict each other.")
     if settings.load_in_4bit and settings.load_in_8bit:

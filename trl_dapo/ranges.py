@@ -1,0 +1,155 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which values single settings may have, this package's and those of TRL's that decide what is sampled and trained.
+
+What contradicts another setting is for `config.py` to say. Pure: a plan asks too, without torch.
+"""
+
+import math
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """
+    The numbers that a setting may be.
+
+    Attributes:
+        least, most (`float`):
+            Ends; infinity is never in.
+        is_whole (`bool`):
+            Whether only whole numbers are.
+        is_open (`bool`):
+            Whether `least` itself is out.
+        or_none (`bool`):
+            Whether it may be `None`.
+        hint (`str`):
+            What else to say of a value that is out.
+    """
+
+    least: float
+    most: float = math.inf
+    is_whole: bool = False
+    is_open: bool = False
+    or_none: bool = False
+    hint: str = ""
+
+    def __contains__(self, value: Any) -> bool:
+        if value is None:
+            return self.or_none
+        if isinstance(value, bool) or not isinstance(value, Integral if self.is_whole else Real):
+            return False
+        value = float(value)
+        return math.isfinite(value) and self.least <= value <= self.most and not (self.is_open and value == self.least)
+
+    def __str__(self) -> str:
+        if self.least == -math.inf:
+            return "a finite number"
+        ends = f"above {self.least}" if self.is_open else f"at least {self.least}"
+        if self.most < math.inf:
+            ends += f" and at most {self.most}"
+        elif not self.is_whole:
+            ends += " and finite"
+        return f"a whole number of {ends}" if self.is_whole else ends
+
+
+ANY = Range(-math.inf)
+COUNT = Range(1, is_whole=True)
+COUNT_OR_NONE = Range(1, is_whole=True, or_none=True)
+POSITIVE = Range(0, is_open=True)
+POSITIVE_OR_NONE = Range(0, is_open=True, or_none=True)
+SHARE = Range(0, 1, is_open=True)
+
+RANGES = {
+    # Batches
+    "num_generations": Range(
+        2, is_whole=True, hint="A group of one completion has no spread of rewards to learn from."
+    ),
+    "num_generations_eval": COUNT_OR_NONE,
+    "prompts_per_rollout": COUNT_OR_NONE,
+    "prompts_per_step": COUNT_OR_NONE,
+    "per_device_train_batch_size": COUNT,
+    "per_device_eval_batch_size": COUNT,
+    "gradient_accumulation_steps": COUNT,
+    "steps_per_generation": COUNT_OR_NONE,
+    "generation_batch_size": COUNT_OR_NONE,
+    "max_tokens_per_microbatch": COUNT_OR_NONE,
+    "max_steps": Range(-1, is_whole=True, hint="Set -1 for `num_train_epochs`."),
+    # Sampling
+    "max_completion_length": COUNT_OR_NONE,
+    "temperature": POSITIVE,
+    "top_p": SHARE,
+    "min_p": Range(0, 1, or_none=True),
+    "repetition_penalty": POSITIVE,
+    "vllm_gpu_memory_utilization": SHARE,
+    "vllm_tensor_parallel_size": COUNT,
+    "vllm_max_model_length": COUNT_OR_NONE,
+    "vllm_request_timeout": POSITIVE_OR_NONE,
+    "eval_temperature": Range(0, is_open=True, or_none=True, hint="For greedy decoding set `eval_top_k=1`."),
+    "eval_top_p": Range(0, 1, is_open=True, or_none=True),
+    "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
+    # Dynamic sampling
+    "dynamic_sampling_max_rounds": Range(0, is_whole=True, hint="0 is no limit."),
+    "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
+    "dynamic_sampling_max_round_size": COUNT_OR_NONE,
+    "dynamic_sampling_min_accuracy": ANY,
+    "dynamic_sampling_max_accuracy": ANY,
+    "dynamic_sampling_accuracy_threshold": ANY,
+    "batch_multiplier": POSITIVE_OR_NONE,
+    "min_replace_ratio": SHARE,
+    "max_passes": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
+    "max_tokens_generated": Range(1, is_whole=True, or_none=True, hint="Leave it out for no limit."),
+    "log_groups": Range(0, is_whole=True, hint="0 keeps no text."),
+    # Loss
+    "num_iterations": COUNT,
+    "epsilon": Range(0),
+    "epsilon_high": Range(0, or_none=True),
+    "delta": POSITIVE_OR_NONE,
+    "beta": Range(0),
+    "top_entropy_quantile": SHARE,
+    "vllm_importance_sampling_clip_max": POSITIVE_OR_NONE,
+    # The overlong penalty
+    "overlong_buffer_length": COUNT_OR_NONE,
+    "overlong_penalty_factor": Range(0, hint="A negative one would reward overlong completions."),
+}
+
+CHOICES: dict[str, tuple] = {
+    "dynamic_sampling_on_exhausted": ("top_up", "error"),
+    "dynamic_sampling_mode": ("filter", "replace", "mask"),
+    "dynamic_sampling_surplus": ("discard", "carry"),
+    "rollouts_ahead": (0, 1),
+    "logging_style": ("table", "full"),
+    "vllm_lora_sync": (None, "adapter", "merge"),
+    "vllm_mode": ("colocate", "server"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+
+
+def check_values(settings: object) -> None:
+    """
+    Refuses what no setting may be.
+
+    Args:
+        settings (`object`):
+            Has an attribute of each name in `RANGES` and `CHOICES`.
+
+    Raises:
+        ValueError: If a value is out, with it and what may be.
+
+    Example:
+
+    ```python
+    >>> check_values(DAPOConfig("out", temperature=-1))
+    Traceback (most recent call last):
+    ValueError: `temperature` must be above 0 and finite, got -1.
+    ```
+    """
+    for name, allowed in RANGES.items():
+        if (value := getattr(settings, name)) not in allowed:
+            raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
+    for name, choices in CHOICES.items():
+        if (value := getattr(settings, name)) not in choices:
+            raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
