@@ -41,6 +41,11 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
         (["train", "--config", "--max_steps", "3"], "`--config` is not followed by a recipe"),
         (["train"], "Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), or `--model_name_or_path`"),
         (["train", "--dataset_name", "my.jsonl", "--max_steps=3"], "neither a recipe nor a model is named"),
+        (["train", "--config", "smoke_cpu", "--config", "b.yaml"], "`--config` is given twice"),
+        (["train", "--config", "smoke_cpu", "--output_dir", ""], "`output_dir` is empty"),
+        (["train", "--config", "smoke_cpu", "--model_name_or_path", "m"], "Add `--tiny_model false`"),
+        (["quickstart", "--output_dir", ""], "`output_dir` is empty"),
+        (["eval", "--model", "m", "--dataset", "d", "--output_dir", ""], "`output_dir` is empty"),
         (["train", "--config=a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "a/nowhere.yaml"], "`--config a/nowhere.yaml` names no file."),
         (["train", "--config", "nowhere.yaml"], "`--config nowhere.yaml` names no file, and is none of "),
@@ -90,10 +95,26 @@ def test_no_command_at_all_is_answered_with_the_commands(capsys):
     assert "see a small model get better on this machine, now" in capsys.readouterr().err
 
 
-def test_an_unknown_option_is_told_in_one_line(capsys):
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["quickstart", "--sed", "1"], "trl-dapo: unrecognized arguments: --sed 1 (see --help)"),
+        (
+            ["quickstart", "--seed=-1"],
+            "trl-dapo quickstart: argument --seed: must be a whole number, 0 to 4294967295, got '-1' (see --help)",
+        ),
+        (
+            ["train", "--config", "smoke_cpu", "--num_processes", "0"],
+            "trl-dapo train: argument --num_processes/--num-processes: must be a whole number, at least 1, got '0' "
+            "(see --help)",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_is_unknown_or_no_number_is_told_in_one_line(capsys, command, line):
     with pytest.raises(SystemExit):
-        main(["quickstart", "--sed", "1"])
-    assert capsys.readouterr().err == "trl-dapo: unrecognized arguments: --sed 1 (see --help)\n"
+        main(command)
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 def test_the_options_of_a_launch_are_told_from_those_of_a_recipe():

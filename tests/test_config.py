@@ -49,12 +49,12 @@ def tiny_config_class():
         ({"overlong_penalty_factor": 2.0}, "`overlong_penalty_factor=2.0` has no effect without"),
         ({"num_generations": 1}, "at least 2, got 1"),
         ({"num_generations": 4.0}, "`num_generations` must be a whole number of at least 2, got 4.0"),
-        ({"max_tokens_generated": "5"}, "a whole number of at least 1, got '5'"),
+        ({"max_tokens_generated": "5"}, "above 0 and finite, got '5'"),
         ({"max_passes": float("inf")}, "above 0 and finite, got inf. Leave it out for no limit."),
         ({"log_groups": True}, "a whole number of at least 0, got True"),
         ({"steps_per_generation": 0}, "`steps_per_generation` must be a whole number of at least 1, got 0"),
         ({"temperature": -1}, "`temperature` must be above 0 and finite, got -1"),
-        ({"top_entropy_quantile": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"top_entropy_quantile": 1.5}, "at least 0 and at most 1, got 1.5"),
         ({"epsilon": -0.1}, "`epsilon` must be at least 0 and finite, got -0.1"),
         ({"dynamic_sampling_min_accuracy": "a"}, "a finite number, got 'a'"),
         ({"importance_sampling_level": "sequence_token"}, "one of 'token', 'sequence', got 'sequence_token'"),
@@ -101,6 +101,22 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
 )
 def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_filler(tmp_path, overrides):
     assert tiny_config(tmp_path, loss_type="dppo", **overrides).loss_type == "dppo"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"dynamic_sampling_max_rounds": -1},  # no limit, as 0
+        {"top_entropy_quantile": 0.0},  # the highest entropy alone
+        {"max_tokens_generated": 1e9},
+        {"epsilon": 0.0},
+        {"max_completion_length": None},
+        {"scale_rewards": False},
+    ],
+    ids=str,
+)
+def test_a_value_at_the_end_of_its_range_is_accepted(tmp_path, overrides):
+    tiny_config(tmp_path, **overrides)
 
 
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])

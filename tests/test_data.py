@@ -504,6 +504,12 @@ def test_another_name_is_a_dataset_of_the_hub(monkeypatch):
     assert (dataset["solution"][0], dataset["source"][0]) == ("2", "gsm8k")
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    (tmp_path / "sums.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"sums.jsonl` is a folder: name a file in it"):
+        load_math_dataset(tmp_path / "sums.jsonl")
+
+
 def test_a_dataset_that_the_hub_does_not_have_is_a_missing_file(monkeypatch):
     def load_dataset(*args, **kwargs):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'sums.parqet' doesn't exist")

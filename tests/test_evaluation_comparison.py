@@ -87,7 +87,11 @@ def test_what_is_no_summary_is_named(tmp_path):
         compare(tmp_path, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`.$"):
         compare(tmp_path / "nothing.json", tmp_path)
-    for content, message in (("{", "is not JSON"), ("[]", "is not the summary of an evaluation")):
+    for content, message in (
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "is not the summary of an evaluation"),
+    ):
         (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             compare(tmp_path, tmp_path)
@@ -105,6 +109,8 @@ PROBLEM = {"id": "a", "source": "x", "num_correct": 1, "num_completions": 2, "ma
         {"problems": None},
         {"problems": []},
         {"problems": [{name: value for name, value in PROBLEM.items() if name != "maj"}]},
+        {"problems": [{**PROBLEM, "num_correct": None}]},
+        {"problems": [{**PROBLEM, "id": ["a"]}]},
     ],
     ids=str,
 )

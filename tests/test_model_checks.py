@@ -39,6 +39,19 @@ def test_a_model_that_is_not_found_is_said_to_be_no_folder():
         raise AssertionError("not even asked for")
 
 
+def test_a_reward_model_that_is_not_found_is_told_beside_the_model_that_is(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"^`accuracy_reward` is no folder here\. We couldn't connect"),
+        telling_a_missing_folder(str(tmp_path), "accuracy_reward", len),
+    ):
+        raise OSError(NOT_REACHED)
+    with (
+        pytest.raises(OSError, match=r"^`a/modle` and `rewrad` are no folders here\. We couldn't connect"),
+        telling_a_missing_folder("a/modle", "rewrad"),
+    ):
+        raise OSError(NOT_REACHED)
+
+
 def test_other_errors_are_left_as_they_are(tmp_path):
     for model, error in ((str(tmp_path), NOT_REACHED), ("outputs/modle", "No space left on device"), (None, "x")):
         with pytest.raises(OSError, match=f"^{error}"), telling_a_missing_folder(model):
@@ -46,6 +59,8 @@ def test_other_errors_are_left_as_they_are(tmp_path):
 
 
 def test_the_trainer_says_so_of_its_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^`/nowhere/rewrad` is no folder here"):
+        DAPOTrainer("outputs/modle", "/nowhere/rewrad", tiny_config(tmp_path), train_dataset=prompts(4))
     with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here\. "):
         DAPOTrainer("outputs/modle", lambda **kwargs: [], tiny_config(tmp_path), train_dataset=prompts(4))
 

@@ -925,8 +925,10 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
             "The command line has fields that no config has: `learning_rat` (nearest: `learning_rate`).",
         ),
         (["--gpu", "L4-24GB"], "`gpu` (nearest: `gpus`)."),
-        (["--num_generations", "many"], "`num_generations` must be a whole number of at least 2, got 'many'"),
-        (["--max_steps", "nan"], "`max_steps` must be a whole number of at least -1, got 'nan'"),
+        (["--num_generations", "many"], "`num_generations` must be a number, got 'many'"),
+        (["--max_steps", "nan"], "`max_steps` must be a number, got 'nan'"),
+        (["--max_steps", "1e3"], "`max_steps` must be a number, got '1e3'"),
+        (["--eval_steps", "often"], "`eval_steps` must be a number, got 'often'"),
         (["--dtype", "half"], "`dtype` must be one of 'auto', 'bfloat16', 'float16', 'float32', None, got 'half'"),
         (["--num_iterations", "0"], "`num_iterations` must be a whole number of at least 1, got 0"),
         (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be"),
@@ -954,6 +956,11 @@ def test_a_mistake_is_told_in_one_line_with_exit_status_2(write, capsys, options
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trl-dapo plan: ")
     assert message in line
+
+
+def test_numbers_that_are_text_to_yaml_are_read_as_the_command_line_reads_them(write):
+    recipe = write("any CPU", {**TINY_RUN, "learning_rate": "1e-6", "num_train_epochs": "2e0"})
+    assert main(["plan", "--config", recipe]) == 0
 
 
 def test_the_environment_that_a_recipe_sets_changes_no_plan(write, capsys):

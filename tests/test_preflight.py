@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 from helpers import ScriptedTrainer, prompts, run_preflight, tiny_config
 
+from trl_dapo.construction import check_rewards_and_data
 from trl_dapo.preflight import SetupError, too_few_processes
 
 
@@ -200,6 +201,37 @@ def test_a_first_example_without_a_prompt_is_refused(tiny_model, tmp_path, row, 
     trainer = make_trainer(tiny_model, tmp_path, zeros, streamed, remove_unused_columns=False)
     with pytest.raises(SetupError, match=re.escape(message)):
         run_preflight(trainer)
+
+
+@pytest.mark.parametrize(
+    ("bad", "others"),
+    [
+        ("", "2+2"),
+        (None, "2+2"),
+        ([], [{"role": "user", "content": "2+2"}]),
+        (None, [{"role": "user", "content": "2"}]),
+    ],
+    ids=str,
+)
+def test_a_row_without_a_prompt_is_named_wherever_it_stands(tiny_model, tmp_path, bad, others):
+    dataset = Dataset.from_dict({"prompt": [others] * 11_000 + [bad] + [others] * 4})
+    message = rf"`train_dataset` has no prompt in row 11000: it is {re.escape(repr(bad))}\. Leave such rows out"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tiny_model, tmp_path, zeros, dataset)
+    make_trainer(tiny_model, tmp_path, zeros, dataset.select(range(10_996, 11_000)))
+    with pytest.raises(ValueError, match="in row 1: it is"):
+        make_trainer(tiny_model, tmp_path, zeros, dataset.select([11_001, 11_000, 0, 1]))
+
+
+def test_an_empty_prompt_is_one_where_the_tokenizer_begins_it(tiny_model, tmp_path):
+    """GPT-2's tokenizer has nothing to give to a model, Llama's has `<s>`."""
+    dataset = Dataset.from_dict({"prompt": ["", "2+2"]})
+    trainer = make_trainer(tiny_model, tmp_path, zeros, Dataset.from_dict({"prompt": ["2+2"] * 4}))
+    trainer.train_dataset = dataset
+    with pytest.raises(ValueError, match="in row 0: it is ''"):
+        check_rewards_and_data(trainer)
+    trainer._tokenizer = lambda text, **kwargs: {"input_ids": [1]}
+    check_rewards_and_data(trainer)
 
 
 def test_a_stream_without_an_example_is_refused(tiny_model, tmp_path):

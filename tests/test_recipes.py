@@ -274,6 +274,7 @@ def test_a_misspelt_option_is_told_with_the_nearest(capsys, words, message):
         (["--eval_dataset_name", "nowhere.parquet"], "nowhere.parquet"),
         (["--reward_funcs", "dapo_maths"], "`reward_funcs` names 'dapo_maths'. Expected dapo_math, math_verify"),
         (["--reward_funcs", "string.nothing"], "module 'string' has no 'nothing'"),
+        (["--reward_funcs", "math.pi"], "names 'math.pi', which is no function but 3.14"),
         (["--overlong_buffer_length", "64"], "got 64"),
         (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
         (["--gradient_accumulation_steps", "2"], "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),

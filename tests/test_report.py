@@ -247,6 +247,20 @@ def test_the_growing_log_is_read_up_to_where_the_run_was_killed(tmp_path):
     assert run.notes == ["log_history.jsonl: 1 of 4 lines are incomplete and left out."]
 
 
+def test_a_log_without_a_figure_is_told(tmp_path):
+    write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": "high"}])
+    with pytest.raises(ValueError, match="holds no figure that a report draws"):
+        write_report([tmp_path])
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_log_that_is_nested_deeper_than_it_may_be_is_passed_over(tmp_path):
+    write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": 0.2}])
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text("[" * 100_000)
+    assert load_run(tmp_path).log_history == [{"step": 2, "reward": 0.2}]
+
+
 def test_a_run_that_has_not_logged_yet_shows_its_folders_newest_checkpoint_and_says_so(tmp_path):
     write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": 0.2}])
     (tmp_path / "log_history.jsonl").write_text("")

@@ -211,6 +211,15 @@ def sampler_state(checkpoint):
     return json.loads((checkpoint / "dapo_state.json").read_text())
 
 
+def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says_so(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, use_dynamic_sampling=False, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert number(trainer.sampled[0]) == 0
+    assert "`use_dynamic_sampling` (False there, True here)" in what_was_said(caplog)
+    assert "the prompts start a fresh pass" in what_was_said(caplog)
+
+
 @pytest.mark.parametrize("damage", ["missing", "torn", "fewer processes"])
 def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path, damage):
     """What all ranks share goes on: the order of the prompts and what a run's limits count."""

@@ -27,8 +27,8 @@ from trl_dapo.rewards.checks import (
     PASSED_BY_TRL,
     check_prompt_column,
     check_reward_columns,
+    check_reward_funcs,
     check_reward_values,
-    check_reward_weights,
     with_checked_values,
 )
 
@@ -204,7 +204,7 @@ def test_a_reward_that_does_not_take_what_trl_passes_is_refused():
     [(None, 1, 20), ([1.0], 1, 20), ([1.0, 0.5], 2, 20), ([1.0, 0.5], 1, None)],
 )
 def test_other_reward_weights_are_trls_to_judge(weights, num_reward_funcs, buffer):
-    check_reward_weights(weights, num_reward_funcs, buffer)
+    check_reward_funcs([exact] * num_reward_funcs, weights, buffer)
 
 
 def test_a_weight_for_the_overlong_column_is_refused_with_the_factor_that_it_has():
@@ -213,7 +213,19 @@ def test_a_weight_for_the_overlong_column_is_refused_with_the_factor_that_it_has
         r"its weight is `overlong_penalty_factor`.*`overlong_penalty_factor=0\.5`"
     )
     with pytest.raises(ValueError, match=message):
-        check_reward_weights([1.0, 0.5], 1, 20)
+        check_reward_funcs([exact], [1.0, 0.5], 20)
+
+
+def test_weights_of_which_none_counts_are_refused():
+    with pytest.raises(ValueError, match=r"`reward_weights=\[0.0, 0.0\]`: no reward counts"):
+        check_reward_funcs([exact, exact], [0.0, 0.0], None)
+    check_reward_funcs([exact, exact], [0.0, -1.0], None)
+
+
+def test_what_cannot_be_called_is_no_reward_function():
+    with pytest.raises(TypeError, match=r"`reward_funcs` holds 5 \(int\). Expected a function"):
+        check_reward_funcs([exact, 5], None, None)
+    check_reward_funcs(["a/model", exact, torch.nn.Linear(1, 1), None], None, None)
 
 
 FINE = [1.0, 1, True, None, math.nan, math.inf, Decimal("0.5"), Fraction(1, 2)]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ScriptedTrainer, prompts, run_alone, tiny_config
+from helpers import ScriptedTrainer, prompts, right, run_alone, tiny_config
 from terminals import run_in_terminal, screen
 from transformers import PrinterCallback, ProgressCallback
 
@@ -65,6 +65,16 @@ def test_a_row_of_large_figures_is_no_wider():
     row = format_row(logs, 100_000, 8_640_000)
     assert row.split() == "100000 -123.5 -12.346 100.0% 100.0 167.8M 20.5k 11.930 3600 100d 00h".split()
     assert len(row) == 79
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logging_steps": 10}, {"logging_strategy": "no"}, {"logging_steps": 2}], ids=str
+)
+def test_steps_that_no_line_was_logged_for_are_counted_too(tiny_model, tmp_path, capsys, settings):
+    args = tiny_config(tmp_path, max_steps=3, dynamic_sampling_max_rounds=1, **settings)
+    ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(40), script=lambda text, i: "wrong").train()
+    assert "step 3 of 3" in (said := capsys.readouterr().out)
+    assert "No step moved a weight" in said
 
 
 def test_a_mean_that_rounds_to_zero_has_no_sign():
@@ -132,6 +142,15 @@ def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
     assert "Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% (means of steps 1-2 -> 19-20)." in lines
     said = "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)."
     assert said in lines
+
+
+def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
+    """With `num_iterations=2` every other step knows of no reward, the last one too."""
+    rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
+    history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
+    history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
+    lines = summarize(history, None, step=6, max_steps=6, seconds=1, output_dir="out")
+    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in lines
 
 
 def test_a_summary_of_one_step_compares_nothing():

@@ -3,9 +3,10 @@
 """What can be known of a command line before anything heavy is imported. Needs neither torch nor transformers."""
 
 import argparse
+import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +37,8 @@ def check_output_dir(folder: str | os.PathLike) -> None:
     Raises:
         OSError: If that is impossible; it says why.
     """
+    if not os.fspath(folder):  # of a shell's variable that is not set; as a path it is the working folder
+        raise FileNotFoundError("`output_dir` is empty: name a folder.")
     path = Path(folder).expanduser().absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
@@ -110,13 +113,15 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         place = argv.index("--config") + 1
         if not argv[place:] or argv[place].startswith("--"):
             raise ValueError("`--config` is not followed by a recipe. Name one, such as smoke_cpu, or its file.")
+        if "--config" in argv[place:]:
+            raise ValueError("`--config` is given twice. Write one recipe, and what it is to differ in behind it.")
         argv[place] = str(find_recipe(argv[place]))
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
         if name in ("--output_dir", "--output-dir"):
             settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
-    if settings.get("output_dir"):
+    if settings.get("output_dir") is not None:
         check_output_dir(str(settings["output_dir"]))
     options = {word.partition("=")[0].replace("-", "_") for word in argv}
     if not options & {"__config", "__model_name_or_path", "__tiny_model", "__help", "_h"}:
@@ -124,7 +129,33 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             "neither a recipe nor a model is named. Name a recipe, `--config NAME` (`trl-dapo recipes` lists them), "
             "or `--model_name_or_path` and `--dataset_name`."
         )
+    if settings.get("tiny_model") and "__model_name_or_path" in options and "__tiny_model" not in options:
+        raise ValueError(
+            "the recipe trains a small random model (`tiny_model: true`), not that of `--model_name_or_path`. Add "
+            "`--tiny_model false`."
+        )
     return argv
+
+
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """
+    Type of an option of `argparse`.
+
+    Args:
+        least, most (`int`):
+            Ends of what is accepted.
+
+    Returns:
+        `Callable`: Reads a number, or raises [`~argparse.ArgumentTypeError`].
+    """
+
+    def read(text: str) -> int:
+        if not re.fullmatch("-?[0-9]+", text) or not least <= int(text) <= most:
+            ends = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number, {ends}, got {text!r}")
+        return int(text)
+
+    return read
 
 
 def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -140,7 +171,7 @@ def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[
         given; and what is left of the command line.
     """
     parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser.add_argument("--num_processes", "--num-processes", type=whole_number(1))
     parser.add_argument("--accelerate_config", "--accelerate-config")
     return parser.parse_known_args(argv)
 

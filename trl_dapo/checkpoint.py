@@ -132,7 +132,7 @@ def _read_shared(folder: Path, sampler: "Sampler | None") -> tuple[dict | None, 
             return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
         if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
             PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, RecursionError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
     return shared, None
 
@@ -204,6 +204,6 @@ def find_checkpoint(output_dir: str) -> str | None:
 def _is_json(path: Path) -> bool:
     try:
         json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
@@ -56,6 +58,8 @@ def check_rewards_and_data(trainer: "DAPOTrainer") -> None:
         columns = _known_columns(dataset)
         if trainer.environment_factories is None:  # an environment may bring its own prompts
             check_prompt_column(columns, name)
+            if isinstance(dataset, Dataset) and columns is not None:
+                _check_prompts(dataset, name, may_be_empty=bool(trainer._tokenizer("")["input_ids"]))
         if columns is not None and trainer.args.remove_unused_columns:
             columns = [column for column in columns if column in kept_columns(trainer)]
         if trainer.rollout_func is None:  # which may add columns
@@ -66,6 +70,24 @@ def check_rewards_and_data(trainer: "DAPOTrainer") -> None:
                 dataset=name,
                 has_environments=trainer.environment_factories is not None,
             )
+
+
+def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
+    """Refuses a row without a prompt: neither tokenizers nor models say which it was."""
+    place = 0
+    for batch in dataset.select_columns("prompt").with_format("arrow").iter(10_000):
+        prompts = batch["prompt"].combine_chunks()
+        is_bad = prompts.is_null()
+        if pa.types.is_list(prompts.type):
+            is_bad = pc.or_kleene(is_bad, pc.equal(pc.list_value_length(prompts), 0))
+        elif pa.types.is_string(prompts.type) and not may_be_empty:
+            is_bad = pc.or_kleene(is_bad, pc.equal(prompts, ""))
+        if (row := pc.index(is_bad, True).as_py()) >= 0:
+            raise ValueError(
+                f"`{name}` has no prompt in row {place + row}: it is {prompts[row].as_py()!r}. Leave such rows out, "
+                "as with `dataset.filter(lambda row: row['prompt'])`."
+            )
+        place += len(prompts)
 
 
 def kept_columns(trainer: "DAPOTrainer") -> list[str]:

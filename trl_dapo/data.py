@@ -267,6 +267,8 @@ def _open_rows(
     for candidate in [*candidates, RECIPES / path]:
         if candidate.is_file():
             return f"`{candidate}`", path.stem, _file_rows(candidate)
+        if candidate.is_dir():
+            raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
     hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
     raise FileNotFoundError(f"There is no {looked}{hint}.")

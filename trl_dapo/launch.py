@@ -303,9 +303,12 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
         raise ValueError(f"`{option}` names {name!r}. Expected {', '.join(known)}, or a dotted import path.")
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
+    if not callable(function):
+        raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
+    return function
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def telling_a_missing_folder(model: object) -> Iterator[None]:
+def telling_a_missing_folder(*models: object) -> Iterator[None]:
     """
-    Says of a model's name that no folder has that name where the model is not found. Whoever misspells a path would
-    else read of the network alone.
+    Says of models' names that no folders have them where a model is not found. Whoever misspells a path would else
+    read of the network alone.
     """
-    if isinstance(model, str):
-        check_model_path(model)
+    names = [model for model in models if isinstance(model, str)]
+    for name in names:
+        check_model_path(name)
     try:
         yield
     except OSError as error:
-        if not isinstance(model, str) or os.path.exists(model) or "huggingface.co" not in str(error):
+        missing = [f"`{name}`" for name in names if not os.path.exists(name)]
+        if not missing or "huggingface.co" not in str(error):
             raise
-        raise OSError(f"`{model}` is no folder here. {error}") from error
+        are = "is no folder" if len(missing) == 1 else "are no folders"
+        raise OSError(f"{' and '.join(missing)} {are} here. {error}") from error
 
 
 def has_rotary_positions(config: "PreTrainedConfig") -> bool:

@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         if self.least == -math.inf:
-            return "a finite number"
+            return "a whole number" if self.is_whole else "a finite number"
         ends = f"above {self.least}" if self.is_open else f"at least {self.least}"
         if self.most < math.inf:
             ends += f" and at most {self.most}"
@@ -74,6 +74,7 @@ RANGES = {
     "steps_per_generation": COUNT_OR_NONE,
     "generation_batch_size": COUNT_OR_NONE,
     "max_tokens_per_microbatch": COUNT_OR_NONE,
+    "seed": Range(0, 2**32 - 1, is_whole=True),
     "max_steps": Range(-1, is_whole=True, hint="Set -1 for `num_train_epochs`."),
     # Sampling
     "max_completion_length": COUNT_OR_NONE,
@@ -89,7 +90,7 @@ RANGES = {
     "eval_top_p": Range(0, 1, is_open=True, or_none=True),
     "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
     # Dynamic sampling
-    "dynamic_sampling_max_rounds": Range(0, is_whole=True, hint="0 is no limit."),
+    "dynamic_sampling_max_rounds": Range(-math.inf, is_whole=True),
     "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,
@@ -98,7 +99,7 @@ RANGES = {
     "batch_multiplier": POSITIVE_OR_NONE,
     "min_replace_ratio": SHARE,
     "max_passes": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
-    "max_tokens_generated": Range(1, is_whole=True, or_none=True, hint="Leave it out for no limit."),
+    "max_tokens_generated": Range(0, is_open=True, or_none=True, hint="Leave it out for no limit."),
     "log_groups": Range(0, is_whole=True, hint="0 keeps no text."),
     # Loss
     "num_iterations": COUNT,
@@ -106,7 +107,7 @@ RANGES = {
     "epsilon_high": Range(0, or_none=True),
     "delta": POSITIVE_OR_NONE,
     "beta": Range(0),
-    "top_entropy_quantile": SHARE,
+    "top_entropy_quantile": Range(0, 1),
     "vllm_importance_sampling_clip_max": POSITIVE_OR_NONE,
     # The overlong penalty
     "overlong_buffer_length": COUNT_OR_NONE,

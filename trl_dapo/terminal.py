@@ -142,17 +142,17 @@ def format_evaluation(entry: dict) -> str | None:
 
 
 def count_empty_steps(log_history: Sequence[dict]) -> int:
-    """Optimizer steps without a token to learn from, of those that were logged."""
+    """Optimizer steps without a token to learn from. Those behind the last log stand in the entry of the run's end."""
     empty, last = 0, 0
     for entry in log_history:
-        if "loss" in entry:
+        if "loss" in entry or "train_runtime" in entry:
             empty += round(entry.get("frac_empty_steps", 0.0) * (entry["step"] - last))
             last = entry["step"]
     return empty
 
 
 class _Ends(NamedTuple):
-    """Entries of the first and the last tenth of the steps that were logged: a single one is mostly noise."""
+    """Entries of the first and the last tenth that were logged of a rollout: a single one is mostly noise."""
 
     first: list[dict]
     last: list[dict]
@@ -161,6 +161,8 @@ class _Ends(NamedTuple):
 
 def _ends(log_history: Sequence[dict]) -> _Ends:
     trained = [entry for entry in log_history if "loss" in entry]
+    # Steps on the rollout of an earlier one know of no reward.
+    trained = [entry for entry in trained if "reward" in entry] or trained
     num = math.ceil(len(trained) / 10)
     first, last = trained[:num], trained[len(trained) - num :]
 

@@ -58,7 +58,7 @@ from .model_checks import telling_a_missing_folder
 from .preflight import Preflight
 from .progress import progress_bar, speak_of_shortfall
 from .rewards import scale_reward
-from .rewards.checks import check_reward_weights, checked_rewards, raise_on_every_rank
+from .rewards.checks import check_reward_funcs, checked_rewards, raise_on_every_rank
 from .rewards.dapo_math import completion_text, stated_answer
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
@@ -168,9 +168,9 @@ class DAPOTrainer(UpdatePhase):
         self._group_filter = group_filter
         self._completion_lengths: list[int] = []
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
-        num_reward_funcs = len(reward_funcs) if isinstance(reward_funcs, list) else 1
-        check_reward_weights(args.reward_weights, num_reward_funcs, args.overlong_buffer_length)
-        with bars_on_terminals_only(), telling_a_missing_folder(model), making_the_engine(args):
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
+        with bars_on_terminals_only(), telling_a_missing_folder(model, *rewards), making_the_engine(args):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)

@@ -15,7 +15,7 @@ from .statistics import estimate_mean, problem_figures
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}
-_COMPARED = {"id", "source", "num_correct", "num_completions", "maj"}
+_COMPARED: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
 _NAMED_IDS = 3
 
 
@@ -112,7 +112,7 @@ def _load_summary(path: Path) -> dict[str, Any]:
         elif path.is_dir():
             hint = " The folder is not the `output_dir` of an evaluation: `trl-dapo eval` makes one."
         raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error
     if not _is_summary(summary):
         raise ValueError(f"`{file}` is not the summary of an evaluation.")
@@ -126,10 +126,17 @@ def _is_summary(summary: Any) -> bool:
     settings, problems = summary["settings"], summary["problems"]
     return (
         isinstance(settings, dict)
-        and {"k", "model"} <= settings.keys()
+        and "model" in settings
+        and isinstance(settings.get("k"), int)
         and isinstance(problems, list)
         and len(problems) > 0
-        and all(isinstance(problem, dict) and _COMPARED <= problem.keys() for problem in problems)
+        and all(map(_is_compared, problems))
+    )
+
+
+def _is_compared(problem: Any) -> bool:
+    return isinstance(problem, dict) and all(
+        isinstance(problem.get(name), expected) for name, expected in _COMPARED.items()
     )
 
 

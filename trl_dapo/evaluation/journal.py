@@ -131,7 +131,7 @@ class Journal:
             entry = json.loads(line)
             if isinstance(entry, dict) and (_is_header(entry) if number == 1 else _is_completion(entry)):
                 return entry
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         raise ValueError(
             f"Line {number} of `{self.path}` is {line[:80]!r}, which no evaluation has written. Remove "

@@ -90,14 +90,11 @@ class Recipe:
 
 
 @cache
-def declared_fields() -> dict:
+def _declarations() -> dict[str, ast.AnnAssign]:
     """
-    Every field that a recipe may have, with its default: `None` where that is no literal.
+    Every field that a recipe may have.
 
     Read from the sources of the dataclasses, because importing them takes longer than planning all recipes.
-
-    Returns:
-        `dict`.
     """
     found = {}
     for package, file, name in DATACLASSES:
@@ -109,8 +106,32 @@ def declared_fields() -> dict:
         (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         for node in declared.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = _literal(node.value)
+                found[node.target.id] = node
     return found
+
+
+@cache
+def declared_fields() -> dict:
+    """
+    Every field that a recipe may have, with its default: `None` where that is no literal.
+
+    Returns:
+        `dict`.
+    """
+    return {name: _literal(node.value) for name, node in _declarations().items()}
+
+
+def _read_numbers(given: dict[str, Any]) -> dict[str, Any]:
+    """Text as numbers where fields are numbers, as the command line reads it: to YAML `1e-6` is text."""
+    numbers = {}
+    for name, value in given.items():
+        types = set(re.findall(r"\w+", ast.unparse(_declarations()[name].annotation)))
+        if types <= {"int", "float", "None"} and isinstance(value, (str, list, dict)):
+            try:
+                numbers[name] = float(value) if "float" in types else int(value)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                raise ValueError(f"`{name}` must be a number, got {value!r}.") from None
+    return given | numbers
 
 
 def _literal(value: ast.expr | None) -> Any:
@@ -149,7 +170,9 @@ def read(
     fields.pop("env", None)  # variables that TRL's parser sets: no field
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
-        values |= given
+        values |= _read_numbers(given)
+    if values["model_name_or_path"] is not None:
+        values["model_name_or_path"] = str(values["model_name_or_path"])  # a folder may be called 5
     settings = SimpleNamespace(**values)
     _check(settings)
     header = read_header(file)

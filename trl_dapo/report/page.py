@@ -56,7 +56,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
     Raises:
         FileNotFoundError: If a folder holds no log.
-        ValueError: If there are more runs than colours.
+        ValueError: If there are more runs than colours, or nothing to draw.
 
     Example:
 
@@ -69,9 +69,11 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
         raise ValueError(
             f"At most {len(RUN_COLOURS)} runs can be told apart by colour, got {len(runs)}. Report on fewer at a time."
         )
+    shown = [panel for panel in PANELS if any(panel.find(run.log_history) for run in runs)]
+    if not shown:
+        raise ValueError(f"The log of {' and '.join(map(str, run_dirs))} holds no figure that a report draws.")
     output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    shown = [panel for panel in PANELS if any(panel.find(run.log_history) for run in runs)]
     histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
     for panel in shown:
         (output_dir / f"{panel.name}.png").write_bytes(

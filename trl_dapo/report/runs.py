@@ -226,7 +226,7 @@ def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # what is no JSON, and what is no UTF-8
+    except (ValueError, RecursionError):  # what is no JSON, and what is no UTF-8; what is nested deeper than it may be
         return None
 
 

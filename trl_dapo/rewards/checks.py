@@ -126,25 +126,37 @@ def check_reward_columns(
             )
 
 
-def check_reward_weights(
-    reward_weights: Sequence[float] | None, num_reward_funcs: int, overlong_buffer_length: int | None
+def check_reward_funcs(
+    reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, overlong_buffer_length: int | None
 ) -> None:
     """
-    Refuse a weight for the column of the overlong punishment.
+    Refuse what is no reward function, and weights that no run is meant to have.
 
     Args:
+        reward_funcs (`Sequence`):
+            What the user passes: functions, models and names of models. `None` where an environment rewards.
         reward_weights (`Sequence[float]` or `None`):
             The config's `reward_weights`.
-        num_reward_funcs (`int`):
-            Number of reward functions that the user passes.
         overlong_buffer_length (`int` or `None`):
             The config's `overlong_buffer_length`, which adds a reward function of its own.
 
     Raises:
-        ValueError: If there is one weight too many, and a punishment that it may be meant for. Any other number is
-            TRL's to refuse.
+        TypeError: If one of them cannot be called.
+        ValueError: If all weights are 0, or if there is one too many, and a punishment that it may be meant for. Any
+            other number is TRL's to refuse.
     """
-    if reward_weights is None or overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
+    for reward_func in reward_funcs:
+        if not (reward_func is None or isinstance(reward_func, str) or callable(reward_func)):
+            raise TypeError(
+                f"`reward_funcs` holds {reward_func!r:.80} ({type(reward_func).__name__}). Expected a function of "
+                "completions, a reward model, or the name of one."
+            )
+    if reward_weights is None:
+        return
+    if not any(reward_weights):
+        raise ValueError(f"`reward_weights={[*reward_weights]}`: no reward counts, so nothing trains. Raise one.")
+    num_reward_funcs = len(reward_funcs)
+    if overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
         return
     raise ValueError(
         f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The column "

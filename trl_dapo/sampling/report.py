@@ -310,7 +310,7 @@ def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> s
     lost = []
     if has_rows:
         lost.append("the rows it holds of an unfinished rollout or carried groups are left behind")
-    if differs.keys() & ORDER:
+    if differs.keys() & ORDER or differs.get("use_dynamic_sampling") == (False, True):
         lost.append("the prompts start a fresh pass")
     if not lost:
         return None
