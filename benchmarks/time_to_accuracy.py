@@ -339,7 +339,8 @@ def report(console, results, seeds, targets, methods=tuple(METHODS)):
             value, text = compared(*promise[:4])
             what = f"{promise.task}: {promise.what}, {promise.method} / {promise.other}, at most {promise.bound:g}"
             table.add_row(what, text, "yes" if value <= promise.bound else "NO")
-    console.print(table)
+    if table.row_count:
+        console.print(table)
 
 
 def plot(results, seeds, targets, methods, path):
