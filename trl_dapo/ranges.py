@@ -153,4 +153,5 @@ def check_values(settings: object) -> None:
             raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
     for name, choices in CHOICES.items():
         if (value := getattr(settings, name)) not in choices:
-            raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+            named = ", ".join(repr(choice) for choice in choices if choice is not None)
+            raise ValueError(f"`{name}` must be one of {named}, got {value!r}.")
