@@ -748,9 +748,9 @@ def test_deciding_rewards_are_clamped_and_scaled_in_training_only(tiny_model, tm
     [
         ({"reward_scaling": [0.0, 1.0]}, r"takes four numbers, .* got \[0.0, 1.0\]"),
         ({"reward_scaling": [1.0, 1.0, 0.0, 1.0]}, "source range of `reward_scaling` .* got 1.0 to 1.0"),
-        ({"eval_temperature": 0.0}, "above 0, got 0.0. For greedy decoding"),
+        ({"eval_temperature": 0.0}, "above 0 and finite, got 0.0. For greedy decoding"),
         ({"eval_top_p": 1.5}, "at most 1, got 1.5"),
-        ({"eval_top_k": -1}, "or more, got -1"),
+        ({"eval_top_k": -1}, "at least 0, got -1. 0 is all tokens"),
     ],
     ids=str,
 )
