@@ -54,7 +54,9 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
         rewards_BF = torch.stack([torch.randint(2, (num_rows,)).float(), penalties_B], dim=1)
         lengths_B = torch.randint(1, longest + 1, (num_rows,))
         truncated_B = lengths_B > 0.9 * longest
-        round_ = Round(names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, ["math_dapo"] * num_groups)
+        round_ = Round(
+            names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, sources=["math_dapo"] * num_groups
+        )
         sampler.add_round(round_, [None if i % 2 else "all_wrong" for i in range(num_groups)])
         words = [str(number) for number in range(2000)]
         texts = {

@@ -252,7 +252,7 @@ def parse_args(argv):
     parser.add_argument("--num-seeds", type=int, help="runs a way, seeds 0, 1, ... (default: 5)")
     parser.add_argument("--num-rollouts", type=int, default=30, help="of a run that learns (default: %(default)s)")
     parser.add_argument("--num-warm-up-steps", type=int, default=250, help="of the checkpoint (default: %(default)s)")
-    parser.add_argument("--num-processes", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
     parser.add_argument("--part", choices=("seconds", "learning"), help="only this part (default: both)")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/overlap"), help="(default: %(default)s)")
     args = parser.parse_args(argv)

@@ -21,6 +21,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
 import cutting  # noqa: E402
 import drop_in  # noqa: E402
 import gpu  # noqa: E402
+import ledger  # noqa: E402
 import lora_sync  # noqa: E402
 import memory_and_scale  # noqa: E402
 import run as ladder  # noqa: E402
@@ -30,6 +31,7 @@ import sampling_policies  # noqa: E402
 import task  # noqa: E402
 import time_to_accuracy  # noqa: E402
 
+from trl_dapo.ledger import read_ledger  # noqa: E402
 from trl_dapo.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 from trl_dapo.sampling.acceptance import AcceptanceRate  # noqa: E402
 
@@ -338,6 +340,19 @@ def test_merging_moves_the_base_and_handing_over_the_adapter_does_not(tmp_path):
     moved, distance = lora_sync.drift(model, ways["merge"], num_syncs=5)
     assert 0.01 < moved < 1
     assert 0 < distance < 1
+
+
+# ---- ledger ----
+
+
+def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_texts_that_were_asked_for(tmp_path):
+    per_group, seconds = ledger.write(tmp_path, (4, 2, 20, 1), num_rollouts=3)
+    groups = read_ledger(tmp_path)
+    assert groups["outcome"].to_pylist() == ["dropped", "trained"] * 2 * 3
+    assert groups["source"].to_pylist() == ["math_dapo"] * 12
+    assert [text is not None for text in groups["prompt"].to_pylist()] == [True, False, False, False] * 3
+    assert len(seconds) == 3
+    assert 12 * per_group == sum(path.stat().st_size for path in (tmp_path / "rollouts").iterdir())
 
 
 # ---- python -m benchmarks ----

@@ -101,11 +101,12 @@ def test_no_command_at_all_is_answered_with_the_commands(capsys):
         (["quickstart", "--sed", "1"], "trl-dapo: unrecognized arguments: --sed 1 (see --help)"),
         (
             ["quickstart", "--seed=-1"],
-            "trl-dapo quickstart: argument --seed: must be a whole number, 0 to 4294967295, got '-1' (see --help)",
+            "trl-dapo quickstart: argument --seed: must be a whole number of at least 0 and at most "
+            "4294967295, got '-1' (see --help)",
         ),
         (
             ["train", "--config", "smoke_cpu", "--num_processes", "0"],
-            "trl-dapo train: argument --num_processes/--num-processes: must be a whole number, at least 1, got '0' "
+            "trl-dapo train: argument --num_processes/--num-processes: must be a whole number of at least 1, got '0' "
             "(see --help)",
         ),
     ],

@@ -61,6 +61,13 @@ def tiny_config_class():
         ({"scale_rewards": "std"}, "one of 'group', 'batch', 'none', True, False, got 'std'"),
         ({"vllm_importance_sampling_mode": "mask"}, "'sequence_mask', got 'mask'"),
         ({"num_generations": None}, "at least 2, got None"),
+        ({"top_p": 10**400}, "`top_p` must be above 0 and at most 1, got 1000"),  # no float holds it
+        # A completion of 32 tokens and a prompt of one.
+        (
+            {"use_vllm": True, "max_completion_length": 32, "vllm_max_model_length": 32},
+            r"`vllm_max_model_length` must be a whole number of at least 33, got 32\. It holds a prompt and a "
+            r"completion of `max_completion_length` \(32\)",
+        ),
         ({"dynamic_sampling_min_accuracy": 0.5, "dynamic_sampling_max_accuracy": 0.5}, "got 0.5 and 0.5"),
         ({"dynamic_sampling_min_accuracy": -0.1}, "got -0.1 and 1.0"),
         ({"dynamic_sampling_max_accuracy": 1.5}, "got 0.0 and 1.5"),
@@ -107,6 +114,10 @@ def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_fill
     "overrides",
     [
         {"dynamic_sampling_max_rounds": -1},  # no limit, as 0
+        {"use_vllm": True, "max_completion_length": 32, "vllm_max_model_length": 33},
+        {"use_vllm": True, "max_completion_length": None, "vllm_max_model_length": 33},
+        # The server has a window of its own.
+        {"use_vllm": True, "vllm_mode": "server", "max_completion_length": 32, "vllm_max_model_length": 32},
         {"top_entropy_quantile": 0.0},  # the highest entropy alone
         {"max_tokens_generated": 1e9},
         {"epsilon": 0.0},

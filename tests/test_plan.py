@@ -944,6 +944,21 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--tiny_model", "false", "--model_name_or_path", "["], "The config of [ was not found"),
         (["--optim", "adafactor"], "`optim: adafactor`"),
         (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
+        # 4 prompts of 4 completions, 8 rows at a time: 2 micro-batches a rollout.
+        (["--steps_per_generation", "3"], "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
+        (["--prompts_per_rollout", "null", "--num_generations", "3"], "Nearest `num_generations`: 2 or 4. Or `per_"),
+        (
+            ["--prompts_per_rollout", "null", "--generation_batch_size", "20"],
+            "`generation_batch_size=20` rows do not divide by 1 process x `per_device_train_batch_size=8`",
+        ),
+        (
+            ["--prompts_per_rollout", "null", "--generation_batch_size", "16", "--steps_per_generation", "3"],
+            "`generation_batch_size=16` contradicts `steps_per_generation=3`: set one",
+        ),
+        (
+            ["--use_vllm", "--vllm_mode", "colocate", "--vllm_max_model_length", "32"],
+            "`vllm_max_model_length` must be a whole number of at least 33, got 32. It holds a prompt and a",
+        ),
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
         (["--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
         (["--accelerate_config", "zero4"], "is none of cpu, fsdp2, multi_gpu"),

@@ -3,7 +3,6 @@
 """What can be known of a command line before anything heavy is imported. Needs neither torch nor transformers."""
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from .ranges import COUNT, Range
 from .recipe_files import find_recipe
 
 
@@ -137,22 +137,21 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     return argv
 
 
-def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+def whole_number(allowed: Range) -> Callable[[str], int]:
     """
     Type of an option of `argparse`.
 
     Args:
-        least, most (`int`):
-            Ends of what is accepted.
+        allowed ([`Range`]):
+            What is accepted.
 
     Returns:
         `Callable`: Reads a number, or raises [`~argparse.ArgumentTypeError`].
     """
 
     def read(text: str) -> int:
-        if not re.fullmatch("-?[0-9]+", text) or not least <= int(text) <= most:
-            ends = f"at least {least}" if most == math.inf else f"{least} to {most}"
-            raise argparse.ArgumentTypeError(f"must be a whole number, {ends}, got {text!r}")
+        if not re.fullmatch("-?[0-9]+", text) or int(text) not in allowed:
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
         return int(text)
 
     return read
@@ -171,7 +170,7 @@ def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[
         given; and what is left of the command line.
     """
     parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=whole_number(1))
+    parser.add_argument("--num_processes", "--num-processes", type=whole_number(COUNT))
     parser.add_argument("--accelerate_config", "--accelerate-config")
     return parser.parse_known_args(argv)
 

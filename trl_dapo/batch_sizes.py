@@ -3,6 +3,8 @@
 """From batch sizes in prompts to TRL's, which count micro-batches, and one line that says both. Integers only."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def size_batches(
@@ -59,6 +61,37 @@ def size_batches(
         "steps_per_generation": accumulation * (rollout // step),
         "generation_batch_size": rollout * num_generations,
     }
+
+
+def check_other_sizes(
+    settings: Any, sizes: Mapping[str, int], defaults: Mapping[str, Any], num_processes: int
+) -> None:
+    """
+    Refuses batch sizes of TRL's that contradict batches in prompts.
+
+    Args:
+        settings (`Any`):
+            Has an attribute of each name in `sizes`, and those of [`size_batches`].
+        sizes (`Mapping[str, int]`):
+            From [`size_batches`].
+        defaults (`Mapping[str, Any]`):
+            Of these fields; they state nothing.
+        num_processes (`int`):
+            Processes of the launch.
+
+    Raises:
+        ValueError: If one is neither the default nor what was worked out, as a config made from another's fields has
+            it.
+    """
+    rollout = sizes["generation_batch_size"] // settings.num_generations
+    step = rollout * sizes["gradient_accumulation_steps"] // sizes["steps_per_generation"]
+    for size, worked_out in sizes.items():
+        if (value := getattr(settings, size)) not in (worked_out, defaults[size]):
+            raise ValueError(
+                f"`{size}={value}` contradicts {rollout} prompts a rollout and {step} an optimizer step, which make "
+                f"it {worked_out} with {describe_launch(num_processes, settings.per_device_train_batch_size)}. Leave "
+                "it out, or leave out `prompts_per_rollout` and `prompts_per_step`."
+            )
 
 
 def describe_torn_group(

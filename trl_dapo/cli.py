@@ -17,6 +17,7 @@ from .arguments import (
 )
 from .evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from .plan.page import add_plan_arguments, run_plan
+from .ranges import RANGES
 from .recipe_files import find_accelerate_config, find_recipe, list_recipes
 from .version import __version__
 
@@ -69,7 +70,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "quickstart", help="see a small model get better on this machine, now", formatter_class=formatter
     )
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
-    quickstart.add_argument("--seed", type=whole_number(0, 2**32 - 1), default=42, help="seed of everything random")
+    quickstart.add_argument("--seed", type=whole_number(RANGES["seed"]), default=42, help="seed of everything random")
     quickstart.set_defaults(run=_quickstart)
 
     commands.add_parser(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
+from .batch_sizes import check_other_sizes, describe_batches, describe_torn_group, size_batches
 from .docstrings import help_from_docstring
 from .loss import LOSS_MEANS
 from .ranges import CHOICES, check_values
@@ -313,17 +313,8 @@ class DAPOConfig(GRPOConfig):
         assert self.num_generations is not None
         prompts = (self.prompts_per_rollout, self.prompts_per_step)
         sizes = size_batches(*prompts, self.num_generations, self.per_device_train_batch_size, num_processes)
-        rollout = sizes["generation_batch_size"] // self.num_generations
-        step = rollout * sizes["gradient_accumulation_steps"] // sizes["steps_per_generation"]
-        for size, worked_out in sizes.items():
-            # A config made from another's fields states what was worked out there; the default states nothing.
-            if getattr(self, size) not in (worked_out, self.__dataclass_fields__[size].default):
-                raise ValueError(
-                    f"`{size}={getattr(self, size)}` contradicts {rollout} prompts a rollout and {step} an optimizer "
-                    f"step, which make it {worked_out} with "
-                    f"{describe_launch(num_processes, self.per_device_train_batch_size)}. Leave it out, or leave out "
-                    "`prompts_per_rollout` and `prompts_per_step`."
-                )
+        defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
+        check_other_sizes(self, sizes, defaults, num_processes)
         self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
         self.steps_per_generation = sizes["steps_per_generation"]
         self.generation_batch_size = None  # `super()` refuses both, and works it out from the other

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values single settings may have, this package's and those of TRL's that decide what is sampled and trained.
 
-What contradicts another setting is for `config.py` to say. Pure: a plan asks too, without torch.
+What contradicts other settings is for `config.py` to say. Pure: a plan asks too, without torch.
 """
 
 import math
@@ -37,10 +37,11 @@ class Range(NamedTuple):
     def __contains__(self, value: Any) -> bool:
         if value is None:
             return self.or_none
-        if isinstance(value, bool) or not isinstance(value, Integral if self.is_whole else Real):
+        kind: Any = Integral if self.is_whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        value = float(value)
-        return math.isfinite(value) and self.least <= value <= self.most and not (self.is_open and value == self.least)
+        is_finite = -math.inf < value < math.inf
+        return is_finite and self.least <= value <= self.most and not (self.is_open and value == self.least)
 
     def __str__(self) -> str:
         if self.least == -math.inf:
@@ -129,13 +130,32 @@ CHOICES: dict[str, tuple] = {
 }
 
 
-def check_values(settings: object) -> None:
+def check_value(name: str, value: Any, allowed: Range) -> None:
+    """
+    Refuses what a setting may not be.
+
+    Args:
+        name (`str`):
+            The setting's.
+        value (`Any`):
+            What it is.
+        allowed ([`Range`]):
+            What it may be.
+
+    Raises:
+        ValueError: If it is out, with the value and what may be.
+    """
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
+
+
+def check_values(settings: Any) -> None:
     """
     Refuses what no setting may be.
 
     Args:
-        settings (`object`):
-            Has an attribute of each name in `RANGES` and `CHOICES`.
+        settings (`Any`):
+            Has an attribute of each name in `RANGES` and `CHOICES`, and `use_vllm`.
 
     Raises:
         ValueError: If a value is out, with it and what may be.
@@ -149,9 +169,13 @@ def check_values(settings: object) -> None:
     ```
     """
     for name, allowed in RANGES.items():
-        if (value := getattr(settings, name)) not in allowed:
-            raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
+        check_value(name, getattr(settings, name), allowed)
     for name, choices in CHOICES.items():
         if (value := getattr(settings, name)) not in choices:
             named = ", ".join(repr(choice) for choice in choices if choice is not None)
             raise ValueError(f"`{name}` must be one of {named}, got {value!r}.")
+    longest = settings.max_completion_length
+    if settings.use_vllm and settings.vllm_mode == "colocate" and longest is not None:
+        hint = f"It holds a prompt and a completion of `max_completion_length` ({longest})."
+        window = Range(longest + 1, is_whole=True, or_none=True, hint=hint)
+        check_value("vllm_max_model_length", settings.vllm_max_model_length, window)

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments import check_model_path
 from ..model_checks import telling_a_missing_folder
+from ..ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..rewards import MathVerifyReward, score_dapo_math
 from ..rewards.dapo_math import completion_text, loggable
 from ..version import __version__
@@ -198,18 +198,22 @@ def evaluate(
     print(summary["metrics"]["avg@32"])
     ```
     """
-    _check_sampling(k, temperature, top_p, top_k, max_completion_length)
-    _check_engine(model, engine, processing_class, base_url)
-    for setting, value, least in (
-        ("batch_size", batch_size, 1),
-        ("tensor_parallel_size", tensor_parallel_size, 1),
-        ("concurrency", concurrency, 1),
-        ("num_retries", num_retries, 0),
+    for setting, value, allowed in (
+        ("k", k, COUNT),
+        ("temperature", temperature, Range(0, hint="0 takes the most probable token.")),
+        ("top_p", top_p, SHARE),
+        ("top_k", top_k, Range(0, is_whole=True, hint="0 is all tokens.")),
+        ("max_completion_length", max_completion_length, COUNT),
+        ("batch_size", batch_size, COUNT),
+        ("tensor_parallel_size", tensor_parallel_size, COUNT),
+        ("concurrency", concurrency, COUNT),
+        ("request_timeout", request_timeout, POSITIVE),
+        ("num_retries", num_retries, Range(0, is_whole=True)),
     ):
-        if value < least:
-            raise ValueError(f"`{setting}` must be at least {least}, got {value}.")
-    if not request_timeout > 0:
-        raise ValueError(f"`request_timeout` must be a positive number of seconds, got {request_timeout}.")
+        check_value(setting, value, allowed)
+    if temperature == 0 and k > 1:
+        raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
+    _check_engine(model, engine, processing_class, base_url)
     _check_scorer(scorer, prompt_style)
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
@@ -278,21 +282,6 @@ def evaluate(
 
 
 # ---- Settings ----
-
-
-def _check_sampling(k: int, temperature: float, top_p: float, top_k: int, max_completion_length: int) -> None:
-    if k < 1:
-        raise ValueError(f"`k` must be at least 1, got {k}.")
-    if not (temperature >= 0 and math.isfinite(temperature)):
-        raise ValueError(f"`temperature` must be 0 (the most probable token) or more, got {temperature}.")
-    if temperature == 0 and k > 1:
-        raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"`top_p` must be above 0 and at most 1, got {top_p}.")
-    if top_k < 0:
-        raise ValueError(f"`top_k` must be 0 (all tokens) or more, got {top_k}.")
-    if max_completion_length < 1:
-        raise ValueError(f"`max_completion_length` must be at least 1, got {max_completion_length}.")
 
 
 def _check_engine(

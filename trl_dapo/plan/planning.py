@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 
-from ..batch_sizes import describe_batches, size_batches
+from ..batch_sizes import (
+    check_other_sizes,
+    describe_batches,
+    describe_launch,
+    describe_torn_group,
+    size_batches,
+)
+from ..ranges import SHARE, check_value
 from ..sampling.acceptance import MIN_RATE, AcceptanceRate
 from .hardware import GPUS_PER_MACHINE, NETWORK
 from .memory import (
@@ -24,7 +31,7 @@ from .memory import (
     vllm_cache_tokens,
 )
 from .models import TINY, ModelShape, find_shape
-from .recipe import Recipe, read
+from .recipe import Recipe, declared_fields, read
 from .speed import (
     BANDWIDTH,
     DECODE_MFU,
@@ -99,13 +106,22 @@ class Plan:
         rows, num_generations = settings.per_device_train_batch_size, settings.num_generations
         if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
             prompts = (settings.prompts_per_rollout, settings.prompts_per_step)
-            return size_batches(*prompts, num_generations, rows, processes)
-        steps = settings.steps_per_generation or settings.gradient_accumulation_steps
-        if settings.generation_batch_size is not None:
-            steps = settings.generation_batch_size // (rows * processes)
+            sizes = size_batches(*prompts, num_generations, rows, processes)
+            check_other_sizes(settings, sizes, declared_fields(), processes)
+            return sizes
+        steps, asked = settings.steps_per_generation, settings.generation_batch_size
+        if asked is None:
+            steps = steps or settings.gradient_accumulation_steps
+        elif steps is not None and asked != rows * processes * steps:
+            raise ValueError(f"`generation_batch_size={asked}` contradicts `steps_per_generation={steps}`: set one.")
+        elif asked % (rows * processes):
+            micro_batch = describe_launch(processes, rows)
+            raise ValueError(f"`generation_batch_size={asked}` rows do not divide by {micro_batch}, a micro-batch.")
+        else:
+            steps = asked // (rows * processes)
         batch = rows * processes * steps
-        if not batch or batch % num_generations:
-            raise ValueError(f"A rollout of {batch} rows is no multiple of `num_generations={num_generations}`.")
+        if batch % num_generations:
+            raise ValueError(describe_torn_group(num_generations, rows, processes, steps, asked))
         return {
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "steps_per_generation": steps,
@@ -616,8 +632,7 @@ def plan(
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings
-    if not 0 < acceptance <= 1:
-        raise ValueError(f"`--acceptance` must be above 0 and at most 1, got {acceptance}.")
+    check_value("--acceptance", acceptance, SHARE)
     mean, maximum = lengths or (MEAN_SHARE * settings.max_completion_length, settings.max_completion_length)
     if not 0 < mean <= maximum <= settings.max_completion_length:
         raise ValueError(

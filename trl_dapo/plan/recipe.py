@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ..arguments import _read_recipe, refuse_unknown_fields
-from ..ranges import COUNT, check_values
+from ..ranges import COUNT, check_value, check_values
 from ..recipe_files import find_accelerate_config, find_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
@@ -192,8 +192,7 @@ def read(
 def _check(settings: SimpleNamespace) -> None:
     """Refuses what a plan cannot calculate with; whether a run would take the rest is for its own start to say."""
     check_values(settings)
-    if settings.lora_r not in COUNT:
-        raise ValueError(f"`lora_r` must be {COUNT}, got {settings.lora_r!r}.")
+    check_value("lora_r", settings.lora_r, COUNT)
     if settings.dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(map(repr, DTYPES))}, got {settings.dtype!r}.")
     if settings.bf16 and settings.fp16:
