@@ -7,25 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def size_batches(
-    prompts_per_rollout: int | None,
-    prompts_per_step: int | None,
-    num_generations: int,
-    per_device_train_batch_size: int,
-    num_processes: int,
-) -> dict[str, int]:
+def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int) -> dict[str, int]:
     """
     TRL's batch sizes for batches in prompts.
 
     Args:
-        prompts_per_rollout (`int` or `None`):
-            Prompts of a rollout batch, `None` for `prompts_per_step`.
-        prompts_per_step (`int` or `None`):
-            Prompts of an optimizer step, `None` for `prompts_per_rollout`. One of the two is given.
-        num_generations (`int`):
-            Completions of a prompt.
-        per_device_train_batch_size (`int`):
-            Rows of a micro-batch on one process.
+        settings (`Any`):
+            Has `prompts_per_rollout` and `prompts_per_step`, of which one may be `None` for the other,
+            `num_generations`, `per_device_train_batch_size`, and what is returned as far as it was set.
+        defaults (`Mapping[str, Any]`):
+            Of what is returned; they state nothing.
         num_processes (`int`):
             Processes of the launch.
 
@@ -33,13 +24,14 @@ def size_batches(
         `dict[str, int]`: `gradient_accumulation_steps`, `steps_per_generation` and `generation_batch_size`.
 
     Raises:
-        ValueError: If something does not divide; the message names the nearest sizes that do.
+        ValueError: If something does not divide; the message names the nearest sizes that do. Or if what was set is
+            neither the default nor what is worked out; a config made from another's fields states the latter.
     """
-    rollout = prompts_per_step if prompts_per_rollout is None else prompts_per_rollout
-    step = rollout if prompts_per_step is None else prompts_per_step
-    assert rollout is not None
-    assert step is not None
-    name = "prompts_per_rollout" if prompts_per_step is None else "prompts_per_step"
+    num_generations, per_device_train_batch_size = settings.num_generations, settings.per_device_train_batch_size
+    rollout, step = settings.prompts_per_rollout, settings.prompts_per_step
+    name = "prompts_per_rollout" if step is None else "prompts_per_step"
+    rollout = step if rollout is None else rollout
+    step = rollout if step is None else step
     if rollout % step:
         raise ValueError(
             f"`prompts_per_rollout={rollout}` is no multiple of `prompts_per_step={step}`. Nearest "
@@ -56,42 +48,19 @@ def size_batches(
             + (f" Or `per_device_train_batch_size`: {smaller[-1]}." if smaller else "")
         )
     accumulation = rows // microbatch
-    return {
+    sizes = {
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": accumulation * (rollout // step),
         "generation_batch_size": rollout * num_generations,
     }
-
-
-def check_other_sizes(
-    settings: Any, sizes: Mapping[str, int], defaults: Mapping[str, Any], num_processes: int
-) -> None:
-    """
-    Refuses batch sizes of TRL's that contradict batches in prompts.
-
-    Args:
-        settings (`Any`):
-            Has an attribute of each name in `sizes`, and those of [`size_batches`].
-        sizes (`Mapping[str, int]`):
-            From [`size_batches`].
-        defaults (`Mapping[str, Any]`):
-            Of these fields; they state nothing.
-        num_processes (`int`):
-            Processes of the launch.
-
-    Raises:
-        ValueError: If one is neither the default nor what was worked out, as a config made from another's fields has
-            it.
-    """
-    rollout = sizes["generation_batch_size"] // settings.num_generations
-    step = rollout * sizes["gradient_accumulation_steps"] // sizes["steps_per_generation"]
     for size, worked_out in sizes.items():
         if (value := getattr(settings, size)) not in (worked_out, defaults[size]):
             raise ValueError(
                 f"`{size}={value}` contradicts {rollout} prompts a rollout and {step} an optimizer step, which make "
-                f"it {worked_out} with {describe_launch(num_processes, settings.per_device_train_batch_size)}. Leave "
-                "it out, or leave out `prompts_per_rollout` and `prompts_per_step`."
+                f"it {worked_out} with {describe_launch(num_processes, per_device_train_batch_size)}. Leave it out, "
+                "or leave out `prompts_per_rollout` and `prompts_per_step`."
             )
+    return sizes
 
 
 def describe_torn_group(

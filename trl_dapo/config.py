@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .batch_sizes import check_other_sizes, describe_batches, describe_torn_group, size_batches
+from .batch_sizes import describe_batches, describe_torn_group, size_batches
 from .docstrings import help_from_docstring
 from .loss import LOSS_MEANS
 from .ranges import CHOICES, check_values
@@ -310,11 +310,8 @@ class DAPOConfig(GRPOConfig):
 
     def _size_batches(self, num_processes: int) -> None:
         """From sizes in prompts to TRL's, which count micro-batches."""
-        assert self.num_generations is not None
-        prompts = (self.prompts_per_rollout, self.prompts_per_step)
-        sizes = size_batches(*prompts, self.num_generations, self.per_device_train_batch_size, num_processes)
         defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
-        check_other_sizes(self, sizes, defaults, num_processes)
+        sizes = size_batches(self, defaults, num_processes)
         self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
         self.steps_per_generation = sizes["steps_per_generation"]
         self.generation_batch_size = None  # `super()` refuses both, and works it out from the other

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values single settings may have, this package's and those of TRL's that decide what is sampled and trained.
 
-What contradicts other settings is for `config.py` to say. Pure: a plan asks too, without torch.
+Of their ends one alone hangs on another setting, that of vLLM's window; what else contradicts another setting is for
+`config.py` to say. Pure: a plan asks too, without torch.
 """
 
 import math

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 
-from ..batch_sizes import (
-    check_other_sizes,
-    describe_batches,
-    describe_launch,
-    describe_torn_group,
-    size_batches,
-)
+from ..batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
 from ..ranges import SHARE, check_value
 from ..sampling.acceptance import MIN_RATE, AcceptanceRate
 from .hardware import GPUS_PER_MACHINE, NETWORK
@@ -105,10 +99,7 @@ class Plan:
         settings, processes = self.recipe.settings, self.recipe.cluster.num_train
         rows, num_generations = settings.per_device_train_batch_size, settings.num_generations
         if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
-            prompts = (settings.prompts_per_rollout, settings.prompts_per_step)
-            sizes = size_batches(*prompts, num_generations, rows, processes)
-            check_other_sizes(settings, sizes, declared_fields(), processes)
-            return sizes
+            return size_batches(settings, declared_fields(), processes)
         steps, asked = settings.steps_per_generation, settings.generation_batch_size
         if asked is None:
             steps = steps or settings.gradient_accumulation_steps
