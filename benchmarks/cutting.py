@@ -23,8 +23,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from trl_dapo.batching import padded_cost
-from trl_dapo.microbatches import attention_cost, plan_window, plan_window_within_budget, waited_cost
+from trl_dapo.update.microbatches import attention_cost, plan_window, plan_window_within_budget, waited_cost
+from trl_dapo.update.rows import padded_cost
 
 
 LONGEST = 8192

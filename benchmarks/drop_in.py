@@ -28,7 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 from update_phase import synchronize
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.quickstart import build_model, build_tokenizer
+from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
 TRAINERS = {

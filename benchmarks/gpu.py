@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 from update_phase import NUM_ROWS, long_tailed_lengths, peak_memory, reset_peak_memory, synchronize
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.tiny import build_tokenizer
+from trl_dapo.cli.tiny import build_tokenizer
 
 
 QWEN_1_5B = {

@@ -23,13 +23,13 @@ from datasets import Dataset
 from rich.console import Console
 
 from trl_dapo import trainer
-from trl_dapo.ledger import Ledger, Parts, describe_groups, read_ledger
-from trl_dapo.quickstart import run_quickstart
+from trl_dapo.cli.quickstart import run_quickstart
+from trl_dapo.rewards.task import TaskReward
+from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rollouts import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.sampling.task import TaskReward
 
 
 NAMES = ["right", "soft_overlong_punishment"]

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from update_phase import peak_memory, reset_peak_memory
 
-from trl_dapo.batching import index_rows, join_rows, resize, row_lengths, widths
-from trl_dapo.microbatches import cut
+from trl_dapo.update.microbatches import cut
+from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
 
 
 NUM_STEPS = 16

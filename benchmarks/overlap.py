@@ -35,7 +35,7 @@ from time_to_accuracy import CHECKPOINT_SEED, TASKS, accuracy, held_out, make_ch
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.quickstart import Problems, build_tokenizer, exact_answer_reward
+from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward
 
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)

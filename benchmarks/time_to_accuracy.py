@@ -55,7 +55,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
+from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
 
 
 CHECKPOINT_SEED = 42

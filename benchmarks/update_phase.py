@@ -40,7 +40,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.tiny import build_model, build_tokenizer
+from trl_dapo.cli.tiny import build_model, build_tokenizer
 
 
 NUM_ROWS = 64

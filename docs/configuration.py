@@ -8,7 +8,7 @@ python docs/configuration.py
 from pathlib import Path
 
 from trl_dapo import DAPOConfig
-from trl_dapo.docstrings import read_fields
+from trl_dapo.settings.help import read_fields
 
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -23,9 +23,11 @@ from scripted_server import ahead_config, stand_ins
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
-from trl_dapo import DAPOTrainer, ledger, lora_sync
-from trl_dapo.launch import launch
-from trl_dapo.preflight import SetupError
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli.launch import launch
+from trl_dapo.engines import adapters as lora_sync
+from trl_dapo.run import ledger
+from trl_dapo.run.preflight import SetupError
 
 
 RANK = int(os.environ.get("RANK", "0"))

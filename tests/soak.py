@@ -24,8 +24,8 @@ from pathlib import Path
 from helpers import launch, untimed
 from tiny_models import save_tiny_model
 
-from trl_dapo.checkpoint import last_complete_checkpoint
-from trl_dapo.history import LOG_HISTORY_NAME
+from trl_dapo.run.checkpoint import last_complete_checkpoint
+from trl_dapo.run.log import LOG_HISTORY_NAME
 
 
 CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True}

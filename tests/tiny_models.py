@@ -17,7 +17,7 @@ from transformers import (
 )
 from trl.chat_template_utils import qwen3_chat_template
 
-from trl_dapo.tiny import build_character_tokenizer, build_model
+from trl_dapo.cli.tiny import build_character_tokenizer, build_model
 
 
 CHAT_TEMPLATE = (

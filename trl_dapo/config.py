@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .batch_sizes import describe_batches, describe_torn_group, size_batches
-from .docstrings import help_from_docstring
-from .loss import LOSS_MEANS
-from .ranges import CHOICES, check_values
 from .rewards import scale_reward
+from .settings.batch_sizes import describe_batches, describe_torn_group, size_batches
+from .settings.help import help_from_docstring
+from .settings.ranges import CHOICES, check_values
+from .update.loss import LOSS_MEANS
 
 
 # TRL's use of names that transformers has renamed, which nobody who reads the warnings can change.
@@ -202,7 +202,7 @@ class DAPOConfig(GRPOConfig):
 
         log_rollouts (`bool`, *optional*, defaults to `True`):
             Whether dynamic sampling keeps a ledger in `rollouts/` in the output folder: a row for every group, trained
-            or not, which `trl-dapo report` reads. See [`~trl_dapo.ledger`].
+            or not, which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`].
         log_groups (`int`, *optional*, defaults to `4`):
             Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. Beside
             TRL's `log_completions`, which shows what is in the batch.

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
-from .ledger import Ledger
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
+from .rewards.task import TaskReward
+from .run.ledger import Ledger
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
-from .sampling.task import TaskReward
 
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import datasets
 import pyarrow.parquet as pq
 
-from .recipe_files import RECIPES
 from .rewards.dapo_math import content_text, gold_text, last_boxed, loggable, without_delimiters
+from .settings.recipe_files import RECIPES
 
 
 logger = logging.getLogger(__name__)

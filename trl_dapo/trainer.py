@@ -33,9 +33,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, Tr
 from transformers.utils import logging
 from trl.trainer.grpo_trainer import RewardFunc
 
-from .ahead import RoundAhead
-from .batching import mark_filler
-from .checkpoint import find_checkpoint, keeping_dtypes, load_state, output_folder, save_state
 from .config import DAPOConfig
 from .construction import (
     add_overlong_punishment,
@@ -49,17 +46,22 @@ from .construction import (
     pace_dataset,
     settings_of,
 )
-from .engine import asks_a_server, awake, eval_sampling, naming_the_server
+from .engines.adapters import making_the_engine
+from .engines.ahead import RoundAhead
+from .engines.engine import asks_a_server, awake, eval_sampling, naming_the_server
+from .engines.seam import Seam, policy_logps, restore_old_logps
 from .evaluation.prefetch import Prefetch, rows_that_fit
 from .evaluation.scores import EvaluationScores, problem_id, problem_source
-from .history import LogHistoryCallback
-from .lora_sync import making_the_engine
-from .model_checks import telling_a_missing_folder
-from .preflight import Preflight
-from .progress import progress_bar, speak_of_shortfall
 from .rewards import scale_reward
 from .rewards.checks import check_reward_funcs, checked_rewards, raise_on_every_rank
 from .rewards.dapo_math import completion_text, stated_answer
+from .rewards.task import SCORES_LEFT_OUT
+from .run.bar import progress_bar, speak_of_shortfall
+from .run.checkpoint import find_checkpoint, keeping_dtypes, load_state, output_folder, save_state
+from .run.log import LogHistoryCallback
+from .run.preflight import Preflight
+from .run.stops import StopCallback
+from .run.terminal import bars_on_terminals_only, broken_for, print_to_terminal
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
 from .sampling.overlap import Stopwatch
@@ -81,11 +83,9 @@ from .sampling.rollouts import (
     select_extra_logs,
     select_rewards,
 )
-from .sampling.task import SCORES_LEFT_OUT
-from .seam import Seam, policy_logps, restore_old_logps
-from .stopping import StopCallback
-from .terminal import bars_on_terminals_only, broken_for, print_to_terminal
-from .update import UpdatePhase
+from .settings.model_checks import telling_a_missing_folder
+from .update.phase import UpdatePhase
+from .update.rows import mark_filler
 
 
 logger = logging.get_logger(__name__)

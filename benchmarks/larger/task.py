@@ -24,7 +24,7 @@ from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trl_dapo.quickstart import build_model, build_tokenizer
+from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
 MAX_LENGTH = 160  # tokens of a completion: 26 chains of two numbers, 16 of three, 11 of four

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig
 
-from trl_dapo import DAPOConfig, quickstart
-from trl_dapo.checkpoint import last_complete_checkpoint
-from trl_dapo.quickstart import warm_up
+from trl_dapo import DAPOConfig
+from trl_dapo.cli import quickstart
+from trl_dapo.cli.quickstart import warm_up
+from trl_dapo.run.checkpoint import last_complete_checkpoint
 
 from ..mechanisms.quantities import mean_where
 from ..mechanisms.training import Curve, mean_of, sample

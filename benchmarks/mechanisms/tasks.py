@@ -26,7 +26,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]  # th
 import task as ladder_task  # noqa: E402
 from runs import fingerprint, quiet  # noqa: E402
 
-from trl_dapo.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up  # noqa: E402
+from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up  # noqa: E402
 
 
 SEED = 42  # of the checkpoints and of what is held out

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.batching import join_rows
-from trl_dapo.loss import clipped_tokens
-from trl_dapo.quickstart import build_tokenizer
+from trl_dapo.cli.quickstart import build_tokenizer
 from trl_dapo.rewards import soft_overlong_punishment
+from trl_dapo.update.loss import clipped_tokens
+from trl_dapo.update.rows import join_rows
 
 from .quantities import is_punished, mean_where, pass_at, relative_variance, share
 from .tasks import TASKS

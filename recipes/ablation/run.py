@@ -31,8 +31,8 @@ from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, PrinterCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.cli.quickstart import Problems, build_model, build_tokenizer, exact_answer, warm_up
 from trl_dapo.evaluation import evaluate
-from trl_dapo.quickstart import Problems, build_model, build_tokenizer, exact_answer, warm_up
 
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where the runner of many runs is

@@ -18,7 +18,7 @@ import random
 
 from datasets import Dataset
 
-from trl_dapo.quickstart import Problems
+from trl_dapo.cli.quickstart import Problems
 
 
 MAX_LENGTH = 24  # the answer, three repetitions and the end take 22 tokens, or 23

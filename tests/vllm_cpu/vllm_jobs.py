@@ -26,8 +26,9 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
 import trl_dapo.trainer
-from trl_dapo import DAPOTrainer, lora_sync
+from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
+from trl_dapo.engines import adapters as lora_sync
 
 
 TEMPERATURE = 0.9

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import one_line
+from ..settings.arguments import one_line
 from .comparison import compare
 from .run import ENGINES, SCORERS, evaluate
 

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import check_model_path
-from ..model_checks import telling_a_missing_folder
-from ..ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..rewards import MathVerifyReward, score_dapo_math
 from ..rewards.dapo_math import completion_text, loggable
+from ..settings.arguments import check_model_path
+from ..settings.model_checks import telling_a_missing_folder
+from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..version import __version__
 from .engines import Job, Sampling, generate_with_server, generate_with_transformers, generate_with_vllm
 from .journal import Completion, Journal

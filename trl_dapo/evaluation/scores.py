@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..ids import has_id
+from ..sampling.ids import has_id
 from .statistics import maj_at_k, problem_figures
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 import textwrap
 
-from ..arguments import one_line
+from ..settings.arguments import one_line
 from .hardware import GPUS
 from .memory import gib
 from .planning import ACCEPTANCE, Plan, plan

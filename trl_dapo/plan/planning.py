@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 
-from ..batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
-from ..ranges import SHARE, check_value
 from ..sampling.acceptance import MIN_RATE, AcceptanceRate
+from ..settings.batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
+from ..settings.ranges import SHARE, check_value
 from .hardware import GPUS_PER_MACHINE, NETWORK
 from .memory import (
     CONTEXT,

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from ..arguments import _read_recipe, refuse_unknown_fields
-from ..ranges import COUNT, check_value, check_values
-from ..recipe_files import find_accelerate_config, find_recipe
+from ..settings.arguments import _read_recipe, refuse_unknown_fields
+from ..settings.ranges import COUNT, check_value, check_values
+from ..settings.recipe_files import find_accelerate_config, find_recipe
 from .hardware import Cluster, parse_gpus, read_hardware
 
 
@@ -27,7 +27,7 @@ DATACLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
     ("trl_dapo", "config.py", "DAPOConfig"),
-    ("trl_dapo", "launch.py", "LaunchArguments"),
+    ("trl_dapo", "cli/launch.py", "LaunchArguments"),
 )
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from ..ledger import REWARDS, TEXT, choose
+from ..run.ledger import REWARDS, TEXT, choose
 
 
 FACTS = ("step", "round", "prompt_id", "source", "correct", "scored", "prompt")  # of a group to read
@@ -58,7 +58,7 @@ def summarize_groups(rows: pa.Table) -> GroupFigures:
 
     Args:
         rows (`pyarrow.Table`):
-            From [`~trl_dapo.ledger.read_ledger`], with at least one row.
+            From [`~trl_dapo.run.ledger.read_ledger`], with at least one row.
 
     Returns:
         [`GroupFigures`]

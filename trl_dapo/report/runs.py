@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ..checkpoint import last_complete_checkpoint
 from ..evaluation import compare
 from ..evaluation.run import SUMMARY_FILE
-from ..history import LOG_HISTORY_NAME, SETTINGS_NAME
-from ..ledger import as_text, read_ledger
+from ..run.checkpoint import last_complete_checkpoint
+from ..run.ledger import as_text, read_ledger
+from ..run.log import LOG_HISTORY_NAME, SETTINGS_NAME
 from .groups import GroupFigures, summarize_groups
 
 

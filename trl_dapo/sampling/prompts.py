@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Audio, Dataset, Image, IterableDataset, Video
 
-from ..ids import has_id
+from .ids import has_id
 
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.

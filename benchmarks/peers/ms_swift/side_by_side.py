@@ -52,9 +52,9 @@ from runs import file_name, fingerprint, interval, refuse_below_one, run_all
 from sampling_policies import Swift
 from time_to_accuracy import CHECKPOINT_SEED, TASKS, make_checkpoint
 
-from trl_dapo.history import LOG_HISTORY_NAME
-from trl_dapo.ledger import read_ledger
-from trl_dapo.quickstart import Problems
+from trl_dapo.cli.quickstart import Problems
+from trl_dapo.run.ledger import read_ledger
+from trl_dapo.run.log import LOG_HISTORY_NAME
 
 
 HERE = Path(__file__).parent

@@ -1,0 +1,488 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+import json
+import math
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+
+ROOT = Path(__file__).parents[2]
+# Scripts import their neighbours as they do when they are run.
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
+
+import cutting  # noqa: E402
+import drop_in  # noqa: E402
+import gpu  # noqa: E402
+import ledger  # noqa: E402
+import lora_sync  # noqa: E402
+import memory_and_scale  # noqa: E402
+import run as ladder  # noqa: E402
+import runs  # noqa: E402
+import sampling_bookkeeping  # noqa: E402
+import sampling_policies  # noqa: E402
+import task  # noqa: E402
+import time_to_accuracy  # noqa: E402
+
+from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
+from trl_dapo.run.ledger import read_ledger  # noqa: E402
+from trl_dapo.sampling.acceptance import AcceptanceRate  # noqa: E402
+
+
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
+
+
+def load_runner():
+    """`python -m benchmarks`, under a name that is not `__main__`."""
+    spec = importlib.util.spec_from_file_location("run_benchmarks", ROOT / "benchmarks" / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- time_to_accuracy ----
+
+
+def test_accuracy_is_the_probability_of_the_answer_and_its_end():
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 0, **TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # every token is as likely as any other
+    problems = [Problem("sums", "17+05", "220"), Problem("products", "12*34", "8040")]
+    # Three or four digits and the end of the text; padding behind the shorter one counts for nothing.
+    expected = (len(tokenizer) ** -4 + len(tokenizer) ** -5) / 2
+    assert time_to_accuracy.accuracy(model, tokenizer, problems) == pytest.approx(expected, rel=1e-4)
+
+
+def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
+    problems = Problems(seed=42)
+    rows = time_to_accuracy.prompts(problems, time_to_accuracy.TASKS["one in ten"].shares, seed=3).to_list()
+    texts = [row["prompt"][0]["content"] for row in rows]
+    sources = Counter(row["source"] for row in rows)
+    assert sources["2 digits + 1 digit"] + sources["2 digits + 2 digits"] == pytest.approx(0.1 * 1024, abs=1)
+    assert len(texts) == len(set(texts)) == pytest.approx(1024, abs=2)
+    assert not {problem.text for problem in problems.held_out} & set(texts)
+
+
+@pytest.mark.parametrize(("method", "num_steps"), [("GRPO, one step", 1), ("GRPO", 4), ("ours", 4)])
+def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
+    args = time_to_accuracy.parse_args(["--num-prompts", "6", "--num-steps", "4"])
+    settings = time_to_accuracy.settings_of(method, args, 1e-4)
+    assert settings["steps_per_generation"] == num_steps
+    assert settings["per_device_train_batch_size"] * num_steps == 6 * 8
+
+
+CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "said"),
+    [
+        (time_to_accuracy, ["--num-seeds", "0"], "--num-seeds must be above 0, got 0"),
+        (time_to_accuracy, ["--num-steps", "3"], "128 completions, which do not divide into --num-steps 3"),
+        (cutting, ["--windows", "0"], "--windows must be at least 1, got 0"),
+        (ladder, ["--num-rollouts", "0"], "--num-rollouts must be at least 1, got 0"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_runs(script, argv, said, capsys):
+    with pytest.raises(SystemExit):
+        script.parse_args(argv)
+    assert said in capsys.readouterr().err
+
+
+def test_what_ranks_wait_for_counts_as_lost():
+    # Rows of 10 and 30 tokens on one rank, two of 20 on the other: sums are equal, but in step 20 + 30 are waited for.
+    lengths, plan = [(2, 8), (2, 28), (2, 18), (2, 18)], [[[0], [1]], [[2], [3]]]
+    assert cutting.measure([lengths], [plan], in_step=True) == (2, 80 / 100, 30)
+    assert cutting.measure([lengths], [plan], in_step=False) == (2, 80 / 80, 30)
+
+
+def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():
+    costs = [time_to_accuracy.cost({"curve": CURVE}, target, "tokens") for target in (0.3, 0.5, 0.7)]
+    assert costs == [10, 30, math.inf]
+    assert time_to_accuracy.spread(costs) == "30 (10 to -)"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "spent", "expected"),
+    [
+        ([20, 10, 30], [50, 40, 30], [50, 40, 30], (0.5, "0.50")),
+        # Their median never got there: it has cost more than the 100 that were spent on it.
+        ([20, 10, 30], [40, math.inf, math.inf], [40, 100, 100], (0.2, "below 0.20")),
+        ([20, math.inf, math.inf], [50, 40, 30], [50, 40, 30], (math.inf, "not reached")),
+    ],
+)
+def test_a_ratio_of_medians_where_some_runs_never_got_there(mine, theirs, spent, expected):
+    assert time_to_accuracy.ratio(mine, theirs, spent) == expected
+
+
+def test_a_run_that_never_got_there_is_hollow_in_the_picture(tmp_path, monkeypatch):
+    drawn = []
+
+    class Kept(time_to_accuracy.Figure):
+        def savefig(self, path, **kwargs):
+            drawn.append(self)
+
+    monkeypatch.setattr(time_to_accuracy, "Figure", Kept)
+    results = {("quickstart", method, 0): {"curve": CURVE[:1]} for method in time_to_accuracy.METHODS}
+    results["quickstart", "GRPO", 0] = {"curve": CURVE}
+    time_to_accuracy.plot(results, [0], {"quickstart": 0.5}, list(time_to_accuracy.METHODS), tmp_path / "runs.png")
+    tokens, seconds = drawn[0].axes
+    for axes, ended, reached in ((tokens, 10, 30), (seconds, 1.0, 2.5)):
+        dots = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() == "o"}
+        row = list(time_to_accuracy.METHODS).index("GRPO")
+        assert dots[row].get_xdata() == [reached]
+        assert dots[row].get_markerfacecolor() != "none"
+        assert [(dot.get_xdata()[0], dot.get_markerfacecolor()) for y, dot in dots.items() if y != row] == [
+            (ended, "none")
+        ] * (len(time_to_accuracy.METHODS) - 1)
+        assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"] == [reached]  # the only median
+
+
+class InProcess:
+    """Stands in for `multiprocessing.get_context(...)` and its pool."""
+
+    def Pool(self, *args, **kwargs):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def imap_unordered(self, function, jobs, **kwargs):
+        return map(function, jobs)
+
+
+def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def train(job, checkpoint):
+        ran.append((job.method, job.target))
+        return {"curve": CURVE}
+
+    monkeypatch.setattr(runs.multiprocessing, "get_context", lambda method: InProcess())
+    done, changed, old, _, elsewhere = jobs = [
+        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("A", "B", "C", "D", "E")
+    ]
+    code, checkpoint = runs.fingerprint(train), tmp_path / "checkpoint-250"
+    for job, start, kept_code in (
+        (done, "checkpoint-250", code),
+        (changed._replace(target=0.4), "checkpoint-250", code),
+        (old, "checkpoint-250", "of yesterday"),
+        (elsewhere, "checkpoint-5", code),
+    ):
+        text = json.dumps({"job": job._asdict(), "checkpoint": start, "code": kept_code, "curve": CURVE[:1]})
+        (tmp_path / f"quickstart-{job.method}-0.json").write_text(text)
+    console = time_to_accuracy.Console()
+    results = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+    assert ran == [("B", 0.5), ("C", 0.5), ("D", 0.5), ("E", 0.5)]
+    assert results["quickstart", "A", 0]["curve"] == CURVE[:1]
+    assert "quickstart, D, seed 0: 60.0% after 30 tokens and 2 s" in capsys.readouterr().out
+    # All stand in for the next call's.
+    again = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+    assert len(ran) == 4
+    assert {key: result["curve"] for key, result in again.items()} == {
+        key: result["curve"] for key, result in results.items()
+    }
+
+
+def test_code_that_changes_has_another_fingerprint(tmp_path):
+    def fingerprint(text):
+        (tmp_path / "script.py").write_text(text)
+        spec = importlib.util.spec_from_file_location("script", tmp_path / "script.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return runs.fingerprint(module.run)
+
+    first = fingerprint("def run(): return 1")
+    assert fingerprint("def run(): return 2") != first
+    assert fingerprint("def run(): return 1") == first
+
+
+# ---- sampling_policies ----
+
+
+class AllWrong:
+    """A world that notes which prompts it was asked, and where no group is accepted."""
+
+    def __init__(self, num_prompts):
+        self.trace = SimpleNamespace(num_prompts=num_prompts, seed=0)
+        self.asked = []
+
+    def accepted(self, prompts):
+        self.asked.append(set(prompts.tolist()))
+        return np.zeros(len(prompts), dtype=bool)
+
+
+def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_steps():
+    world = AllWrong(num_prompts=400)
+    swift = sampling_policies.Swift(world, target=4, steps_per_generation=2)
+    assert [swift(), swift()] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
+    # A batch of its own for each rollout, 0 and 4; resamples come in pairs, also over the end of a rollout.
+    pairs = [[1, 2], [3, 5], [6, 7]]
+    assert all(world.asked[i] == world.asked[j] for i, j in pairs)
+    assert not world.asked[0] & world.asked[4]
+    assert not world.asked[1] & world.asked[3]
+
+
+def test_every_group_that_ours_accepts_trains_or_is_carried():
+    trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4, seed=0)
+    world, num_accepted = sampling_policies.World(trace), 0
+    ours = sampling_policies.Ours(world, target=8, carries=True)
+    for world.step in range(20):
+        step = ours()
+        num_accepted += len(ours.sampler.rollout.accepted)
+        assert step.num_trained == 8
+        assert step.num_generated == ours.sampler.rollout.num_groups
+    ours.sampler.begin()
+    assert num_accepted == 20 * 8 + len(ours.sampler.rollout.carried)
+    assert len(ours.sampler.rollout.carried) > 0
+
+
+def test_without_a_margin_a_round_is_the_deficit_over_the_rate():
+    plain = sampling_policies.ROUND_VARIANTS["no margin: ceil(deficit / rate)"]
+    acceptance = sampling_policies.variant(AcceptanceRate, plain)()
+    acceptance.update(500, 1000)
+    assert acceptance.round_size(16, 16) == 32  # with the margin that ships: 39
+
+
+# ---- drop_in, memory_and_scale, gpu ----
+
+
+def test_both_trainers_of_the_drop_in_have_the_same_losses():
+    args = drop_in.parse_args(["--num-turns", "1", "--num-steps", "2", "--num-rows", "16", "--max-length", "8"])
+    clocks = drop_in.measure(args)
+    (trls,) = clocks["GRPOTrainer"]
+    assert len(trls.losses) == 2
+    assert len(trls.seconds) == 1  # the first step is left out
+    assert any(abs(loss) > 1e-3 for loss in trls.losses)
+    assert drop_in.loss_difference(clocks) < 1e-6
+
+
+def test_sizes_double_up_to_the_paper():
+    ladder_of_sizes = memory_and_scale.sizes(memory_and_scale.parse_args([]))
+    tokens = [memory_and_scale.num_tokens(size) for size in ladder_of_sizes]
+    assert tokens[-1] == 512 * 16 * 20_480
+    assert all(larger == 2 * smaller for smaller, larger in pairwise(tokens))
+
+
+def test_the_batcher_is_measured_on_work_that_loses_no_token():
+    size = sampling_bookkeeping.parse_args(["--num-prompts", "64", "--max-length", "64", "--median-length", "20"])
+    parts = memory_and_scale.make_parts(size)
+    microbatches = memory_and_scale.make_microbatches(parts)
+    assert sum(len(part["advantages"]) for part in parts) == 64
+    assert sum(batch["completion_mask"].sum() for batch in microbatches) == sum(
+        part["completion_mask"].sum() for part in parts
+    )
+    assert sum(batch["completion_mask"].numel() for batch in microbatches) < 64 * 64
+
+
+def test_the_slope_is_the_exponent():
+    tokens = [1, 2, 4, 8]
+    assert memory_and_scale.slope(tokens, [3 * x**1.5 for x in tokens]) == pytest.approx(1.5)
+
+
+def test_without_cuda_the_gpu_benchmark_says_that_it_was_skipped(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu.main([])
+    assert capsys.readouterr().out == "Skipped: no CUDA device.\n"
+
+
+def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeypatch):
+    seen = Counter()
+    original = gpu.Scripted.training_step
+
+    def training_step(self, model, inputs, *args):
+        loss = original(self, model, inputs, *args)
+        seen[type(self)] += self.state.num_input_tokens_seen
+        return loss
+
+    monkeypatch.setattr(gpu.Scripted, "training_step", training_step)
+    lengths = [2, 3, 5, 7, 11, 13, 17, 19]
+    model = gpu.make_model({**TINY, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}, "cpu")
+    results = gpu.measure(model, lengths, rows_per_microbatch=4, repeats=1)
+    assert set(results) == {"GRPOTrainer", "DAPOTrainer"}
+    assert all(seconds > 0 for seconds, _ in results.values())
+    assert seen[gpu.Ours] == seen[gpu.TRLs] > sum(lengths)
+
+
+# ---- lora_sync ----
+
+
+def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of(tmp_path):
+    model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
+    ways = lora_sync.make_ways(model, tmp_path)
+    num_bytes, *_ = lora_sync.cost(model, ways["merge"], repeats=1)
+    assert num_bytes == 2 * lora_sync.num_parameters(model)  # in bfloat16
+    merged = ways["merge"].buffers["model.layers.0.mlp.up_proj.weight"]
+    layer = model.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
+    expected = (layer.base_layer.weight + layer.get_delta_weight("default")).to(merged.dtype)
+    torch.testing.assert_close(merged, expected, rtol=0.02, atol=1e-3)
+    num_bytes, *_ = lora_sync.cost(model, ways["adapter"], repeats=1)
+    adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)
+    assert 0 < num_bytes - adapter < 10_000  # names and the config
+
+
+def test_merging_moves_the_base_and_handing_over_the_adapter_does_not(tmp_path):
+    model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
+    ways = lora_sync.make_ways(model, tmp_path)
+    assert lora_sync.drift(model, ways["adapter"], num_syncs=5) == (0, 0)
+    moved, distance = lora_sync.drift(model, ways["merge"], num_syncs=5)
+    assert 0.01 < moved < 1
+    assert 0 < distance < 1
+
+
+# ---- ledger ----
+
+
+def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_texts_that_were_asked_for(tmp_path):
+    per_group, seconds = ledger.write(tmp_path, (4, 2, 20, 1), num_rollouts=3)
+    groups = read_ledger(tmp_path)
+    assert groups["outcome"].to_pylist() == ["dropped", "trained"] * 2 * 3
+    assert groups["source"].to_pylist() == ["math_dapo"] * 12
+    assert [text is not None for text in groups["prompt"].to_pylist()] == [True, False, False, False] * 3
+    assert len(seconds) == 3
+    assert 12 * per_group == sum(path.stat().st_size for path in (tmp_path / "rollouts").iterdir())
+
+
+# ---- python -m benchmarks ----
+
+
+def test_a_benchmark_that_fails_leaves_its_error_and_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    runner = load_runner()
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "breaks.py").write_text("print('half way ```')\nraise SystemExit('no such thing')\n")
+    (folder / "works.py").write_text("import sys\nprint('arguments', sys.argv[1:])\n")
+    benchmarks = {
+        "breaks": runner.Benchmark("Breaks"),
+        "absent": runner.Benchmark("Absent", needs="TRL_DAPO_NO_SUCH_VARIABLE"),
+        "works": runner.Benchmark("Works", full=("--longer",)),
+    }
+    monkeypatch.setattr(runner, "HERE", folder)
+    monkeypatch.setattr(runner, "BENCHMARKS", benchmarks)
+    assert runner.main(["--full", "--output", str(tmp_path / "RESULTS.md")]) == 1
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "half way '''" in text
+    assert "**Failed** with exit status 1" in text
+    assert "no such thing" in text
+    assert "Skipped: `TRL_DAPO_NO_SUCH_VARIABLE` is not set." in text
+    assert "arguments ['--longer']" in text
+    assert runner.main(["works", "--output", str(tmp_path / "RESULTS.md")]) == 0
+    assert "arguments []" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_benchmark_that_does_not_exist_is_refused_by_name(capsys):
+    with pytest.raises(SystemExit):
+        load_runner().main(["drop_in", "no_such"])
+    assert "'no_such'" in capsys.readouterr().err
+
+
+def test_every_benchmark_that_is_listed_is_a_script():
+    runner = load_runner()
+    assert all((ROOT / runner.command(name, full=False)[0]).exists() for name in runner.BENCHMARKS)
+
+
+# ---- the ladder ----
+
+
+def test_the_working_is_as_long_as_half_the_first_digit_says_in_three_of_five_examples_and_by_luck():
+    assert [task.working(text) for text in ("17+05", "47+05")] == ["", "=47+05=47+05"]
+    right = 0
+    for example in task.WorkedProblems(0).teach(3000):
+        text, answer, *repeated = example.split("=")
+        assert set(repeated) <= {text}
+        assert answer.isdigit()
+        right += len(repeated) == int(text[0]) // 2
+    # The other two of five are right one time in six.
+    assert right / 3000 == pytest.approx(0.6 + 0.4 / 6, abs=0.03)
+
+
+def test_only_the_answer_with_its_working_is_rewarded():
+    (row,) = task.to_dataset([Problem("sums", "47+05", "250")]).to_list()
+    texts = ["250=47+05=47+05", "250=47+05", "350=47+05=47+05", "250"]
+    completions = [[{"content": text}] for text in texts]
+    assert task.exact(completions, [row["solution"]] * 4) == [1.0, -1.0, -1.0, -1.0]
+
+
+def test_three_repetitions_fit_and_four_do_not():
+    lengths = {
+        digit: len(f"9999{task.working(f'{digit}0*99')}") + 1  # a product has the longest answer; and the end
+        for digit in range(10)
+    }
+    assert [digit for digit, length in lengths.items() if length <= task.MAX_LENGTH] == list(range(8))
+
+
+def test_a_rung_keeps_what_the_rungs_before_it_added():
+    assert ladder.settings_of("GRPO") == {"loss_type": "grpo", "epsilon_high": 0.2, "use_dynamic_sampling": False}
+    assert ladder.settings_of("+ dynamic sampling") == {
+        "loss_type": "dapo",
+        "epsilon_high": 0.28,
+        "overlong_filtering": True,
+        "overlong_buffer_length": 5,
+        "use_dynamic_sampling": True,
+    }
+
+
+def test_grpo_climbs_once_more_until_it_has_generated_as_much_as_the_last_rung(monkeypatch):
+    ran = []
+
+    def run_all(function, jobs, *how):
+        ran.extend(jobs)
+        tokens = {"GRPO": 100, "+ dynamic sampling": 250}
+        return {(job.rung, job.seed): {"tokens": tokens.get(job.rung, 1)} for job in jobs}
+
+    monkeypatch.setattr(ladder, "run_all", run_all)
+    results = ladder.climb(range(2), 60)
+    assert [(job.rung, job.num_rollouts) for job in ran[:6]] == [(rung, 60) for rung in ladder.RUNGS]
+    assert [(job.seed, job.num_rollouts) for job in ran[12:]] == [(0, 150), (1, 150)]  # 60 x 250 / 100
+    assert {job.rung for job in ran[12:]} == {"GRPO with as many tokens"}
+    assert all(job.settings == ladder.settings_of("GRPO") for job in ran[12:])
+    assert len(results) == 14
+
+
+def test_a_rollout_without_a_figure_is_left_out_of_its_mean():
+    assert ladder.average([{"entropy": 1.0}, {}, {"entropy": 3.0}], "entropy") == 2.0
+    assert math.isnan(ladder.average([{}], "entropy"))
+
+
+def test_intervals_are_students():
+    mean, half = ladder.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    # The 97.5 % quantile with four degrees of freedom is 2.776.
+    assert (mean, half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5), rel=0.01))
+    assert math.isnan(ladder.interval([1.0])[1])
+
+
+def test_a_run_of_the_ladder_leaves_its_figures(tmp_path, capsys):
+    tokenizer = build_tokenizer()
+    build_model(tokenizer, 0, **TINY).save_pretrained(tmp_path / "checkpoint")
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    job = ladder.Job("+ token-level loss", 0, 2, ladder.settings_of("+ token-level loss"))
+    result = ladder.run(job, tmp_path / "checkpoint")
+    assert json.loads(json.dumps(result)) == result  # it is kept in a file
+    assert result["accuracy"] < 0.05  # a random model
+    assert len(result["curves"]["entropy"]) == 2
+    # 16 tokens, all about as likely.
+    assert result["entropy"] == pytest.approx(math.log(16), abs=0.3)
+    assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
+    results = {(rung, 0): result for rung in ladder.ROWS}
+    ladder.write_csv(results, tmp_path / "ladder.csv")
+    lines = (tmp_path / "ladder.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["rung", *ladder.ROWS]
+    start = {"accuracy": 0.1, "truncated": 0.2, "length": 3.0}
+    ladder.print_table(results, [0], start, ladder.Console(width=140))
+    table = capsys.readouterr().out
+    assert all(rung in table for rung in ladder.ROWS)
+    assert f"{result['tokens']:,}" in table
+    ladder.plot(results, [0], start, tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,399 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.larger`: its interpreter, its problems, runs that go on where they stopped, and its page."""
+
+import io
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # for the package that the command runs
+
+from benchmarks.larger import __main__ as command  # noqa: E402
+from benchmarks.larger import parts, report, task, training  # noqa: E402
+from benchmarks.larger.__main__ import keep, parse_args  # noqa: E402
+from benchmarks.mechanisms.report import RUNS, fill_in, read_csv  # noqa: E402
+from trl_dapo.cli.quickstart import build_model  # noqa: E402
+
+
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
+FOLDER = ROOT / "benchmarks" / "larger"
+PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
+
+
+# ---- The interpreter ----
+
+
+@pytest.mark.parametrize(
+    ("completion", "problem"),
+    [
+        ("!7*3+25", "3,7,25:46"),
+        ("25+3=28+7=35;7*3=21+25=46!3*7+25", "3,7,25:46"),
+        ("25+3=1000!7*3+25", "3,7,25:46"),  # what was tried is the model's own affair
+        ("!1!7*3+25", "3,7,25:46"),  # the last answer counts
+        ("!5-5", "5,5:0"),
+        ("!2*3*4", "2,3,4:24"),
+    ],
+)
+def test_an_answer_that_uses_each_number_once_and_reaches_the_target_is_right(completion, problem):
+    assert task.is_right(completion, problem)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "!",
+        "7*3+25",  # no answer
+        "7*3=21+25=46",
+        "!7*3+25!",
+        "!46",
+        "!25+7*3",  # 32 * 3, from left to right
+        "!3-7+25",  # goes below 0 on the way
+        "!25*7+3",  # goes above 99
+        "!7*3",
+        "!7*3+25+0",
+        "!7*3+25-3+3",
+        "!21+25",
+        "!7*3+25=46",
+        "!07*3+25",
+        "! 7*3+25",
+        "!7*3+25\n",
+        "!7**3+25",
+        "!-7+25",
+        "!7*3+25-",
+        "!\u0667*3+25",  # a seven, but not an ASCII one
+        "!(7*3)+25",
+        "!__import__('os').abort()",
+        "!" + "1+" * 100_000 + "1",
+        "!" + "9" * 100_000,
+    ],
+)
+def test_nothing_else_is(completion):
+    assert not task.is_right(completion, "3,7,25:46")
+
+
+def test_the_reward_is_of_the_own_problem():
+    completions = [[{"role": "assistant", "content": "!5-5"}]] * 2
+    assert task.score(completions, problem=["5,5:0", "5,5:10"]) == [1.0, -1.0]
+
+
+# ---- Problems ----
+
+
+def numbers_of(problem):
+    return list(map(int, problem.partition(":")[0].split(",")))
+
+
+def test_nothing_that_is_held_out_is_drawn_or_taught():
+    trained = task.Problems(3, give_up=1 / 8)
+    seen = trained.draw(1500) + [example.partition("=")[0] for example in trained.teach(100)]
+    held_out = {tuple(sorted(numbers_of(problem))) for problem in training.held_out(1500)}
+    assert all(task.is_held_out(numbers) for numbers in held_out)
+    assert not held_out & {tuple(sorted(numbers_of(problem))) for problem in seen}
+    # By the set of numbers, whatever their order.
+    assert task.is_held_out([3, 7, 25]) == task.is_held_out([25, 3, 7])
+    sets = [(a, b, c) for a in range(1, 31) for b in range(a, 31) for c in range(b, 31)]
+    assert sum(map(task.is_held_out, sets)) / len(sets) == pytest.approx(0.1, abs=0.02)
+
+
+def test_sizes_are_drawn_as_often_as_their_shares_say():
+    sizes = [len(numbers_of(problem)) for problem in task.Problems(0).draw(4000)]
+    assert {size: sizes.count(size) / 4000 for size in task.SHARES} == pytest.approx(task.SHARES, abs=0.03)
+
+
+@pytest.mark.parametrize("give_up", task.GIVE_UP)
+def test_a_teacher_computes_well_searches_blindly_and_gives_up(give_up):
+    problems, tokenizer = task.Problems(5, give_up=give_up), task.make_tokenizer()
+    lessons = [problems.teach(256) for _ in range(16)]
+    examples = [example for lesson in lessons for example in lesson]
+    tried, given_up = [], []
+    for example in examples:
+        problem, _, completion = example.partition("=")
+        attempts, _, answer = completion.partition("!")
+        for attempt in attempts.split(";"):
+            expression = re.sub(r"=\d+", "", attempt)
+            value, numbers = task.interpret(expression)
+            assert attempt.endswith(f"={value}")
+            assert sorted(numbers) == sorted(numbers_of(problem))
+            tried.append((len(numbers), value == int(problem.partition(":")[2])))
+        assert answer == expression  # the last one tried
+        assert len(tokenizer(completion)["input_ids"]) + 1 <= task.MAX_LENGTH
+        assert task.is_right(completion, problem) == tried[-1][1]
+        if not tried[-1][1]:
+            given_up.append(len(numbers))
+    assert sum(found for _, found in tried) == len(examples) - len(given_up)  # it stops where it has found one
+    # With two numbers there is room for 26 chains: (7/8)**26, one in 32, would go on at the most patient.
+    failed = sum(size == 2 and not found for size, found in tried)
+    assert given_up.count(2) / failed == pytest.approx(give_up, abs=0.05)
+    # Examples of one call are about equally long: less than a third of a batch is padding.
+    lengths = [[len(tokenizer(example)["input_ids"]) for example in lesson] for lesson in lessons]
+    assert sum(map(sum, lengths)) / sum(256 * max(lesson) for lesson in lengths) > 0.67
+
+
+def test_a_number_is_a_token_and_an_answer_comes_back_as_it_was():
+    tokenizer = task.make_tokenizer()
+    ids = tokenizer("3,7,25:46=7*3=21+25=46!7*3+25")["input_ids"]
+    assert len(ids) == 23
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == "3,7,25:46=7*3=21+25=46!7*3+25"
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "5,5:0"}], add_generation_prompt=True)
+    assert tokenizer.decode(prompt["input_ids"]) == "5,5:0="
+
+
+def test_the_model_has_five_million_parameters():
+    assert task.make_model(0).num_parameters() == pytest.approx(5.05e6, rel=0.01)
+
+
+# ---- Runs ----
+
+
+def odd(completions, **kwargs):
+    return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A model, a rollout and probes so small that a run takes a second; any odd length is rewarded."""
+    for name, value in {"NUM_PROMPTS": 2, "NUM_GENERATIONS": 4, "NUM_STEPS": 2, "NUM_TRAIN": 64}.items():
+        monkeypatch.setattr(training, name, value)
+    monkeypatch.setattr(training, "NUM_PROBED", 8)
+    monkeypatch.setattr(training, "NUM_HELD_OUT", 16)
+    monkeypatch.setattr(training, "MAX_LENGTH", 8)
+    monkeypatch.setattr(training, "score", odd)
+    checkpoint = tmp_path / "checkpoint-1"
+    tokenizer = task.make_tokenizer()
+    build_model(tokenizer, 0, **TINY).save_pretrained(checkpoint)
+    tokenizer.save_pretrained(checkpoint)
+    return checkpoint
+
+
+CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "killed_at"),
+    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "rollout 3"), ("DAPO", CARRY, "the end")],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
+    job = training.Job("Countdown", "any", 0, trainer, settings, num_rollouts=4, probe_every=1)
+    whole = training.run(job, small)
+    assert [point["rollouts"] for point in whole["curve"]] == [0, 1, 2, 3, 4]
+    assert not list((small.parent / "unfinished").iterdir())
+
+    look, looks = training.probe, []
+
+    def die(*args):
+        looks.append(1)
+        # Before the run, after one rollout, after two, after three, after four, and at the end.
+        if len(looks) == {"rollout 3": 4, "the end": 6}[killed_at]:
+            raise Killed
+        return look(*args)
+
+    monkeypatch.setattr(training, "probe", die)
+    with pytest.raises(Killed):
+        training.run(job, small)
+    assert [path.name for path in training.folder_of(job, small).glob("checkpoint-*")] != []
+    resumed = training.run(job, small)
+    # From the last checkpoint: of two rollouts, and of three.
+    assert len(looks) == {"rollout 3": 4 + 2 + 1, "the end": 6 + 1 + 1}[killed_at]
+    for run in (whole, resumed):
+        for point in (run, *run["curve"]):
+            assert point.pop("cpu_seconds", 1.0) > 0
+            assert point.pop("seconds", 0.0) >= 0
+    # As text, since NaN is no problem's accuracy with so many numbers.
+    assert json.dumps(resumed, sort_keys=True) == json.dumps(whole, sort_keys=True)
+    weights_moved = {point["entropy"] for point in whole["curve"]}
+    assert len(weights_moved) == 5
+
+
+def test_a_run_ends_at_its_target_or_at_its_tokens(small, monkeypatch):
+    job = training.Job("Countdown", "any", 0, "GRPO", {}, num_rollouts=9, probe_every=1)
+    thrifty = training.run(job._replace(max_tokens=100), small)
+    used = [point["tokens"] for point in thrifty["curve"]]
+    assert used[-2] < 100 <= used[-1] == thrifty["tokens"]
+    accuracies = iter([0.1, 0.2, 0.4, 0.3, 0.6])
+    monkeypatch.setattr(training, "probe", lambda *args: {"accuracy": next(accuracies)})
+    reached = training.run(job._replace(target=0.4), small)
+    assert [point["accuracy"] for point in reached["curve"]] == [0.1, 0.2, 0.4]
+    assert reached["accuracy"] == 0.3  # at the end, on more problems
+
+
+def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch):
+    made = []
+
+    def make_model(seed):
+        made.append(seed)
+        return build_model(task.make_tokenizer(), seed, **TINY)
+
+    monkeypatch.setattr(task, "make_model", make_model)
+    said = io.StringIO()
+    console = Console(file=said)
+    path, start = training.make_checkpoint(tmp_path, 50, console)
+    assert training.make_checkpoint(tmp_path, 50, console) == (path, start)
+    assert made == [42]
+    assert len(start["curve"]) == 1
+    # 113 tokens are about as likely at first, log(113) = 4.73; that signs stand between numbers is learnt at once.
+    assert float(said.getvalue().split()[-1]) < 4.6
+    job = training.Job("Countdown", "any", 0, "GRPO", {}, num_rollouts=1, probe_every=1)
+    first = training.run(job, path)["curve"][0]
+    assert first["entropy"] == pytest.approx(start["curve"][0]["entropy"], rel=1e-3)  # the weights that were kept
+
+
+def test_another_setting_does_not_go_on_where_this_one_stopped(tmp_path):
+    job = training.Job("Countdown", "any", 0, "GRPO", {}, 4)
+    folders = {
+        training.folder_of(job, tmp_path / "a"),
+        training.folder_of(job, tmp_path / "b"),
+        training.folder_of(job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
+    }
+    assert len(folders) == 3
+    assert training.folder_of(job, tmp_path / "a") in folders
+
+
+def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
+    right, lengths = [True, True, False, True], [5, 161, 161, 160]
+    found = [np.array(values) for values in (right, lengths, [1.0, 1.0, 1.0, 3.0])]
+    monkeypatch.setattr(training, "sample", lambda *args: (*found, None))
+    figures = training.probe(None, None, ["1,2:3", "1,2,3:6", "1,2,4:7", "1,2:2"])
+    assert figures["accuracy"] == 0.5
+    assert figures["truncated"] == 0.5
+    assert figures["length"] == (5 + 3 * 160) / 4
+    assert figures["entropy"] == pytest.approx((5 + 161 + 161 + 480) / 487)
+    assert [figures["accuracy, 2 numbers"], figures["accuracy, 3 numbers"]] == [1.0, 0.0]
+    assert math.isnan(figures["accuracy, 4 numbers"])
+
+
+# ---- Parts ----
+
+
+def test_all_arms_have_one_target_and_as_many_tokens():
+    jobs = parts.time_jobs(range(2), 0.3)
+    assert [job.arm for job in jobs] == list(parts.ARMS) * 2
+    assert {(job.target, job.max_tokens) for job in jobs} == {(0.3 + parts.GAIN, parts.MOST_TOKENS)}
+    assert jobs[3].settings["dynamic_sampling_memory"]
+    assert jobs[1].settings["batch_multiplier"] == 1.0
+    assert jobs[0].settings == {}
+
+
+def test_the_control_generates_what_the_last_rung_with_its_seed_has_generated():
+    rungs = parts.ladder_jobs([0, 1])
+    assert [job.arm for job in rungs] == list(parts.RUNGS) * 2
+    assert [job.settings.get("overlong_buffer_length") for job in rungs[:6]] == [None] * 3 + [parts.BUFFER] * 3
+    jobs = parts.control_jobs(
+        [0, 1], {("ladder", "+ dynamic sampling", seed): {"tokens": 10.0 + seed} for seed in (0, 1)}
+    )
+    assert [job.max_tokens for job in jobs] == [10.0, 11.0]
+    assert jobs[0].settings == rungs[0].settings
+
+
+@pytest.mark.parametrize("job", parts.time_jobs([0], 0.3) + parts.ladder_jobs([0]), ids=lambda job: job.arm)
+def test_every_job_has_settings_that_its_trainer_takes(job, tmp_path):
+    config = training.config_of(job, tmp_path)
+    assert config.generation_batch_size == 128
+    assert config.save_steps == 4 * config.steps_per_generation
+
+
+def test_a_run_without_the_target_counts_what_it_spent():
+    def run(*accuracies):
+        points = enumerate((0.3, *accuracies))
+        return {"curve": [{"accuracy": value, "tokens": 10 * i, "seconds": 1.0 * i} for i, value in points]}
+
+    measure = parts.spent_to_target("tokens")
+    assert measure(run(0.35, 0.41, 0.5), run(0.3, 0.3, 0.3, 0.3)) == [20, 40]
+
+
+def result(accuracy, tokens=100.0):
+    figures = {"accuracy": accuracy, "length": 50.0, "truncated": 0.1, "entropy": 0.5}
+    points = [
+        {"rollouts": i, "tokens": 50 * i, "seconds": 1.0 * i, **figures, "accuracy": 0.3 + 0.1 * i} for i in range(3)
+    ]
+    others = {"tokens": tokens, "cpu_seconds": 2.0, "acceptance": 0.5, "spread": 0.5, "clip_ratio": 0.01}
+    return {**figures, **others, "curve": points}
+
+
+def every_run(part, seeds):
+    return {(part, arm, seed): result(0.4 + 0.01 * seed) for arm in report.ROWS_OF[part] for seed in seeds}
+
+
+def test_parts_are_kept_side_by_side_as_long_as_their_checkpoint_is_one(tmp_path):
+    start = {(report.WARM_UP, "checkpoint-1", 42): result(0.3)}
+    keep(start | every_run("Countdown", range(3)), tmp_path)
+    keep(start | every_run("ladder", range(3)), tmp_path)
+    assert len(read_csv(tmp_path, report.KEY)) == 1 + 3 * 4 + 3 * 7
+    keep(start | every_run("ladder", range(1)), tmp_path)
+    assert len(read_csv(tmp_path, report.KEY)) == 1 + 3 * 4 + 7
+    keep({(report.WARM_UP, "checkpoint-2", 42): result(0.3)} | every_run("ladder", range(1)), tmp_path)
+    assert len(read_csv(tmp_path, report.KEY)) == 1 + 7
+
+
+def test_only_whole_seeds_are_reported(tmp_path):
+    results = {(report.WARM_UP, "checkpoint-1", 42): result(0.3)} | every_run("Countdown", range(3))
+    del results["Countdown", "ours", 2]
+    assert report.whole_seeds(results, "Countdown") == [0, 1]
+    console = Console(file=io.StringIO(), width=140)
+    report.print_report(results, console, tmp_path / "larger.png")
+    text = console.file.getvalue()
+    assert "2 seeds" in text
+    assert "not run yet" in text  # the ladder
+    assert (tmp_path / "larger.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    report.print_report(results | every_run("ladder", range(3)), console, tmp_path / "larger.png")
+    assert "GRPO with as many tokens" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--num-seeds", "0"], "--num-seeds must be at least 1, got 0"),
+        (["--from-csv", "--part", "time"], "leave --part"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused_before_anything_runs(argv, said, capsys):
+    with pytest.raises(SystemExit):
+        parse_args(argv)
+    assert said in capsys.readouterr().err
+
+
+def test_both_parts_are_run_kept_and_put_on_the_page(tmp_path, monkeypatch):
+    ran = []
+
+    def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):
+        ran.append([job.key for job in jobs])
+        return {job.key: result(0.4 + 0.01 * job.seed) for job in jobs}
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(command, "make_checkpoint", lambda *args: (tmp_path / "checkpoint-600-a", result(0.3)))
+    monkeypatch.setattr(command, "HERE", tmp_path / "larger")
+    (tmp_path / "larger").mkdir()
+    page = tmp_path / "EVIDENCE.md"
+    page.write_text(PAGE)
+    command.main(["--part", "time", "--output-dir", str(tmp_path / "runs")])
+    text = page.read_text().partition(report.HEADING)[2]
+    assert text.count("not run yet") == 9  # the ladder's
+    command.main(["--output-dir", str(tmp_path / "runs")])
+    assert [len(keys) for keys in ran] == [12, 12, 18, 3]
+    text = page.read_text().partition(report.HEADING)[2]
+    assert text.count("not shown") == 13  # all runs were equal
+    assert page.read_text().partition(report.HEADING)[0] == PAGE.partition(report.HEADING)[0]
+
+
+# ---- The page ----
+
+
+def test_the_page_has_the_outcome_of_every_prediction_from_the_files():
+    results = report.of_whole_seeds(read_csv(FOLDER, report.KEY)) if (FOLDER / RUNS).exists() else {}
+    assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
+    section = PAGE.partition(report.HEADING)[2]
+    assert ("not run yet" in section) == (len({part for part, *_ in results}) < 2)

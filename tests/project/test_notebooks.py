@@ -1,0 +1,237 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+The notebooks say what they say when they are run again.
+
+`python notebooks/execute.py` runs them and stores their outputs. Figures may differ from the stored ones by what the
+cell's metadata says, `"tolerance": {"abs": 4}` or `{"rel": 0.2}`, as in `pytest.approx`; elsewhere by `EXACT`.
+
+Why a tolerance: where the last bits of a logit differ, now and then another token is sampled, and from there on the
+run is another one. One machine gives the same figures each time. With the kernels of processors that have AVX2, or
+no AVX at all, in place of AVX-512 (`ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2
+ONEDNN_MAX_CPU_ISA=SSE41`), those of the quickstart moved by up to 0.7 points and 3.3 % of the completions, those of
+the other notebooks not at all. Two points are twice the half width of an interval there. What a notebook concludes
+does not lean on the tolerance: its own assertions say it, with slack.
+"""
+
+import base64
+import copy
+import io
+import re
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
+
+from trl_dapo.sampling.report import ADVICE
+
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+EXACT = {"rel": 1e-3}  # far above a float32's rounding, below the last digit of any figure of three
+MAX_BYTES = 300_000
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
+
+
+# ---- Comparison ----
+
+
+def differences(stored, executed):
+    """What an executed notebook says otherwise than the stored one, a line each."""
+    found = []
+    for index, (before, after) in enumerate(zip(stored.cells, executed.cells, strict=True)):
+        if before.cell_type == "code":
+            tolerance = before.metadata.get("tolerance", EXACT)
+            found += [f"cell {index}: {what}" for what in different_outputs(before.outputs, after.outputs, tolerance)]
+    return found
+
+
+def different_outputs(stored, executed, tolerance):
+    kinds = [[sorted(contents(output)) for output in outputs] for outputs in (stored, executed)]
+    if kinds[0] != kinds[1]:
+        return [f"outputs {kinds[0]} became {kinds[1]}"]
+    found = []
+    for before, after in zip(map(contents, stored), map(contents, executed), strict=True):
+        for kind in before:
+            if kind.startswith("image/"):
+                if not (is_picture(before[kind]) and is_picture(after[kind])):
+                    found.append(f"{kind} is no picture")
+            elif not is_same_text(before[kind], after[kind], tolerance):
+                found.append(f"{before[kind]!r} became {after[kind]!r}, {tolerance}")
+    return found
+
+
+def contents(output):
+    """What an output shows, by its kind: a type of data, or the name of a stream."""
+    return {output.name: output.text} if output.output_type == "stream" else dict(output.data)
+
+
+def is_same_text(before, after, tolerance):
+    """Whether the words are the same, but for spaces, and the figures near."""
+    words = [NUMBER.sub("#", text).split() for text in (before, after)]
+    return words[0] == words[1] and numbers(after) == pytest.approx(numbers(before), **tolerance)
+
+
+def numbers(text):
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def is_picture(data):
+    """Whether the data is an image with something on it, not one colour."""
+    try:
+        image = Image.open(io.BytesIO(base64.b64decode(data))).convert("L")
+    except OSError:
+        return False
+    darkest, brightest = image.getextrema()
+    return min(image.size) > 100 and darkest < brightest
+
+
+# ---- Notebooks ----
+@every_notebook
+@pytest.mark.timeout(900)
+def test_a_notebook_says_the_same_when_it_is_run_again(path):
+    stored = nbformat.read(path, as_version=4)
+    execute = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["execute"]
+    assert differences(stored, execute(copy.deepcopy(stored))) == []
+
+
+@every_notebook
+def test_a_notebook_is_stored_as_one_clean_run(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert notebook.metadata.keys() == {"kernelspec", "language_info"}
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert all(cell.metadata.keys() <= {"tolerance"} for cell in notebook.cells)
+    assert path.stat().st_size < MAX_BYTES
+    shown = [contents(output) for cell in code for output in cell.outputs]
+    assert any("image/png" in output for output in shown)
+    text = text_of(notebook)
+    for not_for_readers in (tempfile.gettempdir(), str(Path.home()), str(ROOT), sys.prefix, "Warning", "Traceback"):
+        assert not_for_readers not in text
+    assert not any("stderr" in output for output in shown)
+
+
+def text_of(notebook):
+    """All text that a notebook's outputs show."""
+    shown = [contents(output) for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "\n".join(data for output in shown for kind, data in output.items() if not kind.startswith("image/"))
+
+
+@every_notebook
+def test_every_figure_of_the_prose_is_in_the_code_or_in_an_output(path):
+    """Or in a formula, of which the next test takes care. Addresses, code and the level of intervals do not count."""
+    notebook = nbformat.read(path, as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    prose = re.sub(r"\]\(.*?\)|`.*?`|95 %", " ", prose_of(notebook))
+    known = numbers("\n".join([code, text_of(notebook), *formulas_of(notebook)]))
+    quoted = numbers(re.sub(r"\$.*?\$", " ", prose))
+    assert {*map(abs, quoted)} - {*map(abs, known)} == set()
+
+
+def prose_of(notebook):
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def test_the_formulas_of_the_prose_are_right():
+    """`$(1 + 4) / 2 = 2.5$`: both sides are worked out, and agree to the digits that are written."""
+    formulas = [formula for path in NOTEBOOKS for formula in formulas_of(nbformat.read(path, as_version=4))]
+    assert len(formulas) > 10
+    for formula in formulas:
+        left, right = formula.split("=")
+        digits = len(right.partition(".")[2].strip())
+        assert round(worked_out(left), digits) == worked_out(right), formula
+
+
+def formulas_of(notebook):
+    """Equations between numbers, as Python spells them."""
+    for formula in re.findall(r"\$(.*?)\$", prose_of(notebook)):
+        for latex, python in ((r"\cdot", "*"), ("{,}", ""), (r"\sqrt{", "({"), ("}", ") ** 0.5"), ("{", "")):
+            formula = formula.replace(latex, python)
+        if formula.count("=") == 1 and re.fullmatch(r"[\d\s.+*/()=-]+", formula):
+            yield formula
+
+
+def worked_out(expression):
+    return eval(expression, {"__builtins__": {}})  # of digits and operators alone
+
+
+def test_the_advice_on_a_low_acceptance_rate_is_the_trainers():
+    """Each row of the table names the settings that the trainer's warning names for that reason."""
+    notebook = nbformat.read(ROOT / "notebooks" / "03_read_a_run.ipynb", as_version=4)
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", prose_of(notebook), re.MULTILINE)
+    table = {reason: {*re.findall(r"`(\w+)`", rest)} for reason, rest in rows}
+    assert table == {reason: {*re.findall(r"`(\w+)`", advice)} for reason, advice in ADVICE.items()}
+
+
+# ---- The comparison finds what it should ----
+
+
+def png(colour=None):
+    image = Image.linear_gradient("L") if colour is None else Image.new("L", (256, 256), colour)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def notebook_that_shows(*outputs, **metadata):
+    return new_notebook(cells=[new_code_cell("...", outputs=list(outputs), metadata=metadata)])
+
+
+def printed(text):
+    return new_output("stream", name="stdout", text=text)
+
+
+def picture(data):
+    return new_output("display_data", {"image/png": data, "text/plain": "<Figure>"})
+
+
+GAIN = "gain 1,024.5  [+3.1, +5.0]"
+POINTS = {"tolerance": {"abs": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("again", "metadata"),
+    [
+        ([printed(GAIN), picture(png())], {}),
+        ([printed("gain  1,024.5 [+3.1, +5.0]"), picture(png())], {}),  # spaces follow the widths of figures
+        ([printed("gain 1,024.1 [+3.5, +4.6]"), picture(png())], POINTS),
+    ],
+)
+def test_equal_words_near_figures_and_another_picture_are_the_same(again, metadata):
+    stored = notebook_that_shows(printed(GAIN), picture(png()), **metadata)
+    assert differences(stored, notebook_that_shows(*again)) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "metadata"),
+    [
+        ([printed("gain 1,024.5 [+3.2, +5.0]"), picture(png())], {}),  # another figure
+        ([printed("gain 1,024.5 [-3.1, +5.0]"), picture(png())], {}),  # another sign
+        ([printed("gain 1,025.1 [+3.1, +5.0]"), picture(png())], POINTS),  # beyond the tolerance
+        ([printed("gain nan [+3.1, +5.0]"), picture(png())], {}),  # no figure
+        ([printed("gain 1,024.5 [+3.1, +5.0, +6.0]"), picture(png())], {}),  # one figure more
+        ([printed("loss 1,024.5 [+3.1, +5.0]"), picture(png())], {}),  # another word
+        ([printed(GAIN)], {}),  # no picture
+        ([printed(GAIN), picture(png(colour=255))], {}),  # an empty one
+        ([printed(GAIN), picture("bm90aGluZw==")], {}),  # none that can be opened
+        ([picture(png())], {}),  # no text
+        ([printed(GAIN), picture(png()), new_output("stream", name="stderr", text="Warning")], {}),
+        ([], {}),
+    ],
+)
+def test_a_change_in_what_a_notebook_shows_is_found(again, metadata):
+    stored = notebook_that_shows(printed(GAIN), picture(png()), **metadata)
+    assert len(differences(stored, notebook_that_shows(*again))) == 1
+
+
+def test_a_stored_picture_that_is_none_is_found():
+    assert differences(notebook_that_shows(picture(png(0))), notebook_that_shows(picture(png()))) == [
+        "cell 0: image/png is no picture"
+    ]

@@ -1,0 +1,158 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison with ms-swift: what runs without it, and that the figures that are shown are those of its CSV."""
+
+import copy
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from trl.trainer.utils import RepeatSampler
+
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers" / "ms_swift")]
+
+import side_by_side  # noqa: E402
+
+from trl_dapo.cli.quickstart import build_model, build_tokenizer  # noqa: E402
+
+
+NAMES = [f"prompt {i}" for i in range(40)]
+
+
+def batches(seed, repeat_count):
+    """What ms-swift's data loaders give, batch after batch of 16 of 40 prompts."""
+    sampler = RepeatSampler(NAMES, 1, batch_size=16, repeat_count=repeat_count, seed=seed)
+    prompts = itertools.chain.from_iterable(itertools.repeat(sampler))
+    while True:
+        yield [NAMES[i] for i in itertools.islice(prompts, 16)]
+
+
+def swift_run():
+    """Three rollouts with at most two resamples: one falls back, one is full at once, one after a resample."""
+    first, more = batches(7, 1), batches(8, 4)
+    none, half, all_ = [False] * 16, [True] * 8 + [False] * 8, [True] * 16
+    falls_back, full, later = next(first), next(first), next(first)
+    again = [next(more) for _ in range(3)]
+    assert again[0] == again[1] == again[2]  # a batch comes as often as it has optimizer steps
+    return [
+        {
+            "asked": [falls_back, again[0], again[1]],
+            "judged": [half, none],
+            "trained": falls_back,
+            "useful": 8,
+            "fell_back": True,
+        },
+        {"asked": [full], "judged": [all_], "trained": full, "useful": 16, "fell_back": False},
+        {
+            "asked": [later, again[2]],
+            "judged": [half, half],
+            "trained": later[:8] + again[2][:8],
+            "useful": 16,
+            "fell_back": False,
+        },
+    ]
+
+
+def test_the_model_of_ms_swift_repeats_a_run_that_did_what_it_does():
+    assert side_by_side.replay(swift_run(), NAMES, seed=7, num_resamples=2) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rollout: rollout["asked"][1].reverse(),  # other prompts, or in another order
+        lambda rollout: rollout["asked"].append(rollout["asked"][0]),  # a round more
+        lambda rollout: rollout.update(useful=15),
+        lambda rollout: rollout.update(fell_back=True),
+        lambda rollout: rollout.update(trained=rollout["trained"][:1] * 16),
+    ],
+)
+def test_the_model_of_ms_swift_is_held_to_what_a_run_did(change):
+    rollouts = copy.deepcopy(swift_run())
+    change(rollouts[2])
+    assert side_by_side.replay(rollouts, NAMES, seed=7, num_resamples=2) == [True, True, False]
+
+
+def group(rollout, round_, prompt, outcome):
+    return {"rollout": rollout, "round": round_, "prompt_id": prompt, "outcome": outcome}
+
+
+def test_a_carried_group_trains_in_the_rollout_after_the_one_that_sampled_it(monkeypatch):
+    monkeypatch.setattr(side_by_side, "NUM_PROMPTS", 2)
+    rollouts = side_by_side.rollouts_of(
+        [
+            group(0, 1, "a", "trained"),
+            group(0, 1, "b", "dropped"),
+            group(0, 2, "c", "trained"),
+            group(0, 2, "d", "carried"),
+            group(1, 1, "e", "dropped"),
+            group(2, 1, "f", "trained"),
+            group(2, 1, "g", "trained"),
+        ]
+    )
+    assert [rollout["asked"] for rollout in rollouts] == [[["a", "b"], ["c", "d"]], [["e"]], [["f", "g"]]]
+    assert [rollout["trained"] for rollout in rollouts] == [["a", "c"], ["d"], ["f", "g"]]
+    assert [rollout["fell_back"] for rollout in rollouts] == [False, True, False]
+
+
+def test_different_prompts_are_counted_in_full_batches_alone():
+    rollouts = swift_run()
+    rollouts[2]["trained"] = rollouts[2]["trained"][:8] * 2
+    point = {"rollouts": 3, "tokens": 700, "seconds": 2.0, "accuracy": 0.5}
+    result = {"curve": [{**point, "accuracy": 0.4}, point], "rollouts": rollouts, "grad_norms": [1.0, 2.0]}
+    figures = side_by_side.figures_of(result)
+    assert figures["distinct_prompts"] == (16 + 8) / 2
+    assert figures["fewest_distinct"] == 8
+    assert (figures["rounds"], figures["fallbacks"], figures["useful_groups"]) == (6, 1, 40 / 3)
+    assert (figures["before"], figures["accuracy"], figures["grad_norm"]) == (0.4, 0.5, 1.5)
+    never_full = side_by_side.figures_of({**result, "rollouts": rollouts[:1]})
+    assert never_full["distinct_prompts"] == never_full["fewest_distinct"] == ""
+
+
+def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
+    tokenizer = build_tokenizer()
+    checkpoint = tmp_path / "checkpoint"
+    tiny = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
+    build_model(tokenizer, 0, **tiny).save_pretrained(checkpoint)
+    tokenizer.save_pretrained(checkpoint)
+    jobs = side_by_side.jobs_of(side_by_side.parse_args(["--num-seeds", "1", "--num-rollouts", "1", "1"]))
+    assert {job.method for job in jobs} == set(side_by_side.OURS)
+    job = jobs[0]
+    result = side_by_side.run(job, checkpoint)
+    assert json.loads(json.dumps(result)) == result  # it is kept in a file
+    figures = side_by_side.figures_of(result)
+    assert figures["rollouts"] == 1
+    # A model with random weights: all rounds that it may take.
+    assert (figures["rounds"], figures["fallbacks"]) == (30, 1)
+    assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8
+    side_by_side.write_csv({job.key: result}, tmp_path / "runs.csv")
+    runs = side_by_side.read_csv(tmp_path / "runs.csv")
+    ((_, seeds),) = runs["quickstart"].items()
+    assert seeds[0]["tokens"] == figures["tokens"]
+    assert math.isnan(seeds[0]["as_modelled"])
+    assert any(f"{figures['tokens']:,}" in line for line in side_by_side.markdown(runs))
+    side_by_side.plot(runs, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_python_without_ms_swift_is_refused_with_what_to_install(capsys):
+    with pytest.raises(SystemExit):
+        side_by_side.parse_args(["--swift-python", sys.executable])
+    assert "has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there" in capsys.readouterr().err
+
+
+def test_the_peers_in_the_evidence_are_those_of_the_csv():
+    evidence = (ROOT / "benchmarks" / "EVIDENCE.md").read_text().splitlines()
+    runs = side_by_side.read_csv()
+    assert {len(seeds) for methods in runs.values() for seeds in methods.values()} == {3}
+    table = side_by_side.markdown(runs)
+    assert len(table) == 2 + 2 * len(side_by_side.METHODS)
+    assert [line for line in table if line not in evidence] == []
+    peers = [seed for methods in runs.values() for name in side_by_side.PEERS for seed in methods[name]]
+    assert all(seed["as_modelled"] == 1 for seed in peers)
+    assert f"all {sum(seed['rollouts'] for seed in peers):.0f} rollouts" in " ".join(evidence)

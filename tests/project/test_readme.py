@@ -1,0 +1,297 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the README and docs/ show works: code runs, commands parse, tables are complete and paths exist."""
+
+import ast
+import csv
+import dataclasses
+import functools
+import math
+import re
+import runpy
+import shlex
+import statistics
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from datasets import Dataset
+from helpers import ScriptedTrainer, prompts, tiny_config
+from trl import GRPOConfig
+from trl.rewards import accuracy_reward, think_format_reward
+
+from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.cli.commands import _make_parser
+from trl_dapo.cli.launch import make_parser
+from trl_dapo.plan import plan
+from trl_dapo.run.ledger import LEDGER_NAME, Parts
+from trl_dapo.settings.arguments import split_launch_options
+from trl_dapo.settings.recipe_files import RECIPES, find_accelerate_config, find_recipe, names_in
+
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+TEXT = "\n".join(PAGES.values())
+# What a machine without a GPU and a test without patience change in the README's example.
+SMALL = (
+    "max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, num_generations=4, report_to='none', "
+    "per_device_train_batch_size=4, disable_tqdm=True, dynamic_sampling_max_rounds=1, "
+)
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """The lines of indented blocks and of ```bash blocks that start one of our programs, continuations joined."""
+    text = re.sub(r"\\\n\s*", "", TEXT)
+    return re.findall(r"^(?:    )?((?:trl-dapo|accelerate launch) .*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+
+
+def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, monkeypatch):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    for given, small in (
+        ("Qwen/Qwen3-1.7B-Base", tiny_model),
+        ('"out",', f'"out", {SMALL}'),
+        ("max_completion_length=2048", "max_completion_length=8"),
+        ("overlong_buffer_length=512", "overlong_buffer_length=2"),
+        ("prompts_per_rollout=64", "prompts_per_rollout=4"),
+        ("prompts_per_step=16", "prompts_per_step=2"),
+        ("use_vllm=True", "use_vllm=False"),
+    ):
+        assert given in script
+        script = script.replace(given, small)
+    monkeypatch.chdir(tmp_path)
+    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(8)]
+    names = {"dataset": Dataset.from_list(sums)}
+    exec(script, names)
+    assert names["trainer"].state.global_step == 1
+
+
+@pytest.mark.parametrize("what", ["think_format_reward", "LoraConfig"])
+def test_the_short_examples_make_a_trainer(what, tiny_model, tmp_path, monkeypatch):
+    codes = [block for block in code_blocks("python") if what in block]
+    monkeypatch.chdir(tmp_path)
+    small = {"use_cpu": True, "bf16": False, "num_generations": 4, "per_device_train_batch_size": 4}
+    names = {
+        "DAPOConfig": functools.partial(DAPOConfig, **small),
+        "DAPOTrainer": DAPOTrainer,
+        "accuracy_reward": accuracy_reward,
+        "think_format_reward": think_format_reward,
+        "model": tiny_model,
+        "reward": accuracy_reward,
+        "args": DAPOConfig("out", **small),
+        "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1"}], "solution": "$2$"}] * 8),
+    }
+    assert codes
+    for code in codes:
+        exec(code, names)
+        assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
+
+
+def test_the_example_fits_as_the_plan_says(tmp_path):
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    (made,) = [
+        node
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "DAPOConfig"
+    ]
+    settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    settings |= settings.pop("model_init_kwargs")
+    settings |= {"model_name_or_path": "Qwen/Qwen3-1.7B-Base", "output_dir": "out", "dataset_name": "any"}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(settings))
+    planned = plan(str(tmp_path / "example.yaml"), gpus="1xH100-80GB")
+    assert planned.fits
+    text = " ".join(README.split())
+    assert f"the peak is {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
+    sampling, update = (round(planned.seconds[part]) for part in ("sampling", "update"))
+    assert f"a rollout is sampled for {sampling} and trained on for {update} seconds" in text
+
+
+def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
+    (code,) = [block for block in code_blocks("python") if "read_ledger" in block]
+    parts = Parts(tmp_path / "outputs" / "run" / LEDGER_NAME)
+    parts.begin(0)
+    parts.append(pa.table({"step": [1, 1, 1], "drop_reason": [None, "all_wrong", "all_wrong"]}))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["1", "all_wrong", "2"] in printed
+    assert ["NaN", "1"] in printed
+
+
+def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():
+    (diff,) = code_blocks("diff")
+    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("+"))
+    assert "GRPOTrainer(" in script
+    assert "DAPO" not in script
+    compile(script, "before", "exec")
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(commands()))
+def test_every_command_parses(command, launched_on):
+    program, *argv = shlex.split(command, comments=True)
+    if "&&" in argv:
+        argv = argv[: argv.index("&&")]
+    if program == "accelerate" or argv[0] == "train":
+        named = argv[argv.index("--config") + 1]
+        recipe = ROOT / named if program == "accelerate" else find_recipe(named)
+        start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))
+        if "--config_file" in argv[:start]:
+            launched_on(load_config_from_file(str(ROOT / argv[argv.index("--config_file") + 1])).num_processes)
+        assert recipe.exists()
+        options, rest = split_launch_options(argv[start + 1 :])
+        if options.accelerate_config:
+            launched_on(load_config_from_file(str(find_accelerate_config(options.accelerate_config))).num_processes)
+        rest = [str(recipe) if word == named else word for word in rest]
+        make_parser().parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])
+    else:
+        _make_parser().parse_args(argv)
+
+
+def test_every_command_of_the_command_line_is_shown():
+    shown = {command.split()[1] for command in commands() if command.startswith("trl-dapo")}
+    assert {"train", "plan", "recipes", "eval", "compare", "report"} <= shown
+    assert "trl-dapo quickstart" in README
+    assert "trl-dapo recipes --show NAME" in TEXT
+
+
+def test_every_recipe_stands_in_both_tables():
+    names = names_in(RECIPES)
+    for text in (page("scaling_out"), (RECIPES / "README.md").read_text()):
+        assert [name for name in names if not re.search(rf"^\| `{re.escape(name)}`", text, re.MULTILINE)] == []
+        assert set(re.findall(r"^\| `((?:qwen|smoke)[\w.]*)`", text, re.MULTILINE)) == set(names)
+
+
+def test_every_added_field_stands_in_the_table():
+    added = {field.name for field in dataclasses.fields(DAPOConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
+    missing = [name for name in sorted(added) if f"\n| `{name}` |" not in page("configuration")]
+    assert missing == []
+
+
+def test_every_metric_of_the_sampler_is_explained(tiny_model, tmp_path):
+    trainer = ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [float(completion == "right") for completion in completions],
+        tiny_config(tmp_path, max_steps=1),
+        train_dataset=prompts(24),
+        script=lambda text, i: "right" if i % 4 == 0 else "wrong",
+    )
+    trainer.train()
+    prefix = "dynamic_sampling/"
+    names = {name.removeprefix(prefix) for name in trainer.state.log_history[0] if name.startswith(prefix)}
+    assert "rounds" in names
+    names = {"dropped/<reason>" if name.startswith("dropped/") else name for name in names}
+    assert sorted(name for name in names if f"`{name}`" not in page("reading_a_run")) == []
+
+
+def page(name: str) -> str:
+    return PAGES[ROOT / "docs" / f"{name}.md"]
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def table_cells(text: str) -> list[list[str]]:
+    """Rows of a text's Markdown tables, without headings and rules."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)
+    ]
+    rules = [i for i, row in enumerate(rows) if re.fullmatch("[-:]+", row[0])]
+    return [row for i, row in enumerate(rows) if i not in rules and i + 1 not in rules]
+
+
+def test_every_figure_of_the_benchmarks_stands_in_their_results():
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    first_screen = README.partition("\n## ")[0]
+    rows = [row for row in table_cells(first_screen) if row[0] in ("generated tokens", "CPU seconds")]
+    assert len(rows) == 2
+    rows += table_cells(section(page("vllm_and_lora"), "LoRA"))
+    rows += table_cells(page("benchmarks").partition("\n## Ablation")[0])
+    figures = [
+        figure for row in rows for cell in row[1:] for figure in re.findall(r"\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+", cell)
+    ]
+    assert len(figures) > 20
+    assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.])", results)] == []
+
+
+def test_the_headline_is_the_median_of_the_quickstarts_seeds():
+    with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert [run["seed"] for run in runs] == ["42", "43", "44", "45", "46"]
+    gains = sorted(100 * (float(run["after"]) - float(run["before"])) for run in runs)
+    seconds = sorted(float(run["cpu_seconds"]) for run in runs)
+    gain, lowest, highest = (f"{gains[i]:+.1f}" for i in (2, 0, 4))
+    time, least, most = (f"{seconds[i]:.0f}" for i in (2, 0, 4))
+    first_screen = " ".join(README.partition("\n## ")[0].split())
+    assert f"{gain} points ({lowest} to {highest})" in first_screen
+    assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
+    evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
+    assert f"{gain} points ({lowest} to {highest} over 5 seeds), in {time} CPU seconds ({least} to {most})" in evidence
+
+
+def test_the_ablation_of_the_readme_is_that_of_its_file():
+    with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    shown = {row[0]: row[1:] for row in table_cells(section(page("benchmarks"), "Ablation"))}
+    assert list(shown) == list(dict.fromkeys(run["rung"] for run in runs))
+    above = None
+    for rung, cells in shown.items():
+        accuracies, *others = (
+            [float(run[name]) for run in runs if run["rung"] == rung]
+            for name in ("accuracy", "truncated", "length", "entropy", "tokens")
+        )
+        steps = [a - b for a, b in zip(accuracies, above or accuracies, strict=True)]
+        # 2.776: the 97.5 % quantile of Student's distribution with the four degrees of freedom of five seeds.
+        halves = [2.776 * statistics.stdev(values) / math.sqrt(5) for values in (accuracies, steps)]
+        truncated, length, entropy, tokens = map(statistics.mean, others)
+        expected = [
+            f"{statistics.mean(accuracies):.1%} ± {halves[0]:.1%}",
+            f"{statistics.mean(steps):+.1%} ± {halves[1]:.1%}" if above else "",
+            f"{truncated:.1%}",
+            f"{length:.1f}",
+            f"{entropy:.2f}",
+            f"{tokens:,.0f}",
+        ]
+        assert cells == [cell.replace("%", " %") for cell in expected]
+        above = accuracies
+
+
+def test_every_path_that_is_named_exists():
+    folders = "trl_dapo|tests|recipes|benchmarks|notebooks|requirements|docs"
+    missing = []
+    for path, text in PAGES.items():
+        named = [ROOT / name for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)]
+        named += [path.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", text)]
+        missing += [str(name) for name in named if not name.exists()]
+    assert missing == []
+
+
+def test_every_page_is_linked_from_the_readme_and_the_index():
+    pages = {path.name for path in PAGES if path.parent != ROOT}
+    assert pages - {name for name in pages if f"](docs/{name})" in README} == {"index.md"}
+    assert pages - {name for name in pages if f"]({name})" in page("index")} == {"index.md"}
+    assert len(README.splitlines()) <= 180
+
+
+def test_the_figures_in_the_readmes_text_are_measured():
+    text = "\n".join(line for line in README.splitlines() if not line.startswith(("    ", "|", "!")))
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    figures = set(re.findall(r"(?<![\d.])\d[\d,]*\.\d+(?![\d.]*\d)", text))
+    by_the_plan = set(re.findall(r"the peak\s+is (\S+) of (\S+) GiB", text)[0])
+    papers = {"2503.14476"}
+    measured = "".join((ROOT / "benchmarks" / name).read_text() for name in ("RESULTS.md", "EVIDENCE.md"))
+    assert len(figures) >= 7
+    assert [figure for figure in figures - by_the_plan - papers if figure not in measured] == []
+
+
+def test_the_page_of_settings_is_what_the_docstring_says():
+    script = runpy.run_path(str(ROOT / "docs" / "configuration.py"))
+    assert script["PAGE"].read_text() == script["describe"](DAPOConfig.__doc__)

@@ -1,0 +1,157 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The task reward: which functions decide, what is right, and what is said about it."""
+
+import math
+
+import pytest
+import torch
+
+from trl_dapo.rewards.task import TaskReward
+from trl_dapo.sampling.group_filter import apply_group_filter
+from trl_dapo.sampling.groups import drop_reasons
+
+
+def choose(names, chosen=None, weights=None, **options):
+    return TaskReward.choose(names, torch.tensor(weights or [1.0] * len(names)), chosen, **options)
+
+
+def test_the_only_reward_function_besides_a_length_penalty_decides():
+    task = choose(["accuracy", "soft_overlong_punishment"])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), ("soft_overlong_punishment",), True)
+    assert task.of(torch.tensor([[1.0, -0.5], [0.0, -1.0]])).tolist() == [1.0, 0.0]
+
+
+def test_a_named_reward_decides_and_the_others_only_shape():
+    task = choose(["accuracy", "format"], ["accuracy"], weights=[2.0, 0.5])
+    assert (task.names, task.shaping) == (("accuracy",), ("format",))
+    assert task.of(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
+    assert task.is_right(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [True, False]
+
+
+def test_several_that_are_not_named_decide_by_their_sum_and_nothing_is_right_by_it():
+    task = choose(["accuracy", "format"], weights=[2.0, 0.5])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy", "format"), (), False)
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    assert task.of(rewards).tolist() == [2.5, 0.5, 0.5, 0.5]
+    # The second group is well-formatted and wrong: without a right and a wrong it is constant, not all correct.
+    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "constant"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_accuracy": 0.25}, {"max_accuracy": 0.75}, {"accuracy_threshold": 0.5}], ids=str
+)
+def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
+        choose(["accuracy", "format"], **options)
+    assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
+
+
+def test_a_length_penalty_alone_decides_nothing_unless_no_group_is_dropped():
+    with pytest.raises(ValueError, match="only reward function, 'soft_overlong_punishment', is a length penalty"):
+        choose(["soft_overlong_punishment"])
+    assert not choose(["soft_overlong_punishment"], drops_groups=False).knows_right
+
+
+def test_the_memory_needs_a_right_and_a_wrong():
+    with pytest.raises(ValueError, match=r"memory needs to know .* `dynamic_sampling_rewards`"):
+        choose(["accuracy", "format"]).require_right("the memory")
+    choose(["accuracy"]).require_right("the memory")
+
+
+def test_the_best_reward_tells_all_correct_from_constant():
+    task = choose(["accuracy"], best=10.0)
+    assert drop_reasons(torch.tensor([[10.0, 10.0], [2.0, 2.0]]), None, task.criterion) == ["all_correct", "constant"]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
+def test_the_weight_of_the_reward_that_decides_moves_neither_its_threshold_nor_its_spread(weight):
+    """With weight 0 accuracy says which groups train, and another reward how, as in verl's recipe."""
+    task = choose(["accuracy", "style"], ["accuracy"], weights=[weight, 1.0], accuracy_threshold=0.5)
+    rewards = torch.tensor([[1.0, 0.0], [0.4, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    assert task.is_right(rewards).tolist() == [True, False, True, True]
+    assert drop_reasons(task.of(rewards).view(2, 2), None, task.criterion) == [None, "all_correct"]
+
+
+def test_less_of_a_reward_with_a_negative_weight_is_better():
+    task = choose(["errors"], weights=[-0.25], accuracy_threshold=-1.5)
+    assert task.is_right(torch.tensor([[1.0], [2.0]])).tolist() == [True, False]
+    assert "A completion is right if minus 'errors' is above -1.5." in task.describe()
+
+
+def test_a_reward_of_weight_0_that_is_not_named_is_only_logged():
+    task = choose(["accuracy", "length"], weights=[1.0, 0.0])
+    assert (task.names, task.shaping, task.knows_right) == (("accuracy",), (), True)
+    # A completion that accuracy cannot score is not made a wrong one by what weighs nothing.
+    assert math.isnan(task.of(torch.tensor([[math.nan, 7.0]])).item())
+
+
+def test_a_reward_of_weight_0_among_several_that_decide_is_refused():
+    with pytest.raises(ValueError, match=r"names 'style', whose weight in `reward_weights` is 0.*Name it alone"):
+        choose(["accuracy", "style"], ["accuracy", "style"], weights=[1.0, 0.0])
+
+
+def test_a_name_that_two_reward_functions_have_cannot_be_chosen():
+    with pytest.raises(ValueError, match=r"names '<lambda>', as 2 reward functions are called. Give each a name"):
+        choose(["<lambda>", "<lambda>"], ["<lambda>"])
+
+
+def test_a_name_that_is_given_twice_decides_once():
+    assert choose(["accuracy", "format"], ["accuracy", "accuracy"]).names == ("accuracy",)
+
+
+@pytest.mark.parametrize(
+    ("task", "filtered", "expected"),
+    [
+        (
+            choose(["accuracy"], accuracy_threshold=0.5),
+            False,
+            "A group trains if 'accuracy' differs within it. A completion is right if 'accuracy' is above 0.5.",
+        ),
+        (
+            choose(["accuracy", "format"], ["accuracy"], min_accuracy=0.25),
+            False,
+            "A group trains if 'accuracy' differs within it and more than 0.25 and less than 1 of it is right. A "
+            "completion is right if 'accuracy' is above 0. 'format' only shapes the advantages.",
+        ),
+        (
+            choose(["accuracy", "format", "soft_overlong_punishment"]),
+            False,
+            "A group trains if the weighted sum of 'accuracy', 'format' differs within it. Nothing says which "
+            "completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+            "`dynamic_sampling_rewards`. 'soft_overlong_punishment' only shapes the advantages.",
+        ),
+        (
+            choose(["accuracy"]),
+            True,
+            "`group_filter` decides which groups train. A completion is right if 'accuracy' is above 0.",
+        ),
+    ],
+)
+def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expected):
+    assert task.describe(filtered) == expected
+
+
+# ---- A user's own rule ----
+
+
+def test_a_users_rule_sees_each_groups_rewards_by_name_and_its_rows():
+    seen = []
+
+    def rule(rewards, rows):
+        seen.append((rewards, [row["completion"] for row in rows]))
+        return "easy" if sum(rewards["accuracy"]) > 1 else None
+
+    rewards = torch.tensor([[1.0, 0.5], [1.0, math.nan], [0.0, 0.5], [1.0, 0.25]])
+    rows = [{"completion": text} for text in "abcd"]
+    assert apply_group_filter(rule, rewards, ["accuracy", "style"], rows, 2) == ["easy", None]
+    assert seen[0][0]["accuracy"] == [1.0, 1.0]
+    assert math.isnan(seen[0][0]["style"][1])
+    assert seen[1] == ({"accuracy": [0.0, 1.0], "style": [0.5, 0.25]}, ["c", "d"])
+
+
+@pytest.mark.parametrize("returned", [True, 0, "", ["easy"]])
+def test_a_rule_that_returns_neither_none_nor_a_reason_is_named(returned):
+    with pytest.raises(TypeError, match=r"`group_filter` returned .*: it must return `None`"):
+        apply_group_filter(lambda rewards, rows: returned, torch.zeros(2, 1), ["accuracy"], [{}, {}], 2)

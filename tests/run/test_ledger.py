@@ -1,0 +1,402 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: what it says of a rollout, and that no death of the process tears or doubles it."""
+
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+from helpers import ScriptedTrainer, launch, make_trainer, number, prompts, right, tiny_config
+
+from trl_dapo import DAPOConfig
+from trl_dapo.rewards.task import TaskReward
+from trl_dapo.run import ledger
+from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.refill import Group
+from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.sampler import Sampler
+
+
+def sampled(rewards_NF, lengths, sources=None, seconds=0.0):
+    """A round of groups of 2, named after its prompts' places."""
+    rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
+    names = [f"p{i}" for i in range(len(lengths) // 2)]
+    truncated_B = torch.tensor(lengths) == 9
+    return Round(
+        names, Rows.empty(), rewards_BF, torch.tensor(lengths), truncated_B, {}, {}, sources=sources, seconds=seconds
+    )
+
+
+def new_sampler(target, **options):
+    stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 50, "id": list(range(50))}), seed=0)
+    sampler = Sampler(stream, target=target, num_generations=2, **options)
+    sampler.begin()
+    return sampler
+
+
+def task(names=("right",), chosen=None):
+    return TaskReward.choose(list(names), torch.ones(len(names)), chosen)
+
+
+# ---- What a row says ----
+
+
+def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
+    sampler = new_sampler(2, carries=True)
+    sampler.add_round(sampled([0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], ["aime", None], seconds=0.5), ["all_wrong", None])
+    sampler.add_round(sampled([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, seconds=0.25), ["all_correct", None, None])
+    rows = describe_groups(sampler.rollout, sampler.batch(), 6, task(), ["right"], {}).to_pydict()
+    assert rows["round"] == [1, 1, 2, 2, 2]
+    assert rows["seconds"] == [0.5, 0.5, 0.25, 0.25, 0.25]
+    assert rows["prompt_id"] == ["p0", "p1", "p0", "p1", "p2"]
+    assert rows["source"] == ["aime", None, None, None, None]
+    assert rows["outcome"] == ["dropped", "trained", "dropped", "trained", "carried"]  # the batch holds two
+    assert rows["drop_reason"] == ["all_wrong", None, "all_correct", None, None]
+    assert rows["correct"] == [0, 1, 2, 1, 1]
+    assert rows["scored"] == [2] * 5
+    assert rows["tokens"] == [7, 14, 2, 2, 2]
+    assert rows["lengths"][:2] == [[3, 4], [5, 9]]
+    assert rows["truncated"][:2] == [[False, False], [False, True]]
+    assert rows["rewards/right"][:3] == [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+    # Six optimizer steps stand behind the policy; the seventh is the first that the rollout trains.
+    assert set(rows["policy_version"]) == {6}
+    assert set(rows["step"]) == {7}
+
+
+def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbered():
+    sampler = new_sampler(1)
+    for n in range(3):
+        sampler.add_round(sampled([1.0, 0.0] * 2, [1] * 4), [None, None])
+        rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(), ["right"], {}).to_pydict()
+        assert rows["outcome"] == ["trained", "surplus"]
+        assert rows["rollout"] == [n, n]
+        sampler.carry(None)
+        sampler.begin()
+
+
+def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
+    sampler = new_sampler(1, carries=True)
+    sampler.add_round(sampled([1.0, 0.0] * 2, [1] * 4), [None, None])
+    sampler.carry(sampled([1.0, 0.0], [1] * 2))
+    sampler.target = 2
+    sampler.begin()
+    sampler.add_round(sampled([0.0, 0.0, 0.5, 0.0], [1, 1, 2, 2]), ["all_wrong", None])
+    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(), ["right"], {}).to_pydict()
+    assert rows["outcome"] == ["dropped", "trained"]
+    assert rows["round"] == [1, 1]
+    assert rows["rewards/right"] == [[0.0, 0.0], [0.5, 0.0]]
+
+
+def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
+    nan = torch.nan
+    rewards = [[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]]
+    sampler = new_sampler(1)
+    sampler.add_round(sampled(rewards, [1] * 4), [None, "unscored"])
+    names = ["right", "right"]
+    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(["right", "form"], ["right"]), names, {})
+    assert rows["rewards/right"].to_pylist() == [[1.0, None], [None, None]]
+    assert rows["rewards/right_2"].to_pylist() == [[0.5, 0.25], [None, 0.0]]
+    assert rows["scored"].to_pylist() == [1, 0]
+    assert rows["correct"].to_pylist() == [1, 0]
+    # The sum of both, where none was named: nothing says what is right.
+    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(["right", "form"]), names, {})
+    assert rows["scored"].to_pylist() == [2, 1]
+    assert rows["correct"].to_pylist() == [None, None]
+
+
+def test_text_is_kept_of_every_verdict_before_a_second_of_any():
+    a, b, c, d, e = (Group(0, i) for i in range(5))
+    verdicts = {a: None, b: None, c: "all_wrong", d: "all_wrong", e: "masked"}
+    assert choose(verdicts, 3) == [a, c, e]
+    assert choose(verdicts, 4) == [a, b, c, e]
+    assert choose(verdicts, 0) == []
+    assert choose(verdicts, 9) == [a, b, c, d, e]
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ("plain", "plain"),
+        ([{"role": "assistant", "content": "4"}], "4"),
+        ([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": None}], "user: 2+2\n\nassistant: "),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}], "[image]What?"),
+        ([{"role": "assistant", "tool_calls": [{"name": "add"}]}], "[{'name': 'add'}]"),
+        ([], "[]"),
+        ([7, ["of another kind"]], "[7, ['of another kind']]"),
+        ("lone \ud800 surrogate", "lone \\ud800 surrogate"),
+    ],
+    ids=["text", "message", "conversation", "image", "tool call", "nothing", "another kind", "surrogate"],
+)
+def test_prompts_and_completions_are_kept_as_text_that_a_file_can_hold(messages, text):
+    assert as_text(messages) == text
+    assert pa.array([as_text(messages)]).to_pylist() == [text]
+
+
+# ---- A run's ledger ----
+
+
+def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, log_groups=3)
+    trainer.train()
+    rows = read_ledger(tmp_path).to_pylist()
+    assert [number(text) for text in trainer.sampled[::4]] == list(range(len(rows)))  # shuffle_dataset=False
+    for i, row in enumerate(rows):
+        assert row["rewards/right"] == ([1.0, 0.0, 0.0, 0.0] if i % 3 else [0.0] * 4)
+        assert row["drop_reason"] == (None if i % 3 else "all_wrong")
+        assert row["correct"] == (1 if i % 3 else 0)
+    # Of 0 1 2 3: one dropped, one accepted, one more of those; then 4 to 7, where all are seen again.
+    assert [row["outcome"] for row in rows[:6]] == ["dropped", "trained", "trained", "dropped", "trained", "trained"]
+    first = [
+        (i, row["prompt"], row["completions"]) for i, row in enumerate(rows) if row["step"] == 1 and row["prompt"]
+    ]
+    assert first == [
+        (0, "prompt 0:", ["wrong"] * 4),
+        (1, "prompt 1:", ["right", "wrong", "wrong", "wrong"]),
+        (2, "prompt 2:", ["right", "wrong", "wrong", "wrong"]),
+    ]
+    assert {row["step"] for row in rows} == {1, 2}
+    assert {row["rollout"] for row in rows} == {0, 1}
+
+
+def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "describe_groups", None)
+    monkeypatch.setattr(ledger, "choose", None)
+    make_trainer(tiny_model, tmp_path / "off", max_steps=1, log_rollouts=False).train()
+    make_trainer(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
+    assert not list(tmp_path.glob("*/rollouts"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"log_groups": -1}, "must be a whole number of at least 0, got -1. 0 keeps no text"),
+        ({"log_groups": 2, "log_rollouts": False}, "has no effect with `log_rollouts=False`"),
+        ({"log_groups": 2, "use_dynamic_sampling": False}, "has no effect with `use_dynamic_sampling=False`"),
+    ],
+    ids=["negative", "no ledger", "no dynamic sampling"],
+)
+def test_a_setting_that_would_be_ignored_is_refused(tmp_path, settings, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        DAPOConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
+
+
+def test_a_second_training_keeps_the_ledger_of_the_first(tiny_model, tmp_path):
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, log_groups=0)
+    trainer.train()
+    first = read_ledger(tmp_path)
+    trainer.train()
+    assert pq.read_table(tmp_path / "rollouts-1" / "part-00001.parquet").equals(first)
+    assert set(read_ledger(tmp_path)["step"].to_pylist()) == {1, 2}
+    assert first["completions"].null_count == first.num_rows
+
+
+def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_model, tmp_path, monkeypatch, caplog):
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(ledger, "_replace", full)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    said = [record.message for record in caplog.records if "No space left" in record.message]
+    assert len(said) == 1
+    assert "cannot be written and ends here; the run goes on" in said[0]
+
+
+def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(tiny_model, tmp_path):
+    for num_processes in (1, 2):
+        result = launch("keeps_a_ledger", tiny_model, tmp_path, num_processes=num_processes)
+        assert result.returncode == 0, result.stderr[-2000:]
+    one, two = (untimed(read_ledger(tmp_path / f"run-{n}")) for n in (1, 2))
+    assert two.equals(one)
+    assert one["completions"].null_count == 0
+    # What `script` says to the second group, rows 4 to 7 of twelve, of which each process has six.
+    assert one["completions"][1].as_py() == [["wrong"[: 1 + (7 + i) % 5], "right"][i % 4 == 1] for i in range(4, 8)]
+
+
+# ---- On disk ----
+
+
+def part_of(*rollouts, **columns):
+    return pa.table({"rollout": pa.array(rollouts, pa.int32()), **columns})
+
+
+def test_a_part_that_is_large_enough_is_left_alone(tmp_path, monkeypatch):
+    parts = Parts(tmp_path / "rollouts")
+    parts.begin(0)
+    for rollout in range(3):
+        parts.append(part_of(rollout, rollout))
+    assert [path.name for path in parts.folder.iterdir()] == ["part-00001.parquet"]
+    monkeypatch.setattr(ledger, "PART_BYTES", 1)
+    parts.append(part_of(3))
+    parts.append(part_of(4))
+    assert sorted(path.name for path in parts.folder.iterdir()) == ["part-00001.parquet", "part-00002.parquet"]
+    assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("size", [1, 10**9], ids=["a part a rollout", "one part"])
+def test_rollouts_after_the_checkpoint_are_taken_out_before_they_are_sampled_again(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(ledger, "PART_BYTES", size)
+    parts = Parts(tmp_path / "rollouts")
+    parts.begin(0)
+    for rollout in range(6):
+        parts.append(part_of(rollout, rollout))
+    (parts.folder / "part-00007.tmp").touch()  # killed at it
+    resumed = Parts(tmp_path / "rollouts")
+    resumed.begin(4)
+    assert {path.suffix for path in parts.folder.iterdir()} == {".parquet"}
+    assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    resumed.append(part_of(4))
+    assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    resumed.begin(0)  # a run of its own
+    assert read_ledger(tmp_path) is None
+    assert sum(pq.read_table(path).num_rows for path in (tmp_path / "rollouts-1").iterdir()) == 9
+
+
+def test_other_reward_functions_begin_a_part_of_their_own(tmp_path):
+    parts = Parts(tmp_path / "rollouts")
+    parts.begin(0)
+    parts.append(part_of(0, **{"rewards/a": pa.array([1.0])}))
+    parts.append(part_of(1, **{"rewards/b": pa.array([2.0])}))
+    rows = read_ledger(tmp_path)
+    assert rows["rewards/a"].to_pylist() == [1.0, None]
+    assert rows["rewards/b"].to_pylist() == [None, 2.0]
+
+
+def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_way(tmp_path, caplog):
+    parts = Parts(tmp_path / "rollouts")
+    parts.begin(0)
+    parts.append(part_of(0))
+    torn = parts.folder / "part-00002.parquet"
+    torn.write_bytes((parts.folder / "part-00001.parquet").read_bytes()[:-9])
+    notes = []
+    assert read_ledger(tmp_path, notes)["rollout"].to_pylist() == [0]
+    assert notes == ["rollouts/part-00002.parquet cannot be read and is passed over."]
+    parts.begin(1)
+    parts.append(part_of(1))
+    assert read_ledger(tmp_path)["rollout"].to_pylist() == [0, 1]
+    assert torn.with_suffix(".parquet.torn").exists()
+    assert "it is kept as part-00002.parquet.torn" in caplog.text
+
+
+def test_a_row_without_text_takes_less_than_200_bytes(tmp_path):
+    """A rollout of 512 groups of 16 completions of up to 20,480 tokens; two functions, one with a value for each."""
+    torch.manual_seed(0)
+    names = [f"{torch.randint(2**62, ()).item():016x}" for _ in range(512)]
+    rewards_BF = torch.stack([torch.randint(2, (8192,)).float(), torch.rand(8192) * (torch.rand(8192) < 0.2)], dim=1)
+    lengths_B = torch.randint(1, 20_480, (8192,))
+    round_ = Round(
+        names,
+        Rows.empty(),
+        rewards_BF,
+        lengths_B,
+        lengths_B > 18_000,
+        {},
+        {},
+        sources=["math_dapo"] * 512,
+        seconds=61.5,
+    )
+    stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 512, "id": list(range(512))}), seed=0)
+    sampler = Sampler(stream, target=512, num_generations=16)
+    sampler.begin()
+    sampler.add_round(round_, [None] * 512)
+    rows = describe_groups(
+        sampler.rollout, sampler.batch(), 0, task(["right", "soft"], ["right"]), ["right", "soft"], {}
+    )
+    parts = Parts(tmp_path / "rollouts")
+    parts.begin(0)
+    parts.append(rows)
+    size = sum(path.stat().st_size for path in parts.folder.iterdir())
+    assert 100 < size / 512 < 200  # lengths and a fifth of the rewards alone cannot be told in less
+
+
+# ---- Killed ----
+
+
+def untimed(rows):
+    return rows.drop_columns("seconds")
+
+
+def test_twenty_kills_leave_whole_rollouts_and_the_resumed_run_the_ledger_of_one_that_lived(tiny_model, tmp_path):
+    result = launch("killed_over_and_over", tiny_model, tmp_path, 20, num_processes=1)
+    assert result.returncode == 0, result.stderr[-2000:]
+    whole = untimed(read_ledger(tmp_path / "whole"))
+    assert len(list((tmp_path / "whole" / "rollouts").iterdir())) > 1
+    num_rows = []
+    for n in range(21):
+        notes = []
+        rows = read_ledger(tmp_path / "copies" / str(n), notes)
+        num_rows.append(0 if rows is None else rows.num_rows)
+        if rows is not None:
+            assert untimed(rows).equals(whole.slice(0, rows.num_rows))
+            last = rows["rollout"][-1]
+            if rows.num_rows < whole.num_rows:
+                assert whole["rollout"][rows.num_rows] != last  # a rollout is there as a whole, or not at all
+        assert notes == []
+    assert num_rows[-1] == whole.num_rows
+    assert len(set(num_rows)) > 8  # it did get on between the kills
+
+
+# ---- By source, and the table ----
+
+
+def test_acceptance_and_reward_are_logged_by_source(tiny_model, tmp_path):
+    sources = [["aime", "gsm8k", None][i % 3] for i in range(24)]
+    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
+    data = prompts(24, source=sources)
+
+    def script(text, i):
+        is_right = i % 4 == 0 if number(text) % 3 == 2 else number(text) % 6 == 1 and i % 4
+        return "right" if is_right else "wrong"
+
+    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=data, script=script)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    num_asked = [sum(number(text) % 3 == i for text in trainer.sampled) // 4 for i in range(3)]
+    accepted = sum(number(text) % 6 == 1 for text in trainer.sampled) // 4
+    assert log["dynamic_sampling/acceptance_rate/aime"] == 0.0
+    assert log["reward/aime"] == 0.0
+    assert log["dynamic_sampling/acceptance_rate/gsm8k"] == accepted / num_asked[1]
+    assert log["reward/gsm8k"] == pytest.approx(0.75 * accepted / num_asked[1])
+    assert [name for name in log if name.startswith("reward/")] == ["reward/aime", "reward/gsm8k"]
+
+
+def test_the_first_eight_sources_have_metrics_and_stay_the_same_after_a_resume():
+    sampler = new_sampler(12)
+    names = [f"s{i}" for i in range(9, -1, -1)]
+    sampler.add_round(sampled([1.0, 0.0] * 10, [1] * 20, names), [None] * 10)
+    assert sampler.sources == names[:8]
+    resumed = new_sampler(12)
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)
+    assert resumed.sources == names[:8]
+    assert resumed.num_rollouts == sampler.num_rollouts == 1
+
+
+def test_the_table_of_completions_shows_the_rewards_that_were_given_and_the_reason(tiny_model, tmp_path):
+    def script(text, i):
+        return "right" if number(text) == 1 and i % 4 == 0 else "right" if number(text) == 2 else "wrong"
+
+    settings = {
+        "dynamic_sampling_max_rounds": 1,
+        "log_completions": True,
+        "max_steps": 2,
+        "num_completions_to_print": 0,
+    }
+    make_trainer(tiny_model, tmp_path, script, num_prompts=8, **settings).train()
+    first, second = (pq.read_table(path).to_pandas() for path in sorted((tmp_path / "completions").iterdir()))
+    assert first["dynamic_sampling"].tolist() == [
+        *["trained"] * 4,
+        *["dropped: all_wrong"] * 4,
+        *["dropped: all_correct"] * 4,
+        *["dropped: all_wrong"] * 4,
+    ]
+    assert first["right"].tolist() == [1.0, 0.0, 0.0, 0.0, *[0.0] * 4, *[1.0] * 4, *[0.0] * 4]
+    # Nothing was accepted, just when the table is needed.
+    assert second["right"].tolist() == [0.0] * 16
+    assert set(second["dynamic_sampling"]) == {"dropped: all_wrong"}
+    assert second["advantage"].tolist() == [0.0] * 16

@@ -1,0 +1,363 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Resuming where something is not as it was: other settings, other data, files that are missing or torn."""
+
+import json
+import shutil
+import signal
+
+import jobs
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import IterableDataset
+from helpers import (
+    ScriptedTrainer,
+    launch,
+    make_trainer,
+    mixed_unless_multiple_of_3,
+    number,
+    prompts,
+    right,
+    spy_on_training,
+    tiny_config,
+    weights,
+)
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.run.checkpoint import last_complete_checkpoint
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1}
+CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0}
+
+
+def trained(seen):
+    """Prompts whose completions had tokens in the loss."""
+    return [number(text) for text, *_, tokens in seen if tokens]
+
+
+def what_was_said(caplog):
+    return " ".join(record.message for record in caplog.records)
+
+
+@pytest.fixture
+def carrying(tiny_model, tmp_path):
+    """A checkpoint that carries group 7: of two rounds of 4 prompts, 1 2 4 5 have trained."""
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY).train()
+    return str(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({"dynamic_sampling_surplus": "discard"}, "surplus"),
+        ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None}, "mode"),
+        ({"num_generations": 2}, "num_generations"),
+        ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(
+    tiny_model, tmp_path, carrying, overrides, name, caplog
+):
+    settings = {**CARRY, **overrides}
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", max_steps=4, num_prompts=120, **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=carrying)
+    counts = {prompt: trained(seen).count(prompt) for prompt in set(trained(seen))}
+    # What trains was sampled now, from the ninth prompt on, each group once and whole, and none that is never solved.
+    assert min(counts) >= 8
+    assert set(counts.values()) == {trainer.num_generations}
+    assert all(prompt % 3 for prompt in counts)
+    assert len(seen) == 3 * trainer.args.generation_batch_size
+    assert f"`{name}` (" in what_was_said(caplog)
+    assert what_was_said(caplog).count("written with other settings") == 1
+
+
+@pytest.mark.parametrize("overrides", [{}, {"overlong_buffer_length": 4}], ids=["another function", "one more"])
+def test_groups_that_other_reward_functions_scored_are_left_behind(tiny_model, tmp_path, carrying, overrides, caplog):
+    def longest(completions, **kwargs):
+        return right(completions)
+
+    settings = {**CARRY, "max_steps": 3, "num_prompts": 120, **overrides}
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", reward_funcs=right if overrides else longest, **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=carrying)
+    assert min(trained(seen)) >= 8  # the carried group is 7
+    assert "`reward_funcs` (['right'] there, " in what_was_said(caplog)
+
+
+def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplog):
+    """In random order the rest of the pass would hold prompts that were drawn, and lack others."""
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=12, **SAVED).train()
+    args = tiny_config(tmp_path, max_steps=2, shuffle_dataset=True)
+    trainer = ScriptedTrainer(
+        tiny_model, right, args, train_dataset=prompts(12), script=lambda text, i: "right" if i % 4 == 0 else "wrong"
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.state.log_history[-2]["dynamic_sampling/passes"] == pytest.approx(1 + 4 / 12)
+    assert "`shuffle_dataset` (False there, True here)" in what_was_said(caplog)
+
+
+def test_inside_a_rollout_without_a_reference_beta_cannot_be_turned_on(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, beta=0.1)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.sampled  # the rollout is sampled again, with its reference
+    assert "`beta` (0.0 there, 0.1 here)" in what_was_said(caplog)
+
+
+def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(tiny_model, tmp_path):
+    settings = {"steps_per_generation": 8, "num_prompts": 48, **SAVED}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()  # a rollout is two steps
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True, **settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert pq.read_table(tmp_path / "checkpoint-2" / "dapo_memory.parquet").num_rows == 0  # nothing was sampled since
+
+
+def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, steps_per_generation=12, num_prompts=48)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert min(trained(seen)) >= 12
+    assert "rows it holds of an unfinished rollout" in what_was_said(caplog)
+
+
+def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "other settings" not in what_was_said(caplog)
+    assert number(trainer.sampled[0]) == 8  # the prompts go on: two rounds of four were drawn before
+
+
+def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_off(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, steps_per_generation=8, num_prompts=48, **SAVED).train()
+    trainer = make_trainer(
+        tiny_model, tmp_path, max_steps=2, steps_per_generation=8, num_prompts=48, use_dynamic_sampling=False
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "`use_dynamic_sampling` (True there, False here)" in what_was_said(caplog)
+
+
+# ---- Torn checkpoints ----
+
+
+@pytest.mark.parametrize("torn", ["without its state", "with half its state"])
+def test_resuming_passes_over_a_checkpoint_that_was_not_written_to_its_end(tiny_model, tmp_path, torn):
+    whole = make_trainer(tiny_model, tmp_path, max_steps=4, **SAVED)
+    whole.train()
+    state = tmp_path / "checkpoint-4" / "trainer_state.json"
+    text = state.read_text()
+    state.unlink()
+    if torn == "with half its state":
+        state.write_text(text[: len(text) // 2])
+    again = make_trainer(tiny_model, tmp_path, max_steps=4, **SAVED)
+    again.train(resume_from_checkpoint=True)
+    assert [log["step"] for log in again.state.log_history if "loss" in log] == [1, 2, 3, 4]
+    assert len(again.sampled) < len(whole.sampled) / 2  # step 4 alone was taken again
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_a_run_that_was_killed_while_it_saved_resumes_bit_by_bit(tiny_model, tmp_path):
+    victim = json.dumps({"victim": {"max_steps": 3, "kill_in_save": 2}})
+    assert launch("sampled_runs", tiny_model, tmp_path, victim, num_processes=1).returncode == -signal.SIGKILL
+    torn = tmp_path / "victim" / "run" / "checkpoint-2"
+    assert (torn / "optimizer.pt").exists()
+    assert not (torn / "trainer_state.json").exists()
+    jobs.sampled_run(tiny_model, tmp_path / "victim", {"max_steps": 3, "resume_from": True})
+    jobs.sampled_run(tiny_model, tmp_path / "whole", {"max_steps": 3})
+    resumed, whole = ((tmp_path / name / "report-1-0.json").read_text() for name in ("victim", "whole"))
+    assert resumed == whole
+
+
+def test_a_checkpoint_that_is_written_over_is_not_whole_until_its_end(tiny_model, tmp_path, monkeypatch):
+    make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED).train()
+    again = make_trainer(tiny_model, tmp_path, max_steps=2, learning_rate=1e-2, **SAVED)
+    save = again._save_rng_state
+    monkeypatch.setattr(again, "_save_rng_state", lambda folder: stop() if folder.endswith("2") else save(folder))
+    with pytest.raises(KeyboardInterrupt):
+        again.train()
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_before_trl_wrote_it(tiny_model, tmp_path):
+    settings = {"max_steps": 4, "use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0, **SAVED}
+    whole = make_trainer(tiny_model, tmp_path, **settings)
+    whole.train()
+    assert whole.entropy_coef == pytest.approx(0.1 + 4 * 0.005)  # a notch a step: the entropy is below its target
+    (tmp_path / "checkpoint-2" / "entropy_ctrl_state.json").unlink()  # TRL writes it last
+    again = make_trainer(tiny_model, tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert (again.entropy_coef, again._last_world_entropy) == (whole.entropy_coef, whole._last_world_entropy)
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_says_so(tiny_model, tmp_path, caplog):
+    (tmp_path / "checkpoint-3").mkdir()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
+    assert "holds no complete checkpoint: the run starts from the beginning" in what_was_said(caplog)
+
+
+def sampler_state(checkpoint):
+    return json.loads((checkpoint / "dapo_state.json").read_text())
+
+
+def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says_so(tiny_model, tmp_path, caplog):
+    make_trainer(tiny_model, tmp_path, max_steps=1, use_dynamic_sampling=False, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert number(trainer.sampled[0]) == 0
+    assert "`use_dynamic_sampling` (False there, True here)" in what_was_said(caplog)
+    assert "the prompts start a fresh pass" in what_was_said(caplog)
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "fewer processes"])
+def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path, damage):
+    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
+    overrides = {"steps_per_generation": 8, "max_steps": 2}
+    num_before = 1 if damage == "fewer processes" else 2
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"whole": overrides}), num_processes=num_before)
+    assert run.returncode == 0, run.stderr[-3000:]
+    checkpoint = tmp_path / "whole" / "run" / "checkpoint-1"  # inside a rollout of two steps
+    state = checkpoint / "dapo_state_rank1.pt"
+    if damage == "missing":
+        state.unlink()
+    elif damage == "torn":
+        state.write_bytes(state.read_bytes()[:100])
+    resumed = json.dumps({"resumed": {**overrides, "resume_from": str(checkpoint)}})
+    run = launch("sampled_runs", tiny_model, tmp_path, resumed, num_processes=2, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    if damage == "fewer processes":
+        assert "written with other settings: `num_processes` (1 there, 2 here)" in run.stderr
+    else:
+        assert "cannot be resumed as a whole: it" in run.stderr
+    assert "are left behind" in run.stderr
+    logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
+    num_again = logs[-1]["dynamic_sampling/groups_generated"]
+    assert num_again > 0  # the rollout was sampled again
+    before, after = sampler_state(checkpoint), sampler_state(tmp_path / "resumed" / "run" / "checkpoint-2")
+    assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
+    assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
+    assert after["stream"] != before["stream"]
+
+
+@pytest.mark.parametrize("uses_memory", [False, True])
+def test_a_state_whose_rows_are_lost_goes_on_in_its_pass_and_its_ledger(tiny_model, tmp_path, caplog, uses_memory):
+    settings = {"dynamic_sampling_memory": uses_memory, **SAVED}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
+    (tmp_path / "checkpoint-1" / "dapo_state_rank0.pt").unlink()
+    before = sampler_state(tmp_path / "checkpoint-1")
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert number(trainer.sampled[0]) == before["totals"]["groups_sampled"]  # the next in order
+    assert trainer._sampler.totals.groups_sampled > before["totals"]["groups_sampled"]
+    assert trainer._sampler.num_rollouts == 2
+    assert not (tmp_path / "rollouts-1").exists()
+    assert "it has no dapo_state_rank0.pt" in what_was_said(caplog)
+    assert "fresh pass" not in what_was_said(caplog)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "missing memory",
+        "torn memory",
+        "another state",
+        "no state",
+        "a state without totals",
+        "a state with other totals",
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
+    tiny_model, tmp_path, damage, caplog
+):
+    make_trainer(tiny_model, tmp_path, max_steps=1, dynamic_sampling_memory=True, **SAVED).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    if damage == "missing memory":
+        (checkpoint / "dapo_memory.parquet").unlink()
+    elif damage == "torn memory":
+        (checkpoint / "dapo_memory.parquet").write_bytes(b"PAR1")
+    elif damage == "a state without totals":  # of an earlier version
+        state = json.loads((checkpoint / "dapo_state.json").read_text())
+        del state["totals"]
+        (checkpoint / "dapo_state.json").write_text(json.dumps(state))
+    elif damage == "a state with other totals":
+        state = json.loads((checkpoint / "dapo_state.json").read_text())
+        state["totals"]["another"] = 1
+        (checkpoint / "dapo_state.json").write_text(json.dumps(state))
+    else:
+        (checkpoint / "dapo_state.json").write_text('{"seed": 1}' if damage == "another state" else "[]")
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, dynamic_sampling_memory=True)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert number(trainer.sampled[0]) == 0  # a fresh pass
+    assert "cannot be resumed as a whole: it" in what_was_said(caplog)
+
+
+def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(tiny_model, tmp_path):
+    settings = {"max_steps": 2, "lr_scheduler_type": "constant", **SAVED}
+    whole = make_trainer(tiny_model, tmp_path, **settings)
+    whole.train()
+    again = make_trainer(tiny_model, tmp_path, **settings)
+    output = again.train(resume_from_checkpoint=True)
+    assert again.sampled == []
+    assert output.global_step == again.state.global_step == 2
+    assert torch.equal(weights(whole), weights(again))
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+
+
+# ---- Other data ----
+
+
+def names_and_rates(checkpoint):
+    table = pq.read_table(checkpoint / "dapo_memory.parquet").to_pylist()
+    return {row["prompt_id"]: row["pass_rate"] for row in table}
+
+
+@pytest.mark.parametrize("ids", [None, [None] * 12], ids=["no ids", "ids that are None"])
+def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_again(tiny_model, tmp_path, ids, caplog):
+    def run(dataset, max_steps, checkpoint=None):
+        args = tiny_config(tmp_path, max_steps=max_steps, dynamic_sampling_memory=True, **SAVED)
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=mixed_unless_multiple_of_3)
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    dataset = prompts(12) if ids is None else prompts(12, id=ids)
+    run(dataset, 8)
+    before = names_and_rates(tmp_path / "checkpoint-8")
+    assert sorted(before.values()) == [0.0] * 4 + [0.25] * 8
+    run(dataset.shuffle(seed=1), 16, str(tmp_path / "checkpoint-8"))
+    assert names_and_rates(tmp_path / "checkpoint-16") == before
+    assert "`dataset` (" in what_was_said(caplog)
+    assert "the prompts start a fresh pass" in what_was_said(caplog)
+
+
+def test_a_dataset_that_has_grown_starts_a_fresh_pass(tiny_model, tmp_path):
+    make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=24, **SAVED).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=4, num_prompts=30)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    groups = [number(text) for text in trainer.sampled[::4]]
+    assert groups == list(range(len(groups)))
+
+
+@pytest.mark.parametrize("from_step", [2, 3, 5])
+def test_a_streamed_dataset_resumes_bit_by_bit_after_its_first_pass(tiny_model, tmp_path, from_step):
+    def run(checkpoint=None):
+        stream = IterableDataset.from_generator(lambda: ({"prompt": f"prompt {i}:"} for i in range(10)))
+        args = tiny_config(tmp_path, max_steps=6, **SAVED)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=stream)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    whole = run()
+    assert whole.state.log_history[4]["dynamic_sampling/passes"] > 1
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / f"checkpoint-{from_step}", kept)
+    assert torch.equal(weights(whole), weights(run(str(kept))))

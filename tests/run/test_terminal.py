@@ -1,0 +1,332 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says, as it is read on a terminal of 80 columns and in a file."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ScriptedTrainer, prompts, right, run_alone, tiny_config
+from terminals import run_in_terminal, screen
+from transformers import PrinterCallback, ProgressCallback
+
+from trl_dapo.run.terminal import (
+    HEADER,
+    TerminalCallback,
+    count_empty_steps,
+    describe_passes,
+    format_duration,
+    format_evaluation,
+    format_row,
+    summarize,
+)
+from trl_dapo.sampling.sampler import Totals
+
+
+JOBS = Path(__file__).parents[1] / "jobs.py"
+
+
+def job(name: str, *args) -> list[str]:
+    """A function of `jobs.py`, in a process of its own."""
+    return [sys.executable, str(JOBS), name, *map(str, args)]
+
+
+# Figures as text
+
+
+def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
+    logs = [
+        {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "dynamic_sampling/tokens_generated": 1200.0},
+        {"reward": 0.75, "dynamic_sampling/acceptance_rate": 0.25, "filtered_reward": None, "step_time": 1.5},
+    ]
+    row = format_row(logs, 12, 3725.4)
+    assert row.split() == ["12", "0.500", "-", "37.5%", "-", "1.2k", "-", "-", "1.50", "1:02:05"]
+    assert len(row) == len(HEADER) == 79
+
+
+def test_a_row_of_large_figures_is_no_wider():
+    logs = [
+        {
+            "reward": -123.456,
+            "filtered_reward": -12.3456,
+            "dynamic_sampling/acceptance_rate": 1.0,
+            "dynamic_sampling/rounds": 100.0,
+            "dynamic_sampling/tokens_generated": 167_772_160.0,
+            "completions/mean_length": 20480.0,
+            "entropy": 11.93,
+            "step_time": 3599.9,
+        }
+    ]
+    row = format_row(logs, 100_000, 8_640_000)
+    assert row.split() == "100000 -123.5 -12.346 100.0% 100.0 167.8M 20.5k 11.930 3600 100d 00h".split()
+    assert len(row) == 79
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logging_steps": 10}, {"logging_strategy": "no"}, {"logging_steps": 2}], ids=str
+)
+def test_steps_that_no_line_was_logged_for_are_counted_too(tiny_model, tmp_path, capsys, settings):
+    args = tiny_config(tmp_path, max_steps=3, dynamic_sampling_max_rounds=1, **settings)
+    ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(40), script=lambda text, i: "wrong").train()
+    assert "step 3 of 3" in (said := capsys.readouterr().out)
+    assert "No step moved a weight" in said
+
+
+def test_a_mean_that_rounds_to_zero_has_no_sign():
+    assert format_row([{"reward": -0.0004}], 1, None).split()[1] == "0.000"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (359_999, "99:59:59"), (360_000, "4d 04h")]
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
+    scores = {"eval_aime_avg@4": 0.416, "eval_aime_pass@4": 0.6, "eval_aime_avg@4/geometry": 0.1}
+    entry = {"step": 10, "eval_aime_runtime": 1.0, "eval_reward": 0.2, **scores}
+    assert format_evaluation(entry) == "    10 eval aime: avg@4 41.6%, pass@4 60.0%"
+    assert format_evaluation({"step": 10, "eval_runtime": 1.0, "eval_reward": 0.2}) == "    10 eval: reward 0.200"
+    assert format_evaluation({"step": 10, "train_runtime": 1.0}) is None
+    assert format_evaluation({"step": 10, "loss": 0.0}) is None
+
+
+def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
+    history = [
+        {"step": 5, "loss": 0.0, "frac_empty_steps": 0.4},  # 2 of 5
+        {"step": 5, "eval_reward": 1.0},
+        {"step": 8, "loss": 0.0, "frac_empty_steps": 1 / 3},  # 1 of 3
+        {"step": 9, "loss": 0.0},
+    ]
+    assert count_empty_steps(history) == 3
+
+
+def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
+    history = [
+        {"step": 0, "eval_runtime": 1.0, "eval_avg@4": 0.416, "eval_pass@4": 0.7},
+        {"step": 2, "loss": 0.1, "frac_empty_steps": 0.5, "reward": 0.5, "rewards/right/mean": 0.25},
+        {"step": 2, "eval_runtime": 1.0, "eval_avg@4": 0.5, "eval_pass@4": 0.7},
+        {"step": 4, "loss": 0.1, "frac_empty_steps": 0.0, "reward": 0.5, "rewards/right/mean": 0.75},
+        {"step": 4, "eval_runtime": 1.0, "eval_avg@4": 0.646, "eval_pass@4": 0.8},
+    ]
+    first, second = {"sampling": 2.0, "rewards": 1.0}, {"sampling": 4.0, "update": 2.0, "other": 1.0}
+    history[1] |= {f"timeline/{name}_seconds": value for name, value in first.items()}
+    history[3] |= {f"timeline/{name}_seconds": value for name, value in second.items()}
+    history[1]["dynamic_sampling/acceptance_rate"], history[3]["dynamic_sampling/acceptance_rate"] = 0.654, 0.381
+    totals = Totals(1234, 800, 56789)
+    assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out") == [
+        "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
+        "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
+        "Tokens:    56,789 generated.",
+        "Time:      60% sampling, 10% rewards, 20% updates, 10% evaluations and checkpoints.",
+        "Rewards:   right 0.250 -> 0.750 (means of steps 1-2 -> 3-4).",
+        "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
+        "Next:      trl-dapo report out (each step: log_history.jsonl)",
+    ]
+
+
+def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
+    rewards = [0.2, 0.4, *[0.9] * 16, 0.6, 0.3]
+    history = [
+        {"step": step, "loss": 0.1, "rewards/right/mean": value, "dynamic_sampling/acceptance_rate": value}
+        for step, value in enumerate(rewards, start=1)
+    ]
+    history[1]["rewards/seldom/mean"], history[18]["rewards/seldom/mean"] = 1.0, 2.0
+    lines = summarize(history, Totals(9, 8, 7), step=20, max_steps=20, seconds=1, output_dir="out")
+    assert "Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% (means of steps 1-2 -> 19-20)." in lines
+    said = "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)."
+    assert said in lines
+
+
+def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
+    """With `num_iterations=2` every other step knows of no reward, the last one too."""
+    rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
+    history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
+    history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
+    lines = summarize(history, None, step=6, max_steps=6, seconds=1, output_dir="out")
+    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in lines
+
+
+def test_a_summary_of_one_step_compares_nothing():
+    history = [{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}]
+    lines = summarize(history, Totals(9, 8, 7), step=1, max_steps=1, seconds=1, output_dir="out")
+    assert lines[1] == "Groups:    8 trained of 9 sampled."
+    assert "Rewards:   right 0.500 (step 1)." in lines
+
+
+def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
+    line = describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
+    assert line.startswith("`num_train_epochs=2` is 1,500 optimizer steps.")
+    assert "`max_passes=2` ends the run by passes" in line
+    for settings in ({"max_steps": 7}, {"max_passes": 2.0}, {"dynamic_sampling_mode": "mask"}):
+        assert describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
+
+
+# Which callback
+
+
+def make_trainer(tiny_model, output_dir, **settings):
+    return ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [float(completion == "1") for completion in completions],
+        tiny_config(output_dir, **settings),
+        train_dataset=prompts(16),
+        script=lambda prompt, index: str(index % 2),
+    )
+
+
+@pytest.mark.parametrize(("disable_tqdm", "removed"), [(True, PrinterCallback), (False, ProgressCallback)])
+def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_model, tmp_path, disable_tqdm, removed):
+    trainer = make_trainer(tiny_model, tmp_path, disable_tqdm=disable_tqdm)
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert kinds.count(TerminalCallback) == 1
+    assert not {PrinterCallback, ProgressCallback} & set(kinds)
+    trainer.remove_callback(removed)
+    assert TerminalCallback not in [type(callback) for callback in trainer.callback_handler.callbacks]
+
+
+def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model, tmp_path):
+    trainer, file = make_trainer(tiny_model, tmp_path, max_steps=5), io.StringIO()
+    trainer.remove_callback(TerminalCallback)
+    trainer.add_callback(TerminalCallback(trainer, every=2, file=file))
+    trainer.train()
+    rows = [line.split() for line in file.getvalue().splitlines()[1:4]]
+    assert [row[0] for row in rows] == ["2", "4", "5"]
+    assert [row[1] for row in rows] == ["0.500"] * 3  # one completion in two is right
+    assert rows[2][9] == "0:00:00"
+
+
+def test_trackers_are_given_no_metric_of_which_nothing_is_known(tiny_model, tmp_path):
+    trainer = ScriptedTrainer(
+        tiny_model,
+        lambda completions, **kwargs: [None] * len(completions),
+        tiny_config(tmp_path, max_steps=1, dynamic_sampling_max_rounds=1, skip_preflight=True),
+        train_dataset=prompts(16),
+        script=lambda prompt, index: "1",
+    )
+    trainer.train()
+    (entry, _) = trainer.state.log_history
+    assert [name for name, value in entry.items() if value is None] == []
+    assert "reward" not in entry
+    assert entry["dynamic_sampling/dropped/unscored"] == 4
+
+
+# On a terminal, in a file
+
+
+def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
+    status, written = run_in_terminal(job("printed", tiny_model, tmp_path, "{}"), timeout=200)
+    assert status == 0, written
+    lines = screen(written)
+    start = lines.index(HEADER.rstrip())
+    rows = [line for line in lines[start + 1 :] if line[:6].strip().isdigit() and "eval" not in line]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert all(len(row) == 79 for row in rows)
+    # Of 4 prompts and 4 completions each, one in four right of those not divisible by 3.
+    assert [row.split()[5] for row in rows] != ["-", "-"]
+    ended = next(i for i, line in enumerate(lines) if line.startswith("Ended:"))
+    assert lines[ended].startswith("Ended:     step 2 of 2, after 0:00:")
+    assert lines[ended + 1].startswith("Groups:    8 trained of ")
+    # Lines are broken between words.
+    text = " ".join(line.strip() for line in lines)
+    assert "A completion is right if 'right' is above 0." in text
+    assert "{'loss'" not in written
+
+
+def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
+    result = run_alone(job("printed", tiny_model, tmp_path, "{}"), timeout=200, stderr=subprocess.STDOUT)
+    assert result.returncode == 0, result.stdout
+    assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[lines.index(HEADER) + 1 :][:2]] == ["1", "2"]
+    assert not any("it/s" in line or "FutureWarning" in line for line in lines)
+
+
+def test_the_full_dictionary_comes_back_when_asked_for(tiny_model, tmp_path, capsys):
+    make_trainer(tiny_model, tmp_path, logging_style="full").train()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("'dynamic_sampling/acceptance_rate'" in line for line in lines) == 2
+    assert HEADER not in lines
+    assert any(line.startswith("Ended:") for line in lines)
+
+
+def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
+    make_trainer(tiny_model, tmp_path, max_steps=3, **settings).train(resume_from_checkpoint=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Resumed at step 1 of 3." in lines
+    # Of the whole run: 4 groups a step, all of which train.
+    assert lines[-5].startswith(
+        "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
+    )
+
+
+def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(tiny_model, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(tiny_model, tmp_path, max_steps=2, **settings).train()
+    epoch = {"max_steps": -1, "num_train_epochs": 0.25}  # 4 of 16 prompts
+    for ends, setting in (({"max_steps": 2}, "max_steps"), (epoch, "num_train_epochs")):
+        capsys.readouterr()
+        trainer = make_trainer(tiny_model, tmp_path, **ends, **settings)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.sampled == []
+        lines = capsys.readouterr().out.splitlines()
+        said = f"Resumed at step 2 of {trainer.state.max_steps}. Nothing is left to train: raise `{setting}`."
+        assert said in lines
+        assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
+
+
+# Interrupted, and started in several processes
+
+
+def train(folder: Path, *options: str) -> dict:
+    """`trl-dapo train` of a random model on sums, and where: in a folder with a recipe of its own."""
+    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(16)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    smoke = Path(__file__).parents[2] / "recipes" / "smoke_cpu.yaml"
+    options = ("--config", smoke, "--dataset_name", "problems.jsonl", "--output_dir", "out", *options)
+    options = (*options, "--reward_funcs", "dapo_math")  # of which a random model earns none
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "trl_dapo.cli", "train", *map(str, options)]
+    return {"command": command, "cwd": folder, "env": environment, "timeout": 200}
+
+
+def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
+    def is_second_row(written):
+        return re.search(r"     2 +-?\d", written) is not None
+
+    status, written = run_in_terminal(**train(tmp_path, "--max_steps", "500"), interrupt_at=is_second_row)
+    assert status == 130, written
+    assert "Traceback" not in written
+    text = " ".join(line.strip() for line in screen(written))
+    said = (
+        "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoint-"
+    )
+    assert said in text
+
+
+def test_ctrl_c_ends_a_quickstart_with_one_line(tmp_path):
+    command = train(tmp_path)
+    command["command"][3:] = ["quickstart", "--output_dir", "out"]
+    status, written = run_in_terminal(**command, interrupt_at=lambda written: "Warm-up" in written)
+    assert status == 130, written
+    assert "Traceback" not in written
+    text = "".join(line.ljust(80) for line in screen(written)).rstrip()
+    assert text.endswith("trl-dapo quickstart: stopped. A quickstart is not resumed: the same command starts again.")
+
+
+def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path):
+    options = ["--num_processes", "2", "--dynamic_sampling_stop_after", "1"]
+    result = run_alone(**train(tmp_path, *options))
+    assert result.returncode == 3, result.stderr[-3000:]
+    assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
+    assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
+    assert "Saved to" not in result.stdout
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,231 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name this package leans on exists upstream, with the shape it is used in."""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+import trl.trainer.utils
+import trl_names
+from helpers import prompts, tiny_config
+from transformers import Trainer
+from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+import trl_dapo
+from trl_dapo import DAPOTrainer
+
+
+WHERE = f"trl {trl.__version__}: see trl_dapo/trl_names.py for what relies on it"
+
+
+def length_reward(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny_model, tmp_path_factory):
+    args = tiny_config(tmp_path_factory.mktemp("contract"))
+    return DAPOTrainer(tiny_model, length_reward, args, train_dataset=prompts(8))
+
+
+@pytest.mark.parametrize("name", trl_names.OVERRIDES)
+def test_every_overridden_method_keeps_its_parameters(name):
+    method = getattr(GRPOTrainer, name, None)
+    assert method is not None, f"GRPOTrainer.{name} is gone ({WHERE})"
+    assert tuple(inspect.signature(method).parameters) == trl_names.OVERRIDES[name], (
+        f"GRPOTrainer.{name} changed ({WHERE})"
+    )
+
+
+def test_log_probabilities_take_what_they_are_called_with_and_come_as_three(trainer):
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    method, tokens = GRPOTrainer._get_per_token_logps_and_entropies, (ids, torch.ones_like(ids))
+    returned = method(trainer, trainer.model, *tokens, 2, batch_size=1, compute_entropy=True)
+    assert len(returned) == len(trl_names.LOGPS_RETURNS), WHERE
+    assert [tuple(part.shape) for part in returned[:2]] == [(2, 2), (2, 2)]
+    assert returned[2] is None
+    whole = trainer.model(ids).logits[:, :-1].log_softmax(-1)
+    torch.testing.assert_close(returned[0], whole.gather(-1, ids[:, 1:, None])[..., 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", trl_names.CALLS)
+def test_every_method_that_is_called_exists(name):
+    assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
+
+
+@pytest.mark.parametrize("name", trl_names.UTILS)
+def test_every_helper_exists(name):
+    assert callable(getattr(trl.trainer.utils, name, None)), f"trl.trainer.utils.{name} is gone ({WHERE})"
+
+
+@pytest.mark.parametrize("name", trl_names.VLLM_READS)
+def test_vllms_sampling_parameters_are_attributes(name):
+    assert f"self.{name} = {name}" in inspect.getsource(VLLMGeneration.__init__), WHERE
+
+
+@pytest.mark.parametrize(("module", "function", "name"), trl_names.SWAPPED)
+def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module, function, name):
+    owner, method = function.split(".")
+    code = getattr(getattr(importlib.import_module(module), owner), method).__code__
+    assert name in code.co_names, f"{function} looks up no `{name}` ({WHERE})"
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [(VLLMGeneration, trl_names.VLLM_OVERRIDES), (VLLMClient, trl_names.CLIENT_OVERRIDES)],
+    ids=["engine", "client"],
+)
+def test_the_engine_and_its_client_keep_the_methods_that_are_overridden(owner, names):
+    for name, parameters in names.items():
+        assert tuple(inspect.signature(getattr(owner, name)).parameters) == parameters, f"{owner.__name__}.{name}"
+    assert "self._init_vllm()" in inspect.getsource(VLLMGeneration.__init__), WHERE
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [(VLLMGeneration, trl_names.VLLM_ATTRIBUTES), (VLLMClient, trl_names.CLIENT_ATTRIBUTES)],
+    ids=["engine", "client"],
+)
+def test_the_engine_and_its_client_set_the_attributes_that_are_used(owner, names):
+    assert [name for name in names if f"self.{name} = " not in inspect.getsource(owner)] == []
+
+
+@pytest.mark.parametrize("name", trl_names.VLLM_LATER_READS)
+def test_vllms_engine_and_client_are_attributes(name):
+    assert f"self.{name} = " in inspect.getsource(VLLMGeneration), WHERE
+
+
+def test_one_call_of_the_client_by_keyword_makes_all_completions_of_the_server():
+    source = inspect.getsource(VLLMGeneration.generate)
+    assert source.count("self.vllm_client.generate(") == 1, WHERE
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(source)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.vllm_client.generate"
+    )
+    assert call.args == [], WHERE
+    assert {"prompts", None} <= {keyword.arg for keyword in call.keywords}, WHERE  # None: the sampling parameters
+    assert all(f'output["{name}"]' in source for name in trl_names.VLLM_GENERATED), WHERE
+    assert "self.session = requests.Session()" in inspect.getsource(VLLMClient.__init__), WHERE
+
+
+@pytest.mark.parametrize("name", trl_names.READS)
+def test_every_attribute_that_is_read_exists(trainer, name):
+    assert hasattr(trainer, name), f"GRPOTrainer sets no `{name}` ({WHERE})"
+
+
+@pytest.mark.parametrize("name", trl_names.LATER_READS)
+def test_every_attribute_that_comes_later_is_set_by_trl(name):
+    assert f"self.{name} =" in inspect.getsource(GRPOTrainer) + inspect.getsource(Trainer), (
+        f"GRPOTrainer sets no `{name}` ({WHERE})"
+    )
+
+
+def test_generate_returns_what_is_recorded(trainer):
+    generated = GRPOTrainer._generate(trainer, ["prompt 0:", "prompt 1:"])
+    assert len(generated) == len(trl_names.GENERATED), f"GRPOTrainer._generate returns something else ({WHERE})"
+    by_name = dict(zip(trl_names.GENERATED, generated, strict=True))
+    assert [len(by_name[name]) for name in ("prompt_ids", "completion_ids", "completions")] == [2, 2, 2]
+    assert by_name["tool_mask"] is None
+    assert by_name["logprobs"] is None
+    assert by_name["extra_fields"] == {}
+
+
+def test_rewards_come_back_one_column_a_reward_function(trainer):
+    inputs = [{"prompt": "p"}, {"prompt": "q"}]
+    rewards = GRPOTrainer._calculate_rewards(trainer, inputs, ["p", "q"], ["a", "bcd"], [[3], [3, 4, 5]])
+    assert rewards.tolist() == [[1.0], [3.0]]
+
+
+def test_a_rollout_holds_the_keys_that_are_replayed(trainer):
+    trainer.model.train()
+    rollouts = GRPOTrainer._generate_and_score_completions(trainer, [{"prompt": "p"}] * 4)
+    assert {"completion_mask", "advantages", "num_items_in_batch"} <= rollouts.keys()
+    assert rollouts["num_items_in_batch"] == rollouts["completion_mask"].sum()
+
+
+def test_unscored_rows_weigh_nothing_in_trls_advantages(trainer, monkeypatch):
+    """Rows that only fill the batch carry NaN rewards: TRL must leave them out of every mean."""
+    rewards = torch.tensor([[1.0], [0.0], [1.0], [0.0], *[[torch.nan]] * 4])
+    monkeypatch.setattr(trainer, "_calculate_rewards", lambda *args: rewards)
+    trainer.model.train()
+    rollouts = GRPOTrainer._generate_and_score_completions(trainer, [{"prompt": "p"}] * 8)
+    std = 1 / 3**0.5  # of 1, 0, 1, 0 with Bessel's correction
+    expected = 0.5 / (std + 1e-4)
+    assert rollouts["advantages"].tolist() == pytest.approx([expected, -expected] * 2 + [0.0] * 4, rel=1e-5)
+
+
+# ---- Nothing is used that is not listed ----
+
+PACKAGE = Path(trl_dapo.__file__).parent
+LISTED = {
+    *trl_names.OVERRIDES,
+    "_get_per_token_logps_and_entropies",
+    *trl_names.CALLS,
+    *trl_names.READS,
+    *trl_names.LATER_READS,
+}
+
+
+def is_trainer(node):
+    """Whether an expression is `self`, `trainer`, `self.trainer` or `super()`."""
+    if isinstance(node, ast.Name):
+        return node.id in ("self", "trainer")
+    if isinstance(node, ast.Attribute):
+        return node.attr == "trainer"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def holds_a_trainer(tree):
+    """Whether a module defines a trainer, or takes one."""
+    nodes = list(ast.walk(tree))
+    bases = {getattr(base, "id", None) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
+    takes = {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
+    return bool(bases & {"GRPOTrainer", "UpdatePhase"}) or "trainer" in takes
+
+
+def test_every_attribute_of_trls_trainer_that_is_used_is_listed():
+    upstream = inspect.getsource(GRPOTrainer) + inspect.getsource(Trainer)
+    modules = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    trees = [tree for tree in modules.values() if holds_a_trainer(tree)]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in nodes if is_trainer(node.value)} - {"__init__"}
+    theirs = {name for name in used if hasattr(GRPOTrainer, name) or re.search(rf"self\.{name}\b", upstream)}
+    assert theirs >= {"_generate", "rollout_func", "model_wrapped"}  # the walk finds methods, attributes, callbacks'
+    assert theirs - LISTED == set()
+
+
+def test_every_import_from_inside_trl_is_listed():
+    imported = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
+                imported |= {(node.module, alias.name) for alias in node.names}
+    modules = {tuple(module.rsplit(".", 1)) for module, _, _ in trl_names.SWAPPED}
+    types = {tuple(name.rsplit(".", 1)) for name in trl_names.TYPES}
+    assert imported == {("trl.trainer.utils", name) for name in trl_names.UTILS} | modules | types
+
+
+def test_nothing_of_trls_engine_is_used_that_is_not_listed():
+    upstream = {"engine": inspect.getsource(VLLMGeneration), "client": inspect.getsource(VLLMClient)}
+    listed = {
+        "engine": {*trl_names.VLLM_OVERRIDES, *trl_names.VLLM_ATTRIBUTES},
+        "client": {*trl_names.CLIENT_OVERRIDES, *trl_names.CLIENT_ATTRIBUTES},
+    }
+    tree = ast.parse((PACKAGE / "engines/adapters.py").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for kind, name in (("engine", "AdapterGeneration"), ("client", "AdapterClient")):
+        nodes = [node for node in ast.walk(classes[name]) if isinstance(node, ast.Attribute)]
+        used = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"}
+        theirs = {attr for attr in used if re.search(rf"(self\.|def ){attr}\b", upstream[kind])}
+        assert len(theirs) >= 3
+        assert theirs - listed[kind] == set()

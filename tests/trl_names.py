@@ -1,0 +1,209 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every name of TRL's and transformers' trainers that this package leans on, as data.
+
+`tests/trainer/test_trl_contract.py` holds each line against the installed releases, so that an upstream change fails
+there, by name, and not in the middle of a training run; and it reads the package's syntax for names that are missing
+here. The keys of a rollout stand in `update.rows.ROLLOUT_KEYS`, held by `tests/update/test_update.py`.
+"""
+
+# Methods of GRPOTrainer that are overridden, and the parameters they are called with.
+OVERRIDES = {
+    # rows are this rank's; runs generation, padding, log-probabilities, rewards and advantages, in this order
+    "_generate_and_score_completions": ("self", "inputs"),
+    # returns GENERATED, each of them one list entry a row of this rank
+    "_generate": ("self", "prompts"),
+    # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    # returns the rows of one micro-batch
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    # returns the batches of one optimizer step, as many as it has micro-batches
+    "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+    # the loop behind `evaluate` and `predict`
+    "evaluation_loop": (
+        "self",
+        "dataloader",
+        "description",
+        "prediction_loss_only",
+        "ignore_keys",
+        "metric_key_prefix",
+    ),
+    "get_train_dataloader": ("self",),
+    # averages `_metrics`, without NaN, into `logs`
+    "log": ("self", "logs", "start_time"),
+    "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    # called by `_save_checkpoint` on every rank, before `trainer_state.json` is written
+    "_save_rng_state": ("self", "output_dir"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
+    "_load_best_model": ("self",),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+}
+
+# `_get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)`: keywords change with every
+# kind of image input; `batch_size` and `compute_entropy` are among them. It returns:
+LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
+
+# Methods that are called as they are.
+CALLS = (
+    "_defer_fsdp_gradient_reduction",
+    "get_high_entropy_mask",
+    "get_off_policy_mask",
+    "_generate_single_turn",  # positional: prompt ids, images, multimodal fields, number of completions
+    "_get_output_dir",
+    "_set_signature_columns_if_needed",
+    "_tokenize_prompts",  # returns the first three of these
+    "add_callback",
+    "get_cp_size",
+    "get_sp_size",
+    "get_tp_size",
+    "remove_callback",
+)
+
+# Functions of trl.trainer.utils.
+UTILS = (
+    "get_config_model_id",
+    "pad",
+    "shuffle_sequence_dict",  # one draw of torch.randperm, over this rank's rows
+    "split_pixel_values_by_grid",
+    "split_tensor_dict",
+    "unsplit_pixel_values_by_grid",
+)
+
+# Types that annotations name.
+TYPES = (
+    "trl.distributed.DistributedBackend",
+    "trl.generation.vllm_client.VLLMClient",
+    "trl.trainer.grpo_trainer.RewardFunc",
+)
+
+# What `_generate` returns, in order.
+GENERATED = (
+    "prompt_ids",
+    "completion_ids",
+    "tool_mask",
+    "completions",
+    "logprobs",
+    "extra_fields",
+    "images",
+    "tool_images",
+)
+
+# Attributes of a constructed trainer that are read or swapped.
+READS = (
+    "_current_train_step_time",  # seconds of the optimizer step so far
+    "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
+    "_entropy_bonus_enabled",
+    "_is_vlm",
+    "_last_world_entropy",
+    "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
+    "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
+    "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
+    "_pending_metrics",  # and what they logged of the batch
+    "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
+    "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
+    "_tokenizer",  # the processing class, or the tokenizer inside a processor
+    "accelerator",
+    "args",
+    "aux_loss_enabled",
+    "beta",
+    "callback_handler",
+    "control",
+    "entropy_coef",
+    "environment_factories",  # None, or {name: factory}
+    "environments",  # this batch's environments, or None
+    "eos_token_ids",
+    "epsilon_high",
+    "epsilon_low",
+    "eval_dataset",  # one, or a dictionary of several, or None
+    "generation_config",
+    "generation_kwargs",
+    "importance_sampling_level",
+    "is_deepspeed_enabled",
+    "is_distributed_loading_by_transformers",
+    "is_fsdp_enabled",
+    "loss_type",
+    "mask_truncated_completions",
+    "max_completion_length",
+    "model",
+    "model_wrapped",
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "off_policy_mask_threshold",
+    "optimizer",
+    "pad_to_multiple_of",
+    "processing_class",
+    "reward_func_names",
+    "reward_funcs",
+    "reward_processing_classes",
+    "reward_weights",  # one a reward function, on the CPU
+    "rollout_func",
+    "router_aux_loss_coef",
+    "shuffle_dataset",
+    "state",
+    "tools",
+    "top_entropy_quantile",
+    "train_dataset",
+    "use_adaptive_entropy",
+    "use_transformers_continuous_batching",
+    "use_vllm",
+    "vllm_importance_sampling_correction",
+)
+
+# Attributes of `vllm_generation` that evaluation sets for its time.
+VLLM_READS = ("temperature", "top_p", "top_k")
+
+# Names that TRL's modules look up when they make the engine, and that stand for ours for that time: module, function
+# that looks it up, name.
+SWAPPED = (
+    ("trl.trainer.grpo_trainer", "GRPOTrainer.__init__", "VLLMGeneration"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "LLM"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "VLLMClient"),
+    ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "is_vllm_available"),
+)
+
+# Methods of VLLMGeneration that are overridden, and those of its client, with the parameters they are called with.
+VLLM_OVERRIDES = {
+    "_init_vllm": ("self",),  # called last by `__init__`; makes `llm`, or `vllm_client` and its group
+    "sync_weights": ("self",),
+    # calls `sync_weights` where `_llm_weights_sleeping`; then `llm.wake_up(tags)`, `llm.generate`, `llm.sleep(level)`
+    "generate": ("self", "prompts", "images", "num_generations", "profiler"),
+}
+CLIENT_OVERRIDES = {
+    "init_communicator": ("self", "device"),
+    "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
+}
+
+# Attributes of VLLMGeneration that are read or set beside these.
+VLLM_ATTRIBUTES = (
+    "_dist",  # what shards the model: `fsdp_version`, `gather_params`
+    "_llm_weights_sleeping",
+    "accelerator",
+    "llm",
+    "mode",
+    "model",
+    "vllm_client",
+)
+CLIENT_ATTRIBUTES = ("base_url", "model", "session")
+
+# Attributes of `vllm_generation` that exist in one of its modes.
+VLLM_LATER_READS = (
+    "enable_sleep_mode",
+    "llm",  # vLLM's own, which wakes and sleeps
+    "_llm_weights_sleeping",  # whether the next call pushes all weights
+    "vllm_client",  # the main process's alone; its `generate` takes keywords and returns the three below
+)
+
+# What the client's `generate` must return, by name.
+VLLM_GENERATED = ("prompt_ids", "completion_ids", "logprobs")
+
+# Attributes that exist only while training, with vLLM, or with environments.
+LATER_READS = (
+    "_last_loaded_step",  # optimizer steps made when vLLM last got the weights; it gets them again where these differ
+    "vllm_generation",
+    "_batch_environments",  # the environment's name of each row of the batch
+    "_environment_pool",  # {name: [instance]}, `reset` once a rollout
+)

@@ -1,0 +1,393 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Micro-batches: how many a budget of tokens needs, which row goes where, and what attention costs."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from transformers import (
+    DeepseekV3Config,
+    GPT2Config,
+    GptOssConfig,
+    MambaConfig,
+    OPTConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
+
+from trl_dapo.update.microbatches import (
+    attention_cost,
+    attention_cost_of,
+    cut,
+    fewest_microbatches,
+    plan_window,
+    plan_window_within_budget,
+    waited_cost,
+)
+from trl_dapo.update.rows import padded_cost, widths
+
+
+FULL, SLIDING = ["full_attention"], ["sliding_attention"]
+
+
+def sizes(plan):
+    return [[len(microbatch) for microbatch in rank] for rank in plan]
+
+
+def rows_of(plan):
+    return sorted(row for rank in plan for microbatch in rank for row in microbatch)
+
+
+def long_tail(num_rows, seed, longest=8192):
+    """Lengths as DAPO samples them: one completion in a hundred is cut off, the average is a quarter of that."""
+    draw = random.Random(seed)
+    prompts = [int(draw.lognormvariate(5.0, 0.3)) for _ in range(num_rows)]
+    return [(prompt, min(longest, int(draw.lognormvariate(7.36, 0.8)))) for prompt in prompts]
+
+
+def over_ranks(lengths, num_ranks):
+    share = len(lengths) // num_ranks
+    return [lengths[start : start + share] for start in range(0, len(lengths), share)]
+
+
+def real_over_waited(num_rows, num_ranks, in_step, budget):
+    """Average over five windows: tokens without padding over those that all ranks wait for."""
+    shares = []
+    for seed in range(5):
+        lengths = long_tail(num_rows, seed)
+        plan = plan_window_within_budget(over_ranks(lengths, num_ranks), budget, in_step)
+        shares.append(sum(map(sum, lengths)) / waited_cost(lengths, plan, in_step))
+    return sum(shares) / len(shares)
+
+
+def costs(lengths, microbatches, multiple_of=None):
+    return [padded_cost([lengths[row] for row in microbatch], multiple_of) for microbatch in microbatches]
+
+
+# How many
+
+
+def test_a_window_gets_as_many_micro_batches_as_the_budget_needs():
+    # Rows of 10 tokens, 30 to a micro-batch: three rows each.
+    assert [fewest_microbatches([(2, 8)] * num, budget=30) for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
+
+
+def test_the_budget_counts_columns_as_they_are_padded():
+    # (3, 9) is padded to 4 + 12 = 16 columns: two rows are 32 tokens, not 24.
+    assert fewest_microbatches([(3, 9)] * 2, budget=31, multiple_of=4) == 2
+    assert fewest_microbatches([(3, 9)] * 2, budget=32, multiple_of=4) == 1
+
+
+def test_the_budget_counts_the_longest_prompt_with_the_longest_completion():
+    # Rows of 10 tokens each, but together 2 x (9 + 9) = 36.
+    assert fewest_microbatches([(1, 9), (9, 1)], budget=35) == 2
+
+
+def test_the_order_that_needs_fewer_micro_batches_counts():
+    # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
+    assert fewest_microbatches([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207) == 2
+
+
+def test_a_large_budget_does_not_buy_padding():
+    # Together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
+    lengths = [(10, 90), *[(2, 8)] * 9]
+    assert fewest_microbatches(lengths, budget=10**9) == 2
+    # 10 x 11 = 110 tokens, of which 9 are padding: few enough.
+    assert fewest_microbatches([(2, 9), *[(2, 8)] * 9], budget=10**9) == 1
+
+
+def test_rounded_columns_are_no_reason_for_more_micro_batches():
+    # A row takes 64 + 64 columns whatever its length, alone too.
+    assert fewest_microbatches([(2, 8)] * 8, budget=10**9, multiple_of=64) == 1
+
+
+def test_no_rows_are_one_pass():
+    assert fewest_microbatches([], budget=10) == 1
+    assert cut([], 2, budget=10) == [[], []]
+
+
+@pytest.mark.parametrize("budget", [0, -5])
+def test_a_budget_that_holds_no_token_is_refused(budget):
+    with pytest.raises(ValueError, match=f"at least 1 token, got {budget}"):
+        plan_window_within_budget([[(1, 1)]], budget, in_step=True)
+
+
+# The cut
+
+
+def test_a_row_beyond_the_budget_goes_alone():
+    lengths = [(2, 98), (2, 8), (2, 8), (2, 8)]
+    assert fewest_microbatches(lengths, budget=30) == 2
+    assert cut(lengths, 2, budget=30) == [[0], [1, 2, 3]]
+
+
+def test_the_costliest_microbatch_is_as_cheap_as_can_be_and_comes_first():
+    # By falling length 50 30 30: 50 and 2 x 30, not 2 x 50 and 30.
+    assert cut([(2, 28), (2, 48), (2, 28)], 2, budget=1000) == [[0, 2], [1]]
+    # By falling length 60, 30 30, 20 20 20: all microbatches 60.
+    lengths = [(2, 18), (2, 28), (2, 58), (2, 18), (2, 28), (2, 18)]
+    assert sorted(cut(lengths, 3, budget=1000)) == [[0, 3, 5], [1, 4], [2]]
+
+
+def test_microbatches_left_over_halve_the_costliest():
+    # Five microbatches of six equal rows: a cap of one row needs six, one of two rows three; two of these are halved.
+    assert sorted(map(len, cut([(2, 8)] * 6, 5, budget=100))) == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("budget", [None, 10**6])
+def test_the_cut_is_the_best_of_all_contiguous_ones(budget, seed):
+    draw = random.Random(seed)
+    lengths = [(1, draw.randint(1, 30)) for _ in range(9)]
+    ordered = sorted(lengths, reverse=True)
+    best = min(max(costs(ordered, [range(i), range(i, j), range(j, 9)])) for i in range(1, 8) for j in range(i + 1, 9))
+    assert max(costs(lengths, cut(lengths, 3, budget))) == best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_micro_batch_costs_more_than_an_equal_share_padded_to_the_longest(seed):
+    draw = random.Random(seed)
+    num_microbatches, share = draw.randint(1, 9), draw.randint(1, 9)
+    lengths = [(draw.randint(1, 40), int(draw.lognormvariate(3, 1.2))) for _ in range(num_microbatches * share)]
+    multiple_of = draw.choice([None, 8])
+    microbatches = cut(lengths, num_microbatches, multiple_of=multiple_of)
+    assert max(costs(lengths, microbatches, multiple_of)) <= 1.001 * share * sum(widths(lengths, multiple_of))
+    assert sorted(row for microbatch in microbatches for row in microbatch) == list(range(len(lengths)))
+    assert all(microbatches)
+
+
+def test_a_row_longer_than_all_others_together_does_not_drag_them_along():
+    lengths = [(1, 9), (1, 999), (1, 9), (1, 9)]
+    # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
+    assert costs(lengths, cut(lengths, 3)) == [1000, 20, 10]
+
+
+def test_equal_rows_are_cut_into_equal_micro_batches():
+    assert sorted(map(len, cut([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
+
+
+def test_a_cheaper_costliest_micro_batch_is_worth_a_costlier_total():
+    # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
+    # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
+    lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]
+    assert costs(lengths, cut(lengths, 3)) == [91, 91, 60]
+
+
+def test_long_prompts_are_kept_apart_from_long_completions():
+    # By completion alone the prompts of 90 and 10 alternate; by total length they part.
+    lengths = [(90, 11), (10, 12), (90, 13), (10, 14)]
+    assert sorted(map(sorted, cut(lengths, 2, budget=1000))) == [[0, 2], [1, 3]]
+
+
+def test_fewer_rows_than_microbatches_leave_microbatches_empty():
+    # As on a rank that was told by another that there are three passes.
+    assert cut([(2, 8), (2, 18)], 3, budget=100) == [[1], [0], []]
+
+
+def test_fewer_microbatches_than_the_budget_needs_is_an_error():
+    with pytest.raises(ValueError, match="4 rows need more than 1 micro-batches of 30 tokens"):
+        cut([(2, 8)] * 4, 1, budget=30)
+
+
+def test_attention_makes_a_long_row_as_costly_as_four_of_half_its_length():
+    # 100 + 100 * 100 = 10,100 beside 4 x (50 + 50 * 50) = 10,200. In tokens 100 + 50 padded is no more than 4 x 50.
+    lengths = [(10, 90), *[(10, 40)] * 4]
+    assert sorted(cut(lengths, 2, budget=1000, attention=1.0)) == [[0], [1, 2, 3, 4]]
+    assert sorted(cut(lengths, 2, budget=1000)) == [[0, 1], [2, 3, 4]]
+
+
+# The plan
+
+
+def test_without_a_budget_every_rank_has_a_micro_batch_of_like_cost_at_each_micro_step():
+    # Rows of 60, 50, 40, 30, 20 and 10 tokens, one a micro-batch: like with like, and the costliest of a micro-step
+    # goes to one rank and the other in turn.
+    lengths = [[(5, 55), (5, 45), (5, 35)], [(5, 25), (5, 15), (5, 5)]]
+    assert plan_window(lengths, 3) == [[[0], [3], [4]], [[1], [2], [5]]]
+    # Rows that cannot move stay.
+    assert plan_window(lengths, 3, can_exchange=False) == [[[0], [1], [2]], [[3], [4], [5]]]
+
+
+def test_ranks_in_step_get_like_rows_at_each_micro_batch():
+    # Two rows of 60 tokens and four of 30: at a micro-batch both ranks have a long row, or both two short ones.
+    lengths = [(2, 58), (2, 58), (2, 28), (2, 28), (2, 28), (2, 28)]
+    plan = plan_window_within_budget([lengths[:3], lengths[3:]], budget=60, in_step=True)
+    assert plan == [[[0], [4, 5]], [[1], [2, 3]]]
+
+
+def test_ranks_that_wait_once_get_equal_sums():
+    # Slots of 60, 50, 50 and 40 tokens: 60 + 40 and 50 + 50.
+    lengths = [(10, 50), (10, 40), (10, 40), (10, 30)]
+    plan = plan_window_within_budget([lengths[:2], lengths[2:]], budget=60, in_step=False)
+    assert plan == [[[0], [3]], [[1], [2]]]
+    assert waited_cost(lengths, plan, in_step=False) == 200
+    # In step a rank with 50 waits beside 60, and one with 40 beside 50: 2 x (60 + 50).
+    assert waited_cost(lengths, plan, in_step=True) == 220
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_ranks_wait_less_where_attention_counts(in_step):
+    attention = 294_912 / 4_022_272_000  # Qwen3-4B
+    saved = []
+    for seed in range(5):
+        lengths = long_tail(64, seed)
+        plans = [
+            plan_window_within_budget(over_ranks(lengths, 8), 9216, in_step, attention=known)
+            for known in (0.0, attention)
+        ]
+        blind, seeing = (waited_cost(lengths, plan, in_step, attention=attention) for plan in plans)
+        saved.append(1 - seeing / blind)
+    assert sum(saved) / len(saved) > 0.03
+
+
+def test_more_micro_batches_spare_ranks_from_waiting():
+    # 64 equal rows, 3 to a micro-batch: 22 micro-batches, of which 8 ranks take 3 each; they would wait for 3 + 3 + 3
+    # rows and have 8. With 4 micro-batches of 2 nobody waits: that spares every rank a row of 1,200 tokens.
+    plan = plan_window_within_budget([[(200, 1000)] * 8] * 8, budget=3600, in_step=True)
+    assert sizes(plan) == [[2, 2, 2, 2]] * 8
+
+
+def test_a_pass_more_must_spare_more_than_gathering_the_weights_takes():
+    # As above, but the row that each rank is spared has 900 tokens, and gathering all weights takes 1,000.
+    plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=True)
+    assert [len(rank) for rank in plan] == [3] * 8
+    # Ranks that wait once a step gather nothing.
+    plan = plan_window_within_budget([[(100, 800)] * 8] * 8, budget=2700, in_step=False)
+    assert sizes(plan) == [[2, 2, 2, 2]] * 8
+
+
+def test_waiting_that_cannot_be_spared_costs_no_micro_batch():
+    # The row of 1,000 outlasts everything else on the other rank, however that is cut.
+    plan = plan_window_within_budget([[(10, 990)], [(2, 8)] * 8], budget=1000, in_step=True)
+    assert plan == [[[0]], [[1, 2, 3, 4, 5, 6, 7, 8]]]
+
+
+def test_a_micro_batch_more_must_spare_a_hundredth():
+    # The first rank's 2 x 1,000 would become 1,000 + 990: 10 of 2,000 tokens.
+    lengths = [[(10, 990), (10, 980)], [(2, 8)] * 3]
+    assert sizes(plan_window_within_budget(lengths, 10_000, in_step=False, can_exchange=False)) == [[2], [3]]
+    # 1,000 + 900 is worth it.
+    lengths[0][1] = (10, 890)
+    assert sizes(plan_window_within_budget(lengths, 10_000, in_step=False, can_exchange=False)) == [[1, 1], [2, 1]]
+
+
+def test_every_rank_has_work_where_there_are_rows_enough():
+    # 17 rows, 4 ranks, one row a micro-batch: 5 micro-batches a rank, 3 of 20 empty. Every rank has at least 4.
+    plan = plan_window_within_budget([[(2, 8)] * 17, [], [], []], budget=10, in_step=False)
+    assert sorted(sum(map(bool, rank)) for rank in plan) == [4, 4, 4, 5]
+    assert {len(rank) for rank in plan} == {5}
+
+
+def test_ranks_without_a_row_get_an_empty_micro_batch():
+    assert plan_window_within_budget([[(2, 8)], [], []], budget=100, in_step=True) == [[[0]], [[]], [[]]]
+    assert plan_window_within_budget([[], []], budget=100, in_step=False) == [[[]], [[]]]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_rows_that_cannot_move_stay_and_all_ranks_make_as_many_passes(in_step):
+    # The first rank needs three micro-batches of two rows, the second would need one.
+    plan = plan_window_within_budget([[(2, 8)] * 6, [(2, 8)] * 2], budget=20, in_step=in_step, can_exchange=False)
+    assert sizes(plan) == [[2, 2, 2], [1, 1, 0]]
+    assert rows_of(plan[:1]) == [0, 1, 2, 3, 4, 5]
+    assert rows_of(plan[1:]) == [6, 7]
+
+
+def test_ten_thousand_windows_keep_the_budget():
+    draw = random.Random(0)
+    for _ in range(10_000):
+        num_ranks, num_rows = draw.choice([1, 1, 2, 3, 8]), draw.randint(0, 24)
+        multiple_of, attention = draw.choice([None, None, 8]), draw.choice([0.0, 1e-4, 0.1])
+        scale = draw.choice([3, 100, 8000])
+        lengths = [(draw.randint(1, 9), draw.randint(0, scale)) for _ in range(num_rows)]
+        budget = draw.randint(1, 3 * scale)
+        cuts = sorted(draw.randint(0, num_rows) for _ in range(num_ranks - 1))
+        shares = [lengths[i:j] for i, j in zip([0, *cuts], [*cuts, num_rows], strict=True)]
+        options = {"in_step": draw.random() < 0.5, "can_exchange": draw.random() < 0.8}
+        plan = plan_window_within_budget(shares, budget, **options, multiple_of=multiple_of, attention=attention)
+        assert rows_of(plan) == list(range(num_rows))
+        assert len(plan) == num_ranks
+        assert len({len(rank) for rank in plan}) == 1
+        microbatches = [microbatch for rank in plan for microbatch in rank]
+        assert all(
+            len(s) <= 1 or padded_cost([lengths[row] for row in s], multiple_of) <= budget for s in microbatches
+        )
+        if options["can_exchange"]:
+            assert all(microbatches) == (num_rows >= len(microbatches))
+
+
+def test_a_plan_depends_on_nothing_but_the_lengths():
+    lengths = over_ranks(long_tail(64, seed=3), 8)
+    assert plan_window_within_budget(lengths, 9216, True) == plan_window_within_budget(
+        [list(rank) for rank in lengths], 9216, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_ranks", "in_step", "least"),
+    [(16, 1, True, 0.82), (64, 1, True, 0.90), (512, 1, True, 0.95), (512, 8, True, 0.95), (64, 8, False, 0.88)],
+)
+def test_little_is_lost_to_padding_and_waiting(num_rows, num_ranks, in_step, least):
+    # Completions up to 8,192 tokens in micro-batches of up to 9,216, as in slime's recipe for Qwen3-4B.
+    assert real_over_waited(num_rows, num_ranks, in_step, budget=9216) >= least
+
+
+def test_a_third_of_the_passes_of_one_row_a_micro_batch():
+    # Two rows of the longest fit.
+    for seed in range(5):
+        (rank,) = plan_window_within_budget([long_tail(64, seed)], budget=16384, in_step=True)
+        assert 3 * len(rank) <= 64
+
+
+# Attention
+
+
+def test_attention_beside_the_weights_of_qwen3_4b():
+    # Weights that a token is multiplied with: 36 x (2560 x 128 x (32 + 8) x 2 + 3 x 2560 x 9728) + 2560 x 151936
+    # = 4,022,272,000. Pairs: 2 x 36 x 32 x 128 = 294,912.
+    expected = 294_912 / 4_022_272_000
+    assert attention_cost(2560, 36, 32, 8, 128, 9728, 151936) == pytest.approx(expected, rel=1e-12)
+    config = Qwen3Config(
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=9728,
+        vocab_size=151936,
+    )
+    assert attention_cost_of(config) == pytest.approx(expected, rel=1e-12)
+
+
+def test_experts_count_as_far_as_a_token_passes_them():
+    # Per layer: attention 8 x 2 x 2 x (2 + 2) = 128; two experts of 3 x 8 x 5 = 120 and one shared of width 10: 240.
+    # One layer and a vocabulary of 10: 128 + 480 + 80 = 688. Pairs: 2 x 1 x 2 x 2 = 8.
+    numbers = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 2,
+        "vocab_size": 10,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 5,
+        "intermediate_size": 999,
+    }
+    assert attention_cost_of(SimpleNamespace(**numbers, shared_expert_intermediate_size=10)) == 8 / 688
+    assert attention_cost_of(SimpleNamespace(**numbers, n_shared_experts=2)) == 8 / 688
+    assert attention_cost_of(SimpleNamespace(**numbers)) == 8 / 448
+
+
+@pytest.mark.parametrize("config", [Qwen2MoeConfig(), DeepseekV3Config(), GPT2Config(), OPTConfig()])
+def test_the_config_of_any_family_can_be_read(config):
+    # One token's work in all layers is that of 1,000 to 100,000 pairs.
+    assert 1e-5 < attention_cost_of(config) < 1e-3
+
+
+def test_layers_that_see_a_window_cost_no_pairs():
+    full, half = (GptOssConfig(num_hidden_layers=4, layer_types=types) for types in (FULL * 4, (FULL + SLIDING) * 2))
+    assert attention_cost_of(half) == attention_cost_of(full) / 2
+
+
+def test_a_model_without_attention_has_no_pairs():
+    assert attention_cost_of(MambaConfig()) == 0.0

@@ -1,0 +1,182 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a rollout: their padding, the trimming, the joining, the exchange."""
+
+import pytest
+import torch
+
+from trl_dapo.update.rows import (
+    ROLLOUT_KEYS,
+    check_keys,
+    index_rows,
+    is_cut_by_row,
+    join_rows,
+    mark_filler,
+    resize,
+    row_lengths,
+    rows_from_bytes,
+    rows_to_bytes,
+    schema,
+    widths,
+)
+
+
+PAD = 9
+
+
+def rows(*texts, **columns):
+    """A rollout from (prompt, completion) pairs of token lists, padded as GRPOTrainer pads."""
+    prompt_width = max(len(prompt) for prompt, _ in texts)
+    completion_width = max(len(completion) for _, completion in texts)
+
+    def left(values, fill):
+        return [fill] * (prompt_width - len(values)) + values
+
+    def right(values, fill):
+        return values + [fill] * (completion_width - len(values))
+
+    return {
+        "prompt_ids": torch.tensor([left(prompt, PAD) for prompt, _ in texts]),
+        "prompt_mask": torch.tensor([left([1] * len(prompt), 0) for prompt, _ in texts]),
+        "completion_ids": torch.tensor([right(completion, PAD) for _, completion in texts]),
+        "completion_mask": torch.tensor([right([1] * len(completion), 0) for _, completion in texts]),
+        **columns,
+    }
+
+
+def test_columns_are_rounded_up_and_never_zero():
+    assert widths([(3, 0), (1, 0)]) == (3, 1)
+    assert widths([(3, 0), (1, 17)], multiple_of=8) == (8, 24)
+
+
+# Rows
+
+
+def test_masked_completions_need_no_column():
+    batch = rows(([5, 6], [1, 2, 3]), ([7], [4]), ([8], [1, 2]))
+    batch["completion_mask"][2] = 0
+    assert row_lengths(batch["prompt_mask"], batch["completion_mask"]).tolist() == [[2, 3], [1, 1], [1, 0]]
+
+
+def test_trimming_takes_padding_only_and_from_the_right_side():
+    batch = rows(
+        ([5, 6, 7], [1, 2, 3]),
+        ([8], [4]),
+        advantages=torch.tensor([0.5, -0.5]),
+        importance_sampling_ratio=torch.tensor([[1.1], [1.2]]),
+        token_type_ids=torch.tensor([[1, 2, 3, 4, 5, 6], [0, 0, 7, 8, 0, 0]]),
+        num_items_in_batch=torch.tensor(4),
+    )
+    second = index_rows({key: value for key, value in batch.items() if value.dim()}, torch.tensor([1]))
+    trimmed = resize(second, 1, 1, PAD)
+    assert {key: value.tolist() for key, value in trimmed.items()} == {
+        "prompt_ids": [[8]],
+        "prompt_mask": [[1]],
+        "completion_ids": [[4]],
+        "completion_mask": [[1]],
+        "advantages": [-0.5],
+        "importance_sampling_ratio": [[pytest.approx(1.2)]],
+        "token_type_ids": [[7, 8]],
+    }
+
+
+def test_rows_of_two_rollouts_are_padded_to_the_wider():
+    joined = join_rows(
+        [
+            rows(([5], [1, 2]), tool_mask=torch.tensor([[1, 0]]), num_items_in_batch=torch.tensor(2)),
+            rows(([6, 7], [3]), tool_mask=torch.tensor([[1]]), num_items_in_batch=torch.tensor(1)),
+        ],
+        PAD,
+    )
+    assert {key: value.tolist() for key, value in joined.items()} == {
+        "prompt_ids": [[PAD, 5], [6, 7]],
+        "prompt_mask": [[0, 1], [1, 1]],
+        "completion_ids": [[1, 2], [3, PAD]],
+        "completion_mask": [[1, 1], [1, 0]],
+        "tool_mask": [[1, 0], [1, 1]],
+    }
+
+
+def test_one_ratio_per_completion_stays_one_even_beside_completions_of_one_token():
+    short = rows(([5], [1]), importance_sampling_ratio=torch.tensor([[0.5]]))
+    long = rows(([5], [1, 2, 3]), importance_sampling_ratio=torch.tensor([[0.7]]))
+    assert join_rows([short, long], PAD)["importance_sampling_ratio"].tolist() == [
+        [0.5],
+        [pytest.approx(0.7)],
+    ]
+
+
+def test_a_rollout_without_old_logps_joins_one_with_them_as_unknown():
+    carried = rows(([5], [1, 2]), old_per_token_logps=torch.tensor([[-1.0, -2.0]]))
+    joined = join_rows([carried, rows(([5], [1]))], PAD)["old_per_token_logps"]
+    assert joined[0].tolist() == [-1.0, -2.0]
+    assert joined[1, 0].isnan()
+
+
+def test_rollouts_with_different_keys_are_refused_by_name():
+    with pytest.raises(ValueError, match="differ in their keys: tool_mask"):
+        join_rows([rows(([5], [1]), tool_mask=torch.tensor([[1]])), rows(([5], [1]))], PAD)
+
+
+def test_an_unknown_key_is_refused_by_name():
+    with pytest.raises(ValueError, match="padding is unknown: audio_values"):
+        check_keys(rows(([5], [1]), audio_values=torch.zeros(1)))
+
+
+def test_images_are_not_cut_by_row_but_a_dropped_image_is_no_obstacle():
+    assert not is_cut_by_row(rows(([5], [1]), num_images=[1]))
+    assert is_cut_by_row(rows(([5], [1]), num_images=None))
+
+
+def test_filler_has_no_loss_token_no_advantage_and_a_ratio_of_one():
+    batch = rows(
+        ([5], [1, 2]),
+        ([6], [3]),
+        advantages=torch.tensor([0.5, -0.5]),
+        old_per_token_logps=torch.tensor([[-1.0] * 2] * 2),
+    )
+    mark_filler(batch, num_live=1)
+    for key, expected in {
+        "is_filler": [False, True],
+        "completion_mask": [[1, 1], [0, 0]],
+        "completion_ids": [[1, 2], [3, PAD]],
+        "advantages": [0.5, 0.0],
+        "old_per_token_logps": [[-1.0, -1.0], [0.0, 0.0]],
+    }.items():
+        assert batch[key].tolist() == expected, key
+    full = rows(([5], [1]), advantages=torch.tensor([0.5]))
+    mark_filler(full, num_live=1)
+    assert full["is_filler"].tolist() == [False]  # rollouts of one optimizer step have the same keys
+
+
+# The exchange
+
+
+@pytest.mark.parametrize("order", [[1, 0], [1], [0]], ids=str)
+def test_packed_rows_come_back_as_they_were(order):
+    batch = rows(
+        ([5, 6], [1, 2, 3]),
+        ([7], [4]),
+        advantages=torch.tensor([0.5, -0.5], dtype=torch.bfloat16),
+        old_per_token_logps=torch.tensor([[-0.1, -0.2, float("nan")], [-0.3, 0.0, 0.0]]),
+        importance_sampling_ratio=torch.tensor([[1.1], [1.2]]),
+        tool_mask=torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.int32),
+    )
+    back = rows_from_bytes(rows_to_bytes(batch)[order], batch)
+    assert list(back) == list(batch)
+    for key, value in batch.items():
+        assert back[key].dtype == value.dtype
+        torch.testing.assert_close(back[key], value[order], rtol=0, atol=0, equal_nan=True)
+
+
+def test_ranks_agree_on_a_schema_only_if_their_rows_can_be_exchanged():
+    text = rows(([5, 6], [1, 2, 3]))
+    assert schema(text) == schema(rows(([5], [1, 2])))  # other widths are padded before the exchange
+    assert schema(text) != schema({**text, "tool_mask": text["completion_mask"]})
+    assert schema(text) != schema({**text, "prompt_mask": text["prompt_mask"].int()})
+    per_token = {**text, "importance_sampling_ratio": torch.ones(1, 3)}
+    assert schema(per_token) != schema({**text, "importance_sampling_ratio": torch.ones(1, 1)})
+
+
+def test_every_layout_in_the_table_is_known():
+    assert {layout for layout, _ in ROLLOUT_KEYS.values()} == {"prompt", "completion", "sequence", "step", "image"}

@@ -1,0 +1,283 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The update phase under a budget of tokens, held against one row at a time and against itself without a budget."""
+
+import pytest
+import torch
+from helpers import tiny_config
+from transformers import GPT2Config, GPT2LMHeadModel
+from update_helpers import (
+    BUDGETED,
+    EXPERTS,
+    ROWS,
+    Row,
+    ScriptedUpdate,
+    apart,
+    collate,
+    fill,
+    make_rows,
+    mask,
+    padded_tokens,
+    reference_gradient,
+    rows_of,
+    run,
+    tiny_experts,
+    two_processes,
+)
+
+from trl_dapo.update.rows import no_rows
+
+
+def logs_of(trainer):
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
+def lone(length):
+    """A row of so many tokens, its prompt included."""
+    return Row([5], [6] * (length - 1), 1.0)
+
+
+# ---- The gradient, and what a micro-batch may hold ----
+
+
+@pytest.mark.parametrize("split", [(1, 1), (2, 2), (16, 16), (4, 1), (8, 4)], ids=str)
+@pytest.mark.parametrize("budget", [30, 100, 5000])
+def test_a_budget_keeps_every_micro_batch_and_changes_no_gradient(split, budget):
+    trainer = run(ScriptedUpdate, ROWS, *split, max_tokens_per_microbatch=budget)
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    for microbatch in trainer.microbatches:
+        assert padded_tokens(microbatch) <= budget or len(microbatch["advantages"]) == 1
+    assert sum(len(microbatch["advantages"]) for microbatch in trainer.microbatches) == 16
+
+
+def test_the_metrics_count_passes_and_the_largest_of_them():
+    # 6 rows of 10 tokens: 3 to a micro-batch of at most 30. Two optimizer steps of 6; the second has a row of 40 too.
+    script = [lone(10)] * 6 + [lone(10)] * 5 + [lone(40)]
+    trainer = run(ScriptedUpdate, script, 6, max_steps=2, max_tokens_per_microbatch=30)
+    found = [(log["microbatches"], log["peak_microbatch_tokens"], log["padding_share"]) for log in logs_of(trainer)]
+    assert found == [(2, 30, 0), (3, 40, 0)]
+
+
+def test_without_a_budget_the_metrics_count_the_loops_micro_batches():
+    trainer = run(ScriptedUpdate, [lone(10), lone(10), lone(20), lone(20)], 2)
+    (log,) = logs_of(trainer)
+    assert (log["microbatches"], log["peak_microbatch_tokens"]) == (2, 40)
+
+
+def test_a_row_longer_than_the_budget_goes_alone_and_is_spoken_of_once(caplog):
+    script = [lone(50), lone(10), lone(10), lone(60)] * 2
+    trainer = run(ScriptedUpdate, script, 4, max_steps=2, max_tokens_per_microbatch=20)
+    assert sorted(map(padded_tokens, trainer.microbatches[:3])) == [20, 50, 60]
+    assert caplog.text.count("longer than `max_tokens_per_microbatch=20`") == 1
+    assert "A row of 60 tokens" in caplog.text
+
+
+def test_rows_without_a_loss_token_go_through_no_forward_pass():
+    rows = mask(fill(ROWS, range(3)), range(8, 12))
+    trainer = run(ScriptedUpdate, rows, 4, max_tokens_per_microbatch=100)
+    trained = [row.completion for microbatch in trainer.microbatches for row in rows_of(microbatch)]
+    assert sorted(trained) == sorted(row.completion for row in rows if sum(row.loss_mask))
+    assert apart(trainer.gradients[0], reference_gradient(rows)) < 1e-6
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_every_step_of_a_long_rollout_has_the_gradient_it_has_without_a_budget(num_iterations):
+    settings = {"num_microbatches": 4, "steps_per_generation": 8, "num_iterations": num_iterations}
+    settings |= {"max_steps": 4, "learning_rate": 0.1, "max_grad_norm": 1.0, "beta": 0.0}
+    script = make_rows(64)
+    found = run(ScriptedUpdate, script, **settings, per_device_train_batch_size=4, max_tokens_per_microbatch=80)
+    expected = run(ScriptedUpdate, script, **settings, per_device_train_batch_size=4)
+    assert len(found.gradients) == 4
+    for one, other in zip(found.gradients, expected.gradients, strict=True):
+        assert apart(one, other) < 2e-6
+    for one, other in zip(logs_of(found), logs_of(expected), strict=True):
+        for name in ("loss", "grad_norm", "entropy", "num_loss_tokens", "clip_ratio/region_mean", "learning_rate"):
+            assert one[name] == pytest.approx(other[name], rel=1e-5, abs=1e-7), name
+        assert "step_time" in one
+
+
+def test_the_shorter_last_step_of_an_epoch_has_the_gradient_of_its_rows():
+    # 16 steps of the loop, 3 to an optimizer step: the last has one, of 8 rows.
+    script, settings = make_rows(128), {"per_device_train_batch_size": 8, "num_train_epochs": 1, "max_steps": -1}
+    found, expected = (
+        run(ScriptedUpdate, script, 3, 2, **settings, **budget) for budget in ({"max_tokens_per_microbatch": 50}, {})
+    )
+    assert len(found.gradients) == len(expected.gradients) == 6
+    assert apart(found.gradients[-1], expected.gradients[-1]) < 1e-6
+    assert logs_of(found)[-1]["microbatches"] > 1
+
+
+def test_the_load_balancing_loss_is_a_mean_over_the_micro_batches_that_there_are():
+    # Four rows of 10 tokens in two micro-batches, whatever the loop counts; without advantages nothing else pulls.
+    rows = [Row([5 + i], [6 + i] * 9, 0.0) for i in range(4)]
+    budgeted = run(ScriptedUpdate, rows, 4, model=tiny_experts(), max_tokens_per_microbatch=20)
+    assert len(budgeted.microbatches) == 2
+    expected = 0
+    for microbatch in budgeted.microbatches:
+        alone = run(ScriptedUpdate, [row for row in rows_of(microbatch) for _ in (0,)], 1, model=tiny_experts())
+        expected = expected + alone.gradients[0] / 2
+    assert expected.norm() > 1e-4
+    assert apart(budgeted.gradients[0], expected) < 1e-6
+
+
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"importance_sampling_level": "sequence"}], ids=str)
+def test_other_terms_are_what_they_are_without_a_budget(settings):
+    found, expected = (
+        run(ScriptedUpdate, ROWS, 8, **settings, **budget) for budget in ({"max_tokens_per_microbatch": 60}, {})
+    )
+    assert apart(found.gradients[0], expected.gradients[0]) < 1e-6
+
+
+def test_a_step_without_a_token_makes_one_pass_and_moves_nothing():
+    states = []
+
+    class Spy(ScriptedUpdate):
+        def training_step(self, *args):
+            moments = [value.clone() for state in self.optimizer.state.values() for value in state.values()]
+            states.append([*(parameter.detach().clone() for parameter in self.model.parameters()), *moments])
+            return super().training_step(*args)
+
+    script = [*ROWS, *fill(ROWS, range(16)), *ROWS]
+    adamw = {"optim": "adamw_torch", "learning_rate": 0.1, "lr_scheduler_type": "constant", "weight_decay": 0.1}
+    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, max_tokens_per_microbatch=100, **adamw)
+    assert all(map(torch.equal, states[2], states[4]))
+    assert not all(map(torch.equal, states[0], states[2]))
+    logs = logs_of(trainer)
+    assert [log["frac_empty_steps"] for log in logs] == [0, 1, 0]
+    assert (logs[1]["loss"], logs[1]["microbatches"], logs[1]["peak_microbatch_tokens"]) == (0, 1, 0)
+    assert "padding_share" not in logs[1]
+
+
+def test_a_stand_in_for_no_rows_is_finite_and_in_no_loss():
+    rollout = collate([Row([5, 6, 7], [8, 9], 1.0, old=[-500.0, -1.0], ref=[-3.0, -2.0])] * 2)
+    rollout = {key: value for key, value in rollout.items() if key != "num_items_in_batch"}
+    row = no_rows(rollout, pad_token_id=0)
+    assert (row["prompt_ids"].tolist(), row["prompt_mask"].tolist()) == ([[7]], [[1]])
+    assert (row["completion_ids"].tolist(), row["completion_mask"].tolist()) == ([[8]], [[0]])
+    assert (row["advantages"].tolist(), row["ref_per_token_logps"].tolist()) == ([0.0], [[0.0]])
+    assert row["old_per_token_logps"].isnan().all()  # sampled by the current policy: the ratio is 1
+
+
+# ---- Log-probabilities without gradient ----
+
+
+def passes(trainer, rollout, **options):
+    """Log-probabilities and entropies without gradient, and the tokens of each pass."""
+    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    seen = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    with torch.no_grad():
+        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attention, rollout["completion_ids"].size(1), batch_size=4, compute_entropy=True
+        )
+    hook.remove()
+    return logps, entropies, seen
+
+
+@pytest.mark.parametrize("budget", [50, 400, 5000])
+def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
+    rollout = collate(make_rows(30, longest=200))
+    expected = passes(ScriptedUpdate(), rollout)
+    found = passes(ScriptedUpdate(max_tokens_per_microbatch=budget), rollout)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    assert all(rows == 1 or rows * width <= budget for rows, width in found[2])
+    assert sum(rows for rows, _ in found[2]) == 30
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, monkeypatch):
+    # Two rows of 10 tokens make one pass here. Another rank needs four.
+    trainer = ScriptedUpdate(max_tokens_per_microbatch=20)
+    monkeypatch.setattr(ScriptedUpdate, "_ranks_are_in_step", in_step)
+    monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
+    rollout = collate([lone(10), lone(10)])
+    logps, entropies, seen = passes(trainer, rollout)
+    # One row each, then one prompt and one completion token for each pass that has none.
+    assert seen == ([(1, 10), (1, 10), (1, 2), (1, 2)] if in_step else [(2, 10)])
+    expected = passes(ScriptedUpdate(), rollout)
+    torch.testing.assert_close(logps, expected[0])
+    torch.testing.assert_close(entropies, expected[1])
+
+
+# ---- Two processes ----
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return two_processes(tmp_path_factory.mktemp("ranks"), "budgeted")
+
+
+@pytest.mark.parametrize("case", BUDGETED)
+def test_two_processes_give_the_gradient_of_one_row_at_a_time(ranks, case):
+    rows, _, settings = BUDGETED[case]
+    expected = reference_gradient(rows) if case != "no token" else 0 * reference_gradient(ROWS)
+    for rank in ranks:
+        assert torch.equal(rank[case]["gradient"], ranks[0][case]["gradient"])
+        assert (rank[case]["gradient"] - expected).norm() <= 1e-6 * expected.norm()
+        for num_rows, tokens in rank[case]["costs"]:
+            assert num_rows == 1 or tokens <= settings["max_tokens_per_microbatch"]
+    assert len({len(rank[case]["costs"]) for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("case", BUDGETED)
+def test_two_processes_log_the_passes_of_each_and_the_largest_of_both(ranks, case):
+    costs = [rank[case]["costs"] for rank in ranks]
+    for rank in ranks:
+        assert rank[case]["logs"]["microbatches"] == len(costs[0])
+        # A stand-in has one row, of one prompt and one completion token.
+        peak = max(tokens if tokens > 2 else 0 for rank_costs in costs for _, tokens in rank_costs)
+        assert rank[case]["logs"]["peak_microbatch_tokens"] == peak
+
+
+@pytest.mark.parametrize("case", ["gradients synchronized at each micro-batch", "sharded at load"])
+def test_ranks_that_meet_at_each_micro_batch_have_like_costs_at_each(ranks, case):
+    assert all(rank[case]["in_step"] for rank in ranks)
+    for (_, first), (_, second) in zip(*(rank[case]["costs"] for rank in ranks), strict=True):
+        assert first == pytest.approx(second, rel=0.35)
+
+
+def test_ranks_that_meet_once_a_step_have_about_as_much_to_do(ranks):
+    # All rows that count were sampled on one rank.
+    first, second = (sum(tokens for _, tokens in rank["all rows on one rank"]["costs"]) for rank in ranks)
+    assert first == pytest.approx(second, rel=0.35)
+
+
+def test_a_stand_in_moves_no_router(ranks):
+    # One row counts, so one of the ranks has none: the gradient is that of one process with one micro-batch.
+    alone = run(ScriptedUpdate, EXPERTS, 2, model=tiny_experts(), max_tokens_per_microbatch=60)
+    for rank in ranks:
+        assert apart(rank["experts"]["gradient"], alone.gradients[0]) < 1e-6
+        assert rank["experts"]["logs"]["aux_loss"] == pytest.approx(logs_of(alone)[0]["aux_loss"], rel=1e-6)
+
+
+# ---- What cannot be honoured ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens_per_microbatch": 0}, "at least 1, got 0"),
+        ({"max_tokens_per_microbatch": 9, "loss_type": "grpo"}, "'dapo'.*'grpo'.*per_device_train_batch_size"),
+        ({"max_tokens_per_microbatch": 9, "top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2.*per_device"),
+    ],
+    ids=str,
+)
+def test_a_budget_that_cannot_be_kept_is_refused_by_its_config(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(tmp_path, **settings)
+
+
+def test_a_budget_is_refused_for_a_model_with_absolute_positions():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=103))
+    with pytest.raises(ValueError, match=r"max_tokens_per_microbatch=60.*padding.*per_device_train_batch_size"):
+        run(ScriptedUpdate, ROWS, 4, model=model, max_tokens_per_microbatch=60)
+
+
+def test_a_budget_is_refused_where_ranks_share_a_row(monkeypatch):
+    monkeypatch.setattr(ScriptedUpdate, "get_tp_size", lambda self: 2)
+    with pytest.raises(ValueError, match=r"2 ranks share a row.*data parallelism"):
+        ScriptedUpdate(max_tokens_per_microbatch=60)

@@ -1,0 +1,10 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m trl_dapo.cli`, as `accelerate launch --module` starts it."""
+
+import sys
+
+from .commands import main
+
+
+sys.exit(main())

@@ -1,0 +1,184 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`trl-dapo`: the command line. Each command imports what it needs only when it runs, so that `--help` is quick."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from ..plan.page import add_plan_arguments, run_plan
+from ..settings.arguments import (
+    OneLineParser,
+    check_output_dir,
+    check_train_arguments,
+    one_line,
+    split_launch_options,
+    whole_number,
+)
+from ..settings.ranges import RANGES
+from ..settings.recipe_files import find_accelerate_config, find_recipe, list_recipes
+from ..version import __version__
+
+
+PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Runs a command line.
+
+    Args:
+        argv (`Sequence[str]`, *optional*):
+            Command line, without the program's name. Defaults to this process's.
+
+    Returns:
+        `int`: Exit status: 0 for success, 2 for a mistake, which is told in one line, 130 after Ctrl-C, 141 where who
+        reads the output has closed it, and 3 for a training run that was stopped because its rollouts found nothing.
+    """
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `trl-dapo plan ... | head`: who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at exit would fail too
+        return PIPE_CLOSED
+    return status
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] == ["train"]:  # its options are the fields of the configs, which TRL's parser knows
+        return _train(argv[1:])
+    parser = _make_parser()
+    if not argv:
+        parser.exit(2, parser.format_help())
+    args, others = parser.parse_known_args(argv)
+    if args.run is run_plan:  # any field of a recipe is an option of its plan
+        return run_plan(args, others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return args.run(args)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="trl-dapo", description="Train with DAPO on TRL.")
+    parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+
+    quickstart = commands.add_parser(
+        "quickstart", help="see a small model get better on this machine, now", formatter_class=formatter
+    )
+    quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
+    quickstart.add_argument("--seed", type=whole_number(RANGES["seed"]), default=42, help="seed of everything random")
+    quickstart.set_defaults(run=_quickstart)
+
+    commands.add_parser(
+        "train",
+        help="train by a recipe: trl-dapo train --config smoke_cpu [--field value] [--num_processes N] "
+        "[--accelerate_config fsdp2]",
+    )
+
+    planned = commands.add_parser(
+        "plan",
+        help="what a recipe will need: memory, disk and time",
+        description="What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field "
+        "value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
+        allow_abbrev=False,
+    )
+    add_plan_arguments(planned)
+    planned.set_defaults(run=run_plan)
+
+    recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
+    recipes.add_argument("--show", metavar="NAME", help="print one")
+    recipes.set_defaults(run=_recipes)
+
+    evaluation = commands.add_parser(
+        "eval", help="measure a model: avg@k, pass@k and maj@k", formatter_class=formatter
+    )
+    add_eval_arguments(evaluation)
+    evaluation.set_defaults(run=_eval)
+
+    comparison = commands.add_parser(
+        "compare", help="compare two evaluations problem by problem", formatter_class=formatter
+    )
+    add_compare_arguments(comparison)
+    comparison.set_defaults(run=run_compare)
+
+    report = commands.add_parser("report", help="a page about one or several runs, from what they left on disk")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
+    report.add_argument("--output_dir", help="where page and pictures are saved (default: report/ in the first run)")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _train(argv: list[str]) -> int:
+    launch_options, argv = split_launch_options(argv)
+    try:
+        if launch_options.accelerate_config is not None:
+            launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
+        argv = check_train_arguments(argv)
+    except (ValueError, OSError) as error:
+        return _tell("train", error)
+    # Here, so that these mistakes are told in a moment.
+    if any(option is not None for option in vars(launch_options).values()):
+        from .processes import launch_processes
+
+        return launch_processes(argv, **vars(launch_options))
+    from .launch import launch
+
+    return launch(argv)
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    try:
+        print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
+    except BrokenPipeError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        return _tell("recipes", error)
+    return 0
+
+
+def _quickstart(args: argparse.Namespace) -> int:
+    # Before the hub client is imported, which reads them once.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+    try:
+        check_output_dir(args.output_dir)
+        from .quickstart import run_quickstart
+
+        run_quickstart(output_dir=args.output_dir, seed=args.seed)
+    except OSError as error:
+        return _tell("quickstart", error)
+    except KeyboardInterrupt:
+        said = "stopped. A quickstart is not resumed: the same command starts again."
+        print(f"\ntrl-dapo quickstart: {said}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    try:
+        check_output_dir(args.output_dir)
+    except OSError as error:
+        return _tell("eval", error)
+    return run_eval(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    for run in args.runs:
+        if not os.path.exists(run):
+            return _tell("report", FileNotFoundError(f"There is no run in {run}: no such file or folder."))
+    from ..report import write_report
+
+    try:
+        print(write_report(args.runs, args.output_dir))
+    except (OSError, ValueError) as error:
+        return _tell("report", error)
+    return 0
+
+
+def _tell(command: str, error: Exception) -> int:
+    """Tells a mistake in one line; returns the exit status."""
+    print(f"trl-dapo {command}: {one_line(error)}", file=sys.stderr)
+    return 2

@@ -1,0 +1,194 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The task reward: what decides whether a group trains, and what counts as right, in training and in evaluation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..sampling.groups import Criterion, is_correct, task_reward
+
+
+# Reward functions that measure length, TRL's and ours: they never decide.
+LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
+
+SCORES_LEFT_OUT = (
+    "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
+    "`dynamic_sampling_rewards`."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReward:
+    """
+    Which reward functions decide, and by what rule. Made by [`TaskReward.choose`].
+
+    Args:
+        names (`tuple[str, ...]`):
+            The reward functions that decide.
+        shaping (`tuple[str, ...]`):
+            Those that do not, and have a weight: they only shape the advantages of the groups that train.
+        weights_F (`torch.Tensor` of shape `(F,)`):
+            Weight of each reward function in the task reward. Of one that decides alone it is 1, or -1 where its
+            weight is negative: its size matters to the advantages only, and the reward is compared as it was given.
+        is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
+            Whether each decides.
+        criterion ([`Criterion`]):
+            What a group must show to train.
+        knows_right (`bool`):
+            Whether a completion is right or wrong by it. Not so where several functions decide and none was named: the
+            sum of an accuracy and a format reward is above any threshold for well-formatted nonsense.
+    """
+
+    names: tuple[str, ...]
+    shaping: tuple[str, ...]
+    weights_F: torch.Tensor
+    is_task_F: torch.Tensor
+    criterion: Criterion
+    knows_right: bool
+
+    @classmethod
+    def choose(
+        cls,
+        names: Sequence[str],
+        weights_F: torch.Tensor,
+        chosen: Sequence[str] | None,
+        *,
+        min_accuracy: float = 0.0,
+        max_accuracy: float = 1.0,
+        accuracy_threshold: float = 0.0,
+        best: float = 1.0,
+        drops_groups: bool = True,
+    ) -> "TaskReward":
+        """
+        Args:
+            names (`Sequence[str]` of length F):
+                Names of the reward functions.
+            weights_F (`torch.Tensor` of shape `(F,)`):
+                Their weights.
+            chosen (`Sequence[str]`, *optional*):
+                Names of those that decide. Defaults to all but length penalties and those of weight 0.
+            min_accuracy, max_accuracy, accuracy_threshold (`float`, *optional*):
+                As in [`Criterion`].
+            best (`float`, *optional*, defaults to `1.0`):
+                Reward of a completion that cannot do better.
+            drops_groups (`bool`, *optional*, defaults to `True`):
+                Whether groups are dropped by it. If not, a length penalty may stand alone: nothing is right by it.
+
+        Raises:
+            ValueError: If a name is unknown, a length penalty's or two functions', if one of several has no weight, if
+                nothing is left to decide, or if a setting needs a right and a wrong where there is none.
+        """
+        weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
+        candidates = [name for name in names if name not in LENGTH_PENALTIES]
+        listed = ", ".join(map(repr, candidates)) or "none"
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {', '.join(map(repr, unknown))}, but the reward functions are "
+                f"{', '.join(map(repr, names))}."
+            )
+        if penalties := [name for name in chosen or () if name in LENGTH_PENALTIES]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {penalties[0]!r}, a length penalty: groups of wrong completions of "
+                f"different lengths would be accepted. Choose from {listed}."
+            )
+        if shared := [name for name in chosen or () if names.count(name) > 1]:
+            raise ValueError(
+                f"`dynamic_sampling_rewards` names {shared[0]!r}, as {names.count(shared[0])} reward functions are "
+                "called. Give each a name of its own (`__name__`)."
+            )
+        # One of weight 0 is there to be logged.
+        deciding = [name for name in candidates if name in weighted] or candidates
+        if chosen is not None:
+            deciding = list(dict.fromkeys(chosen))
+            if len(deciding) > 1 and (idle := [name for name in deciding if name not in weighted]):
+                raise ValueError(
+                    f"`dynamic_sampling_rewards` names {idle[0]!r}, whose weight in `reward_weights` is 0: it adds "
+                    "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
+                )
+        knows_right = chosen is not None or len(deciding) == 1
+        if not deciding and not drops_groups:
+            deciding = list(names)
+        if not deciding:
+            raise ValueError(
+                f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
+                "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
+            )
+        is_task_F = torch.tensor([name in deciding for name in names])
+        if is_task_F.sum() == 1:
+            weights_F = torch.where(is_task_F, 1.0 - 2.0 * (weights_F < 0), weights_F)
+        if knows_right:
+            criterion = Criterion(
+                min_accuracy=min_accuracy,
+                max_accuracy=max_accuracy,
+                accuracy_threshold=accuracy_threshold,
+                full_score=weights_F[is_task_F].sum().item() * best,
+            )
+        else:
+            needs_right = {
+                "dynamic_sampling_min_accuracy": (min_accuracy, 0.0),
+                "dynamic_sampling_max_accuracy": (max_accuracy, 1.0),
+                "dynamic_sampling_accuracy_threshold": (accuracy_threshold, 0.0),
+            }
+            for setting, (value, default) in needs_right.items():
+                if value != default:
+                    raise ValueError(_ambiguous(f"`{setting}={value}`", listed))
+            criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
+        return cls(
+            names=tuple(deciding),
+            shaping=tuple(name for name in names if name not in deciding and name in weighted),
+            weights_F=weights_F,
+            is_task_F=is_task_F,
+            criterion=criterion,
+            knows_right=knows_right,
+        )
+
+    def require_right(self, setting: str) -> None:
+        """Refuses a setting that needs a right and a wrong where there is none."""
+        if not self.knows_right:
+            raise ValueError(_ambiguous(setting, ", ".join(map(repr, self.names))))
+
+    def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+        """The task reward of each completion: see [`task_reward`]."""
+        return task_reward(rewards_BF, self.weights_F, self.is_task_F)
+
+    def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+        """Which completions are right (boolean `torch.Tensor` of shape `(B,)`)."""
+        return is_correct(self.of(rewards_BF), self.criterion)
+
+    def describe(self, filtered: bool = False) -> str:
+        """
+        One line for the start of a run: what decides, by what threshold, and what only shapes.
+
+        Args:
+            filtered (`bool`, *optional*, defaults to `False`):
+                Whether a user's `group_filter` decides which groups train.
+        """
+        names = ", ".join(map(repr, self.names))
+        subject = f"the weighted sum of {names}"
+        if len(self.names) == 1:
+            subject = names if (self.weights_F[self.is_task_F] > 0).all() else f"minus {names}"
+        parts = []
+        if filtered:
+            parts.append("`group_filter` decides which groups train.")
+        else:
+            low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
+            band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
+            parts.append(f"A group trains if {subject} differs within it{band}.")
+        if self.knows_right:
+            parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}.")
+        else:
+            parts.append(SCORES_LEFT_OUT)
+        if self.shaping:
+            only = "only shapes" if len(self.shaping) == 1 else "only shape"
+            parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")
+        return " ".join(parts)
+
+
+def _ambiguous(setting: str, candidates: str) -> str:
+    return (
+        f"{setting} needs to know which completions are right, but several reward functions decide: {candidates}. "
+        "Name the one that says what is right in `dynamic_sampling_rewards`."
+    )

@@ -1,0 +1,209 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a checkpoint of [`DAPOTrainer`] holds beside those of transformers, and which checkpoint is whole."""
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from ..sampling.memory import PromptMemory
+from ..sampling.report import describe_misfit
+
+
+if TYPE_CHECKING:
+    from ..sampling.sampler import Sampler
+    from ..trainer import DAPOTrainer
+
+
+logger = logging.get_logger(__name__)
+
+STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
+WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
+
+
+def save_state(trainer: "DAPOTrainer", folder: Path) -> None:
+    """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
+    ahead = None if trainer.args.save_only_model else trainer._ahead.state_dict()  # waits for a round in flight
+    folder.mkdir(parents=True, exist_ok=True)
+    if trainer.args.should_save:  # a checkpoint of an earlier run that is written over is not whole any more
+        (folder / WHOLE_NAME).unlink(missing_ok=True)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.args.save_only_model:
+        return
+    sampler, rank = trainer._sampler, trainer.accelerator.process_index
+    local = {
+        "update": trainer.update_state_dict(),
+        "metrics": dict(trainer._metrics["train"]),
+        # TRL keeps these in a file that it writes only after the one that says that all is written.
+        "entropy": (trainer.entropy_coef, trainer._last_world_entropy) if trainer.use_adaptive_entropy else None,
+        "carried": None if sampler is None else sampler.carried_state_dict(),
+        "ahead": ahead,
+        "num_processes": trainer.accelerator.num_processes,
+    }
+    torch.save(local, folder / _rank_name(rank))
+    if trainer.args.should_save:
+        shared = {} if sampler is None else sampler.state_dict()
+        (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+        if sampler is not None and sampler.memory is not None:
+            sampler.memory.save(folder / MEMORY_NAME)
+
+
+def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
+    """
+    Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
+    behind on all. That is either everything or, where what all ranks share can be read, the rows. What was written
+    with other settings is left behind as far as it does not fit, with one warning.
+    """
+    sampler, num_processes = trainer._sampler, trainer.accelerator.num_processes
+    shared, problem = _read_shared(folder, sampler)
+    local, lost = _read_local(folder / _rank_name(trainer.accelerator.process_index))
+    has_rows = local is not None and _has_rows(local)
+    found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
+    problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
+    if shared is None or problems:
+        logger.warning(
+            f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
+            "prompts start a fresh pass."
+        )
+        return
+    if all_lost:
+        local = None
+    differs = {}
+    if sampler is not None and shared:
+        ahead = None if local is None else shared["ahead"]
+        differs = sampler.load_state_dict(shared | {"ahead": ahead}, None if local is None else local["carried"])
+        if sampler.memory is not None and shared["memory"] is not None:
+            sampler.memory.load(folder / MEMORY_NAME)
+    if (sampler is None) != (not shared):
+        differs["use_dynamic_sampling"] = bool(shared), sampler is not None
+    if others := [num for *_, num in found if num not in (None, num_processes)]:
+        differs["num_processes"] = others[0], num_processes
+    if local is not None:
+        differs |= _load_local(trainer, local)
+        if not differs:
+            trainer._ahead.load_state_dict(local["ahead"])
+            trainer.load_update_state_dict(local["update"])
+    if all_lost and not differs:
+        logger.warning(
+            f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
+            "carried groups are left behind, all else is resumed."
+        )
+    elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
+        logger.warning(warning)
+
+
+def _load_local(trainer: "DAPOTrainer", local: dict[str, Any]) -> dict[str, tuple]:
+    """Loads what is of use with any settings; returns those that do not fit its rows."""
+    update = local["update"]
+    differs: dict[str, tuple] = {}
+    if trainer.use_adaptive_entropy and local["entropy"] is not None:
+        trainer.entropy_coef, trainer._last_world_entropy = local["entropy"]
+    if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
+        differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
+    if update["rollout"] is not None and trainer.beta and "ref_per_token_logps" not in update["rollout"][0]:
+        differs["beta"] = 0.0, trainer.beta
+    trainer._metrics["train"].update(local["metrics"])
+    return differs
+
+
+def _has_rows(local: dict[str, Any]) -> bool:
+    """Whether a rank's state holds rows that were to be trained on."""
+    return local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
+
+
+def _read_shared(folder: Path, sampler: "Sampler | None") -> tuple[dict | None, str | None]:
+    """What all ranks share, or `None` and why it cannot be read, in a sentence."""
+    path = folder / STATE_NAME
+    if not path.exists():
+        return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
+    try:
+        shared = json.loads(path.read_text())
+        if not _is_shared(shared, sampler):
+            return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
+        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
+            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
+    except (ValueError, KeyError, OSError, RecursionError) as error:
+        return None, f"it cannot be read ({type(error).__name__}: {error})"
+    return shared, None
+
+
+def _read_local(path: Path) -> tuple[dict | None, str | None]:
+    """What is this rank's, or `None` and why it cannot be read, in a sentence."""
+    if not path.exists():
+        return None, f"it has no {path.name}: it was written by fewer processes, or not to its end"
+    try:
+        local = torch.load(path, map_location="cpu", weights_only=True)
+    except (ValueError, KeyError, RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        return None, f"its {path.name} cannot be read ({type(error).__name__}: {error})"
+    if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
+        return None, f"its {path.name} is not what this version of trl_dapo writes"
+    return local, None
+
+
+def _is_shared(shared: Any, sampler: "Sampler | None") -> bool:
+    """Whether it holds what [`save_state`] writes, which is nothing without dynamic sampling."""
+    own = {} if sampler is None or not shared else sampler.state_dict()
+    return (
+        isinstance(shared, dict)
+        and own.keys() <= shared.keys()
+        and (not own or own["totals"].keys() == shared["totals"].keys())
+    )
+
+
+@contextmanager
+def keeping_dtypes(model: torch.nn.Module) -> Iterator[None]:
+    """TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32."""
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    yield
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtypes.get(name, parameter.dtype):
+            parameter.data = parameter.data.to(dtypes[name])
+
+
+def _rank_name(rank: int) -> str:
+    return f"dapo_state_rank{rank}.pt"
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:
+    """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
+    whole = [path.parent for path in states if path.parent.name.rsplit("-")[-1].isdigit() and _is_json(path)]
+    return max(whole, key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
+
+
+def output_folder(args: TrainingArguments) -> str:
+    """The folder of a run, to which transformers gives a name where nobody did."""
+    assert args.output_dir is not None
+    return args.output_dir
+
+
+def find_checkpoint(output_dir: str) -> str | None:
+    """
+    The checkpoint that `resume_from_checkpoint=True` means: the last that was written to its end.
+
+    A run that was killed while it wrote a checkpoint leaves a part of one; it is passed over. Where there is no whole
+    one yet, the run starts from the beginning, so that one launch line serves first and later runs.
+    """
+    checkpoint = last_complete_checkpoint(output_dir)
+    if checkpoint is None:
+        logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")
+        return None
+    return str(checkpoint)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,423 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of a run: `rollouts/` in its output folder, a row for every group that was sampled, trained or not.
+
+    rollout, step, round, policy_version    where it was sampled: the rollout's number in the run; the first optimizer
+                                            step that it trains, as in the log; its round, from 1; optimizer steps
+                                            behind the policy that sampled
+    prompt_id, source                       what was asked
+    outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted,
+                                            and the batch was full) or "dropped", and why
+    correct, scored                         completions; `correct` is null where nothing says what is right
+    tokens, seconds                         of the group, without those of tools; of its whole round
+    lengths, truncated, rewards/<name>      of each completion
+    prompt, completions                     text, of `log_groups` groups a rollout, else null
+
+Parts are parquet files. With every rollout the last one is written again beside itself and put in its own place, until
+it is large enough, so whenever a run is killed it leaves whole rollouts.
+"""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from accelerate.utils import gather_object
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from ..rewards.task import TaskReward
+from ..sampling.groups import is_correct
+from ..sampling.refill import Batch, Group
+from ..sampling.rollouts import Round
+from ..sampling.sampler import Rollout, Sampler
+from .checkpoint import output_folder
+
+
+logger = logging.get_logger(__name__)
+
+LEDGER_NAME = "rollouts"
+# From here on a part is left alone: what is written again with every rollout stays small.
+PART_GROUPS, PART_BYTES = 250, 2**18
+REWARDS = "rewards/"
+TEXT = ("prompt", "completions")
+
+
+class Ledger(TrainerCallback):
+    """
+    Follows a trainer's sampler and writes down what became of every group. The main process writes.
+
+    Args:
+        sampler ([`Sampler`]):
+            What it follows.
+        task ([`TaskReward`]):
+            Says what is scored and what is right.
+        reward_names (`Sequence[str]`):
+            Names of the reward functions.
+        num_texts (`int`):
+            Groups a rollout whose text is kept.
+    """
+
+    def __init__(self, sampler: Sampler, task: TaskReward, reward_names: Sequence[str], num_texts: int) -> None:
+        self._sampler = sampler
+        self._task = task
+        self._reward_names = list(reward_names)
+        self._num_texts = num_texts
+        self._verdicts: dict[Group, str | None] = {}  # of the groups whose text is kept
+        self._texts: dict[Group, tuple[str, list[str]]] = {}
+        self._parts: Parts | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        # A run that starts begins a ledger of its own, one that resumes goes on after its checkpoint's last rollout.
+        self._parts = Parts(Path(output_folder(args)) / LEDGER_NAME)
+        self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
+
+    def add_round(self, round_: Round, reasons: Sequence[str | None]) -> None:
+        """
+        Reads the text of some of a round's groups, before the sampler lets go of it. Collective: every rank must call
+        it.
+
+        Args:
+            round_ ([`Round`]):
+                The round that the sampler is about to take in.
+            reasons (`Sequence[str | None]`):
+                For each of its groups: `None`, or why it is dropped.
+        """
+        rollout = self._sampler.rollout
+        if rollout.num_rounds == 0:
+            self._verdicts, self._texts = {}, {}
+        number = len(rollout.rounds)
+        verdicts = self._verdicts | {Group(number, index): reason for index, reason in enumerate(reasons)}
+        chosen = choose(verdicts, self._num_texts)
+        texts = self._texts | _read_texts(round_, number, [g.index for g in chosen if g not in self._texts])
+        self._verdicts = {group: verdicts[group] for group in chosen}
+        self._texts = {group: texts[group] for group in chosen}
+
+    def end_rollout(self, batch: Batch, step: int) -> None:
+        """
+        Writes the groups of the rollout that has ended.
+
+        Args:
+            batch ([`Batch`]):
+                What became of them.
+            step (`int`):
+                Optimizer steps made.
+        """
+        rollout = self._sampler.rollout
+        if self._parts is None or not rollout.num_rounds:
+            return
+        rows = describe_groups(rollout, batch, step, self._task, self._reward_names, self._texts)
+        try:
+            self._parts.append(rows)
+        except OSError as error:
+            logger.warning(f"`{self._parts.folder}` cannot be written and ends here; the run goes on: {error}")
+            self._parts = None
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
+    """
+    Which groups' text is kept: one of every verdict first, then a second of each, and so on, the earliest of each.
+    Prompts come shuffled, so the earliest are as good a sample as any, and every rank chooses the same.
+
+    Args:
+        verdicts (`Mapping[Hashable, Hashable]`):
+            For each group, in order: `None`, or why it is dropped.
+        number (`int`):
+            Groups to choose.
+
+    Returns:
+        `list[Hashable]`: In their order.
+
+    Example:
+
+    ```python
+    >>> choose({"a": None, "b": None, "c": None, "d": "all_wrong"}, 2)
+    ['a', 'd']
+    ```
+    """
+    seen: Counter[Hashable] = Counter()
+    turns = []
+    for place, verdict in enumerate(verdicts.values()):
+        turns.append((seen[verdict], place))
+        seen[verdict] += 1
+    groups = list(verdicts)
+    return [groups[place] for place in sorted(place for _, place in sorted(turns)[:number])]
+
+
+def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Group, tuple[str, list[str]]]:
+    """Prompt and completions of groups, which may straddle ranks."""
+    if not indices:
+        return {}
+    mine = [
+        (index, place, as_text(round_.rows.prompts[row]), as_text(round_.rows.completions[row]))
+        for index in indices
+        for place, row in zip(*round_.local_rows(index), strict=True)
+    ]
+    prompts: dict[int, str] = {}
+    completions: dict[int, dict[int, str]] = {index: {} for index in indices}
+    for index, place, prompt, completion in gather_object(mine):
+        prompts[index] = prompt
+        completions[index][place] = completion
+    return {
+        Group(number, index): (prompts[index], [completions[index][place] for place in sorted(completions[index])])
+        for index in indices
+    }
+
+
+def as_text(messages: Any) -> str:
+    """
+    A prompt or a completion, plain or conversational, as one text.
+
+    Args:
+        messages (`str` or `list[dict]`):
+            Text, or messages of which each may hold images and calls of tools.
+
+    Returns:
+        `str`: A single message's content; of several each with its role. What UTF-8 has no bytes for is escaped.
+    """
+    if not (isinstance(messages, list) and messages and all(isinstance(message, Mapping) for message in messages)):
+        text = str(messages)
+    elif len(messages) == 1:
+        text = _content(messages[0])
+    else:
+        text = "\n\n".join(f"{message.get('role')}: {_content(message)}" for message in messages)
+    return _utf8(text)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(_part(part) for part in content)
+    calls = message.get("tool_calls")
+    return f"{content}{calls}" if calls else str(content)
+
+
+def _part(part: Any) -> str:
+    return str(part) if not isinstance(part, Mapping) else part.get("text") or f"[{part.get('type')}]"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _texts(texts: Iterable[str | None]) -> pa.Array:
+    return pa.array([None if text is None else _utf8(text) for text in texts], pa.string())
+
+
+def describe_groups(
+    rollout: Rollout,
+    batch: Batch,
+    step: int,
+    task: TaskReward,
+    reward_names: Sequence[str],
+    texts: Mapping[Group, tuple[str, list[str]]],
+) -> pa.Table:
+    """
+    The rows of a rollout that has sampled at least one round.
+
+    Args:
+        rollout ([`Rollout`]):
+            What was sampled.
+        batch ([`Batch`]):
+            What became of it.
+        step (`int`):
+            Optimizer steps made.
+        task ([`TaskReward`]):
+            Says what is scored and what is right.
+        reward_names (`Sequence[str]` of length F):
+            Names of the reward functions.
+        texts (`Mapping[Group, tuple[str, list[str]]]`):
+            Prompt and completions of the groups whose text is kept.
+
+    Returns:
+        `pyarrow.Table`: A row a group, in prompt order, with the columns that the module names.
+    """
+    rounds, first = rollout.sampled, len(rollout.rounds) - rollout.num_rounds
+    groups = rollout.sampled_groups
+    outcomes = {
+        **dict.fromkeys(rollout.dropped, "dropped"),
+        **dict.fromkeys(rollout.accepted, "surplus"),
+        **dict.fromkeys(batch.carry, "carried"),
+        **dict.fromkeys(batch.train, "trained"),
+    }
+    G = rounds[0].num_generations
+    rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds])
+    lengths_NG = torch.cat([round_.lengths_B for round_ in rounds]).view(-1, G).int()
+    task_NG = task.of(rewards_BF).view(-1, G)
+    scored_NG = ~task_NG.isnan()
+    correct_NG = is_correct(task_NG, task.criterion)  # NaN is not
+    unknown = [None] * len(groups)
+    columns = {
+        "rollout": pa.array([rollout.number] * len(groups), pa.int32()),
+        "step": pa.array([step + 1] * len(groups), pa.int32()),
+        "round": pa.array([group.round - first + 1 for group in groups], pa.int16()),
+        "policy_version": pa.array(
+            [rollout.ahead_step if rollout.rounds[group.round].is_stale else step for group in groups], pa.int32()
+        ),
+        "prompt_id": _texts(name for round_ in rounds for name in round_.prompts),
+        "source": _texts(source for round_ in rounds for source in round_.sources),
+        "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
+        "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
+        "correct": pa.array(correct_NG.sum(1).tolist() if task.knows_right else unknown, pa.int16()),
+        "scored": pa.array(scored_NG.sum(1).tolist(), pa.int16()),
+        "tokens": pa.array(lengths_NG.sum(1).numpy(), pa.int32()),
+        "seconds": pa.array([rollout.rounds[group.round].seconds for group in groups], pa.float32()),
+        "lengths": _lists(lengths_NG),
+        "truncated": _lists(torch.cat([round_.truncated_B for round_ in rounds]).view(-1, G)),
+    }
+    for name, rewards_B in zip(reward_names, rewards_BF.T, strict=True):
+        free = (f"{REWARDS}{name}{ending}" for ending in itertools.chain([""], (f"_{n}" for n in itertools.count(2))))
+        columns[next(column for column in free if column not in columns)] = _lists(rewards_B.float().view(-1, G))
+    columns["prompt"] = pa.array([texts[g][0] if g in texts else None for g in groups], pa.string())
+    columns["completions"] = pa.array([texts[g][1] if g in texts else None for g in groups], pa.list_(pa.string()))
+    return pa.table(columns)
+
+
+def _lists(values_NG: torch.Tensor) -> pa.ListArray:
+    """A list a group; NaN, which stands for a reward that was not given, becomes null."""
+    offsets = np.arange(0, values_NG.numel() + 1, values_NG.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values_NG.flatten().numpy(), from_pandas=True))
+
+
+class Parts:
+    """
+    A folder of parquet files that grows by whole rollouts.
+
+    Args:
+        folder (`Path`):
+            The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._number = 0
+        self._rows: pa.Table | None = None  # of the last part, where it may grow
+
+    def begin(self, num_rollouts: int) -> None:
+        """
+        Opens the folder for what follows on so many rollouts of this run: rows of later ones are about to be written
+        again, and are taken out. From 0 on, a folder that is there is another run's, and is kept as `rollouts-1`,
+        `rollouts-2` and so on.
+
+        Args:
+            num_rollouts (`int`):
+                Number of the next rollout.
+        """
+        if num_rollouts == 0 and self.folder.exists():
+            numbers = itertools.count(1)
+            self.folder.rename(
+                next(kept for n in numbers if not (kept := self.folder.with_name(f"{self.folder.name}-{n}")).exists())
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.glob("part-*.tmp"):  # of a run that was killed at it
+            path.unlink()
+        self._number, self._rows = 0, None
+        # From the last one backwards: killed in between, what is left still has no gap.
+        for path in reversed(_paths(self.folder)):
+            rows = _read(path)
+            if rows is None:
+                logger.warning(f"{path} cannot be read: it is kept as {path.name}.torn.")
+                os.replace(path, path.with_suffix(".parquet.torn"))
+                continue
+            kept = rows.filter(pc.less(rows["rollout"], num_rollouts))
+            if kept.num_rows == 0:
+                path.unlink()
+                continue
+            self._number = int(path.stem.rpartition("-")[2])
+            if kept.num_rows < rows.num_rows:
+                _replace(path, kept)
+            self._leave(path, kept)
+            break
+
+    def append(self, rows: pa.Table) -> None:
+        """
+        Adds the rows of a rollout: all of them, or none if the process is killed.
+
+        Args:
+            rows (`pyarrow.Table`):
+                From [`describe_groups`].
+        """
+        if self._rows is not None and self._rows.schema == rows.schema:
+            rows = pa.concat_tables([self._rows, rows]).combine_chunks()
+        else:
+            self._number += 1
+        path = self.folder / f"part-{self._number:05d}.parquet"
+        _replace(path, rows)
+        self._leave(path, rows)
+
+    def _leave(self, path: Path, rows: pa.Table) -> None:
+        """Ends the last part where it is large enough."""
+        self._rows = rows if rows.num_rows < PART_GROUPS and path.stat().st_size < PART_BYTES else None
+
+
+def _replace(path: Path, rows: pa.Table) -> None:
+    """Writes a part beside its place and puts it there, in one step."""
+    temporary = path.with_suffix(".tmp")
+    whole = pa.BufferOutputStream()  # one write to the disk, not one a column
+    pq.write_table(rows, whole, compression=_compression(rows.schema), write_statistics=False)
+    temporary.write_bytes(whole.getvalue())
+    os.replace(temporary, path)
+
+
+def _compression(schema: pa.Schema) -> dict[str, str]:
+    """For each column as parquet names it: text is worth the time that it takes to make it small."""
+    names = {
+        field.name: f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema
+    }
+    return {path: "zstd" if name in TEXT else "snappy" for name, path in names.items()}
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
+
+
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table | None:
+    try:
+        with path.open("rb") as file:
+            return pq.read_table(file, columns=columns)
+    except (OSError, pa.ArrowException):  # a machine that lost its power may have lost the end of a file
+        return None
+
+
+def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:
+    """
+    The ledger of a run.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            The run's `output_dir`.
+        notes (`list[str]`, *optional*):
+            Is added a sentence for each part that cannot be read.
+
+    Returns:
+        `pyarrow.Table`: A row a group, in the order they were sampled in, or `None` where there is no ledger.
+
+    Example:
+
+    ```python
+    groups = read_ledger("outputs/run").to_pandas()
+    groups.groupby("drop_reason").size()
+    ```
+    """
+    tables = []
+    for path in _paths(Path(folder) / LEDGER_NAME):
+        rows = _read(path)
+        if rows is not None:
+            tables.append(rows)
+        elif notes is not None:
+            notes.append(f"{LEDGER_NAME}/{path.name} cannot be read and is passed over.")
+    return pa.concat_tables(tables, promote_options="default") if tables else None

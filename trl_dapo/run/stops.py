@@ -1,0 +1,84 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ends of a run beside `max_steps`: rollouts that find nothing, passes over the dataset, tokens generated."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers.utils import logging
+
+from ..sampling.report import describe_stop
+from .checkpoint import output_folder
+
+
+if TYPE_CHECKING:
+    from ..trainer import DAPOTrainer
+
+
+logger = logging.get_logger(__name__)
+
+
+class StopCallback(TrainerCallback):
+    """
+    Ends a run as transformers ends one, at the end of an optimizer step and with its last log written.
+
+    Every process holds the same sampler, so that all stop at the same step.
+
+    Args:
+        trainer ([`DAPOTrainer`]):
+            Whose sampler counts.
+
+    Attributes:
+        found_nothing (`bool`):
+            Whether the run was stopped because `dynamic_sampling_stop_after` rollouts in a row found nothing.
+    """
+
+    def __init__(self, trainer: "DAPOTrainer") -> None:
+        self.trainer, self.found_nothing = trainer, False
+
+    @property
+    def limits(self) -> list[tuple[float, float]]:
+        """How far each end but `max_steps` is: what has been used so far, and the limit."""
+        sampler, args = self.trainer._sampler, self.trainer.args
+        if sampler is None:
+            return []
+        used = (sampler.passes, args.max_passes), (sampler.totals.tokens_generated, args.max_tokens_generated)
+        return [(value, limit) for value, limit in used if limit is not None]
+
+    @property
+    def is_past_a_limit(self) -> bool:
+        """Whether passes or tokens are used up, and nothing more is sampled."""
+        return any(value >= limit for value, limit in self.limits)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether passes or tokens are used up, and what was sampled with them has trained."""
+        between_rollouts = self.trainer._step % self.trainer._generate_every == 0
+        return between_rollouts and self.is_past_a_limit
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.found_nothing = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        sampler = self.trainer._sampler
+        if sampler is None:
+            return
+        if self.is_used_up:
+            control.should_training_stop = control.should_log = True
+            if args.save_strategy != SaveStrategy.NO:
+                control.should_save = True
+        elif (
+            0 < self.trainer.args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up
+        ):
+            self.found_nothing = True
+            control.should_training_stop = control.should_log = control.should_save = True
+            if state.is_world_process_zero:
+                checkpoint = Path(output_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+                logger.warning(describe_stop(sampler.rollout, sampler.totals.barren_rollouts, str(checkpoint)))
+            sampler.totals.barren_rollouts = 0  # a run that resumes from here has as many tries again

@@ -1,0 +1,448 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run prints: a line at each logging step, and what became of it at the end."""
+
+import logging
+import math
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+from transformers import PrinterCallback, ProgressCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
+from transformers.utils import logging as transformers_logging
+
+from ..sampling.sampler import Totals
+from .checkpoint import output_folder
+from .log import LOG_HISTORY_NAME
+
+
+if TYPE_CHECKING:
+    from ..config import DAPOConfig
+    from ..trainer import DAPOTrainer
+
+
+HEADER_EVERY = 30  # rows
+# What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
+SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
+PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
+
+
+# ---- Figures as text ----
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as `h:mm:ss`, or as days and hours from a hundred hours on."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours < 100 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+def _number(value: float) -> str:
+    return f"{value:z.3f}" if abs(value) < 100 else f"{value:.4g}"
+
+
+def _count(value: float) -> str:
+    for unit in ("", "k", "M"):
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if unit else f"{value:.0f}"
+        value /= 1000
+    return f"{value:.1f}G"
+
+
+def _length(value: float) -> str:
+    return f"{value:.1f}" if value < 9999.5 else _count(value)
+
+
+def broken_for(file: IO[str], line: str) -> str:
+    """A line as it is, or on a terminal broken between words."""
+    if not file.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False)
+
+
+# ---- The table ----
+
+
+class Column(NamedTuple):
+    name: str
+    width: int
+    metric: str
+    format: Callable[[float], str]
+
+
+# 79 characters with a space between columns, and the time left at the end.
+COLUMNS = (
+    Column("reward", 7, "reward", _number),
+    Column("filtered", 8, "filtered_reward", _number),
+    Column("accepted", 8, "dynamic_sampling/acceptance_rate", lambda share: f"{share:.1%}"),
+    Column("rounds", 6, "dynamic_sampling/rounds", lambda rounds: f"{rounds:.1f}"),
+    Column("tokens", 7, "dynamic_sampling/tokens_generated", _count),
+    Column("length", 6, "completions/mean_length", _length),
+    Column("entropy", 7, "entropy", _number),
+    Column("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
+)
+HEADER = " ".join([f"{'step':>6}", *(f"{column.name:>{column.width}}" for column in COLUMNS), f"{'left':>8}"])
+
+
+def format_row(logs: Sequence[dict], step: int, seconds_left: float | None) -> str:
+    """
+    One line of the table.
+
+    Args:
+        logs (`Sequence[dict]`):
+            Entries of the log, of which the means are taken. What none of them has is a dash.
+        step (`int`):
+            Optimizer steps made.
+        seconds_left (`float`, *optional*):
+            Until the end of the run.
+    """
+    cells = []
+    for column in COLUMNS:
+        values = [entry[column.metric] for entry in logs if entry.get(column.metric) is not None]
+        cell = column.format(sum(values) / len(values)) if values else "-"
+        cells.append(f"{cell:>{column.width}}")
+    left = "-" if seconds_left is None else format_duration(seconds_left)
+    return " ".join([f"{step:6d}", *cells, f"{left:>8}"])
+
+
+def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
+    """Which evaluation an entry of the log is of, and its figures; `None` where it is of none."""
+    prefixes = [name.removesuffix("_runtime") for name in entry if name.endswith("_runtime")]
+    if not prefixes or prefixes == ["train"]:
+        return None
+    scores = {
+        match[1]: f"{value:.1%}"
+        for name, value in entry.items()
+        if (match := re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name))
+    }
+    if not scores and (reward := entry.get("eval_reward")) is not None:
+        scores = {"reward": _number(reward)}
+    return prefixes[0], scores
+
+
+def format_evaluation(entry: dict) -> str | None:
+    """One line of an evaluation's entry in the log; `None` for any other entry."""
+    evaluation = _evaluation(entry)
+    if evaluation is None:
+        return None
+    figures = ", ".join(f"{name} {value}" for name, value in evaluation[1].items()) or "nothing was scored"
+    return f"{entry['step']:6d} {evaluation[0].replace('_', ' ', 1)}: {figures}"
+
+
+# ---- The end ----
+
+
+def count_empty_steps(log_history: Sequence[dict]) -> int:
+    """Optimizer steps without a token to learn from. Those behind the last log stand in the entry of the run's end."""
+    empty, last = 0, 0
+    for entry in log_history:
+        if "loss" in entry or "train_runtime" in entry:
+            empty += round(entry.get("frac_empty_steps", 0.0) * (entry["step"] - last))
+            last = entry["step"]
+    return empty
+
+
+class _Ends(NamedTuple):
+    """Entries of the first and the last tenth that were logged of a rollout: a single one is mostly noise."""
+
+    first: list[dict]
+    last: list[dict]
+    steps: str  # which they are of, in words
+
+
+def _ends(log_history: Sequence[dict]) -> _Ends:
+    trained = [entry for entry in log_history if "loss" in entry]
+    # Steps on the rollout of an earlier one know of no reward.
+    trained = [entry for entry in trained if "reward" in entry] or trained
+    num = math.ceil(len(trained) / 10)
+    first, last = trained[:num], trained[len(trained) - num :]
+
+    def span(entries: list[dict], before: int) -> str:
+        return f"{before + 1:,}" if before + 1 == entries[-1]["step"] else f"{before + 1:,}-{entries[-1]['step']:,}"
+
+    if len(trained) < 2:
+        steps = "".join(f"step {entry['step']:,}" for entry in trained)
+    else:
+        steps = f"means of steps {span(first, 0)} -> {span(last, trained[-num - 1]['step'])}"
+    return _Ends(first, last, steps)
+
+
+def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | None:
+    """A metric's mean at the first end and at the last; `None` where either knows nothing of it."""
+    values = [[e[metric] for e in entries if e.get(metric) is not None] for entries in (ends.first, ends.last)]
+    if not all(values):
+        return None
+    before, after = (text(sum(of_end) / len(of_end)) for of_end in values)
+    return after if ends.first == ends.last else f"{before} -> {after}"
+
+
+def summarize(
+    log_history: Sequence[dict],
+    totals: Totals | None,
+    *,
+    step: int,
+    max_steps: int,
+    seconds: float,
+    output_dir: str,
+) -> list[str]:
+    """
+    What became of a run.
+
+    Args:
+        log_history (`Sequence[dict]`):
+            Its log, with what a resumed run had logged before.
+        totals ([`Totals`], *optional*):
+            What dynamic sampling has sampled.
+        step, max_steps (`int`):
+            Optimizer steps made, and planned.
+        seconds (`float`):
+            Since it was started or resumed.
+        output_dir (`str`):
+            Its folder.
+
+    Returns:
+        `list[str]`: One line for each thing that is known.
+    """
+    empty = count_empty_steps(log_history)
+    if empty == step:
+        moved = "No step moved a weight: the model is what it was"
+    else:
+        moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
+    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}. {moved}."]
+    ends = _ends(log_history)
+    if totals is not None and totals.groups_sampled:
+        accepted = _change(ends, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
+        lines.append(
+            f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
+            + (f"; accepted {accepted} ({ends.steps})." if accepted else ".")
+        )
+        lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
+    timeline = {
+        word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in log_history)
+        for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
+    }
+    if total := sum(timeline.values()):
+        lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
+    metrics = dict.fromkeys(name for entry in ends.first for name in entry if re.fullmatch("rewards/.*/mean", name))
+    changes = [
+        f"{name.split('/')[1]} {change}" for name in metrics if (change := _change(ends, name, _number)) is not None
+    ]
+    if changes:
+        lines.append(f"Rewards:   {', '.join(changes)} ({ends.steps}).")
+    evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
+    for entry in log_history:
+        if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
+            evaluations.setdefault(evaluation[0], []).append((entry["step"], evaluation[1]))
+    for name, scored in evaluations.items():
+        (first, before), (last, after) = scored[0], scored[-1]
+        changes = [
+            f"{score} {before[score]} -> {value}" if len(scored) > 1 and score in before else f"{score} {value}"
+            for score, value in after.items()
+        ]
+        steps = f"steps {first:,} -> {last:,}" if len(scored) > 1 else f"step {last:,}"
+        lines.append(f"{name.replace('_', ' ', 1).capitalize() + ':':<10} {', '.join(changes)} ({steps}).")
+    lines.append(f"Next:      trl-dapo report {output_dir} (each step: {LOG_HISTORY_NAME})")
+    return lines
+
+
+def describe_passes(args: "DAPOConfig", num_steps: int) -> str | None:
+    """
+    What `num_train_epochs` does not mean, in one line; `None` where it does not apply.
+
+    Args:
+        args ([`DAPOConfig`]):
+            Of the run.
+        num_steps (`int`):
+            Optimizer steps that the run was planned for.
+    """
+    resamples = args.use_dynamic_sampling and args.dynamic_sampling_mode != "mask"
+    if args.max_steps > 0 or args.max_passes is not None or not resamples:
+        return None
+    return (
+        f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Prompts sampled in place of "
+        "dropped groups make further passes over the dataset (`dynamic_sampling/passes`): `max_passes="
+        f"{args.num_train_epochs:g}` ends the run by passes."
+    )
+
+
+# ---- Callback ----
+
+
+class TerminalCallback(ProgressCallback, PrinterCallback):
+    """
+    Prints a run: a line of a table at each logging step, or with `logging_style="full"` the dictionary, and at the end
+    what became of it. On a terminal transformers' progress bar stands below; in a file or a pipe there is no bar.
+
+    It stands in for transformers' `ProgressCallback` or `PrinterCallback`, and a script that removes either of them
+    removes it.
+
+    Args:
+        trainer ([`DAPOTrainer`]):
+            Whose sampler counts, and which knows the ends of the run.
+        every (`int`, *optional*, defaults to `1`):
+            Steps to a row.
+        file (`IO[str]`, *optional*):
+            Where rows are written. Defaults to standard output.
+    """
+
+    training_bar: tqdm | None
+
+    def __init__(self, trainer: "DAPOTrainer", every: int = 1, file: IO[str] | None = None) -> None:
+        super().__init__()
+        self.trainer, self.every, self.file = trainer, every, file
+        self.has_bar = not trainer.args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
+        self._window: list[dict] = []
+        self._num_rows = 0
+
+    def say(self, text: str) -> None:
+        """Writes a line, above the bar."""
+        file = self.file or sys.stdout
+        text = broken_for(file, text)
+        if self.training_bar is not None:
+            self.training_bar.write(text, file=file)
+        else:
+            print(text, file=file, flush=True)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.current_step = state.global_step
+        self._window, self._num_rows = [], 0
+        self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
+        if not state.is_world_process_zero:
+            return
+        if has_length(self.trainer.train_dataset) and (line := describe_passes(self.trainer.args, state.max_steps)):
+            self.say(line)
+        if state.global_step:
+            raised = "max_steps" if self.trainer.args.max_steps > 0 else "num_train_epochs"
+            is_over = state.global_step >= state.max_steps
+            what = f" Nothing is left to train: raise `{raised}`." if is_over else ""
+            self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
+        if self.has_bar:
+            super().on_train_begin(args, state, control, **kwargs)
+            assert self.training_bar is not None  # made by the line before
+            self.training_bar.update(state.global_step)
+            self.current_step = state.global_step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if self.has_bar:
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.trainer.args.logging_style == "full":
+            if self.training_bar is not None:
+                super().on_log(args, state, control, logs, **kwargs)
+            else:
+                PrinterCallback.on_log(self, args, state, control, logs, **kwargs)
+            return
+        logs = logs or {}
+        entry = {**logs, "step": state.global_step}
+        if (line := format_evaluation(entry)) is not None:
+            self.say(line)
+        elif "loss" in logs:
+            self._window.append(entry)
+            if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
+                self._say_row(state)
+
+    def _say_row(self, state: TrainerState) -> None:
+        if self._num_rows % HEADER_EVERY == 0:
+            self.say(HEADER)
+        self._num_rows += 1
+        self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
+        self._window = []
+
+    def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
+        """What has been used of each limit of the run, and the limit."""
+        return [(state.global_step, state.max_steps), *self.trainer.stop.limits]
+
+    def _seconds_left(self, state: TrainerState) -> float | None:
+        """Until the first of the run's ends, at the pace since it was started or resumed."""
+        elapsed = time.perf_counter() - self._started
+        left = [
+            elapsed * max(limit - used, 0) / (used - before)
+            for (used, limit), (before, _) in zip(self._progress(state), self._progress_at_start, strict=True)
+            if used > before
+        ]
+        return min(left, default=None)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+        sampler = self.trainer._sampler
+        lines = summarize(
+            state.log_history,
+            None if sampler is None else sampler.totals,
+            step=state.global_step,
+            max_steps=state.max_steps,
+            seconds=time.perf_counter() - self._started,
+            output_dir=output_folder(args),
+        )
+        # Of a resumed run that made no step, the rest was said by the run before.
+        made_no_step = state.global_step == self._progress_at_start[0][0] > 0
+        for line in lines[-1:] if made_no_step else lines:
+            self.say(line)
+
+
+@contextmanager
+def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
+    """
+    Keeps bars out of files and pipes, and what is logged on a terminal from running into a bar.
+
+    Args:
+        loading (`bool`, *optional*, defaults to `True`):
+            Whether transformers may show its own bars, of models that are loaded and saved, on a terminal.
+    """
+    on_terminal, were_enabled = sys.stderr.isatty(), transformers_logging.is_progress_bar_enabled()
+    if not (on_terminal and loading):
+        transformers_logging.disable_progress_bar()
+    loggers = [logging.getLogger(), transformers_logging.get_logger()]
+    try:
+        with logging_redirect_tqdm(loggers) if on_terminal else nullcontext():
+            yield
+    finally:
+        if were_enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def print_to_terminal(trainer: "DAPOTrainer") -> None:
+    """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback) in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(callback)
+            trainer.add_callback(TerminalCallback(trainer))
+            return

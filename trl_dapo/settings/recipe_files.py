@@ -1,0 +1,81 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes and accelerate configurations by name, wherever the package is. Needs the standard library alone."""
+
+from pathlib import Path
+
+
+_IN_A_WHEEL, _IN_THE_REPOSITORY = Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes"
+RECIPES = _IN_A_WHEEL if _IN_A_WHEEL.is_dir() else _IN_THE_REPOSITORY
+ACCELERATE_CONFIGS = RECIPES / "accelerate"
+_NUM_FIRST_LINES = 2  # of a recipe's header: its hardware, and what it trains
+
+
+def find_recipe(name_or_path: str, option: str = "--config") -> Path:
+    """
+    The file of a recipe.
+
+    Args:
+        name_or_path (`str`):
+            A path, or the name of a recipe of this package, such as `"smoke_cpu"`.
+        option (`str`, *optional*, defaults to `"--config"`):
+            What it was given to, for the message.
+
+    Returns:
+        `pathlib.Path`: Its file.
+
+    Raises:
+        FileNotFoundError: If there is none; a name is answered with those that are known.
+    """
+    return _find(name_or_path, RECIPES, option)
+
+
+def find_accelerate_config(name_or_path: str) -> Path:
+    """
+    The file of an accelerate configuration.
+
+    Args:
+        name_or_path (`str`):
+            A path, or the name of a configuration of this package, such as `"fsdp2"`.
+
+    Returns:
+        `pathlib.Path`: Its file.
+
+    Raises:
+        FileNotFoundError: If there is none; a name is answered with those that are known.
+    """
+    return _find(name_or_path, ACCELERATE_CONFIGS, "--accelerate_config")
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what a folder holds."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def list_recipes() -> str:
+    """Every recipe by name, with the hardware that it is for and what it trains, and how to launch one."""
+    lines = []
+    for name in names_in(RECIPES):
+        first_lines = find_recipe(name).read_text().splitlines()[:_NUM_FIRST_LINES]
+        lines += [name, *(f"  {line.removeprefix('# ')}" for line in first_lines), ""]
+    return "\n".join(
+        [
+            *lines,
+            "Read one:    trl-dapo recipes --show NAME",
+            "Launch one:  trl-dapo train --config NAME [--accelerate_config CONFIG] [--field value ...]",
+            f"CONFIG:      {', '.join(names_in(ACCELERATE_CONFIGS))}",
+            f"Their files: {RECIPES}",
+        ]
+    )
+
+
+def _find(given: str, folder: Path, option: str) -> Path:
+    path = Path(given)
+    if path.is_file():
+        return path
+    named = folder / f"{given.removesuffix('.yaml')}.yaml"
+    is_name = path.name == given
+    if is_name and named.is_file():
+        return named
+    others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
+    raise FileNotFoundError(f"`{option} {given}` names no file{others}.")

@@ -1,0 +1,513 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Which row of an optimizer step goes to which rank and micro-batch.
+
+Under a token mean the rows of one optimizer step may be grouped in any way without changing the gradient. They are cut
+into a number of micro-batches, or into as many as keep a budget of tokens. Words used here:
+
+- *tokens* of a micro-batch: its rows times the sum of its longest prompt and longest completion, padding included.
+  They bound its memory, so the budget is in tokens.
+- *cost* of a micro-batch: what its forward and backward pass take. A row padded to `w` tokens costs
+  `w + attention * w**2`, where `attention` is what one pair of tokens costs ([`attention_cost`]).
+- *plan*: for each rank, for each of its micro-batches, the numbers of its rows.
+- *waited cost* of a plan: what it costs all ranks, waiting for the costliest included. Ranks in step (FSDP, ZeRO) wait
+  at every micro-batch, other ranks (DDP) once an optimizer step.
+
+Everything is arithmetic on lengths that all ranks know, without chance: every rank works out the same plan.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import ceil, inf, sqrt
+from typing import TYPE_CHECKING, Any
+
+from .rows import widths
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+# Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
+MAX_PADDING_SHARE = 0.10
+
+# ... and up to so many times as many while more than that share is padding or waiting, if that helps ...
+MAX_GROWTH = 1.5
+
+# ... by this share at least, ...
+LEAST_GAIN = 0.01
+
+# ... and by more than each takes to gather all weights, on every rank, where ranks are in step: in tokens' worth of
+# work. Two gathers move 4 bytes a weight in bfloat16 while a token takes 6 operations a weight: at 400 TFLOP/s that is
+# 670 tokens over 400 GB/s inside a machine and 5,300 over 50 GB/s between machines, of which FSDP hides a part.
+GATHER_COST = 1000.0
+
+
+def attention_cost(
+    hidden_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    head_dim: int,
+    intermediate_size: int,
+    vocab_size: int,
+    num_active_experts: float = 1.0,
+    num_full_attention_layers: int | None = None,
+) -> float:
+    """
+    What one pair of tokens costs in attention, in units of what one token costs elsewhere.
+
+    A token takes `6 N + 12 L H Q T` floating point operations, forward and backward: appendix B of
+    [PaLM](https://huggingface.co/papers/2204.02311), where `N` counts the weights that it is multiplied with, `L`
+    layers, `H` heads, `Q` the head dimension and `T` the tokens of its row. In units of `6 N` that is
+    `1 + T * 2 L H Q / N`. As there, nothing is taken off for the causal mask: attention under a padding mask does not
+    exploit it either.
+
+    Args:
+        hidden_size (`int`):
+            Width of the residual stream.
+        num_hidden_layers (`int`):
+            Number of layers.
+        num_attention_heads (`int`):
+            Heads of the queries.
+        num_key_value_heads (`int`):
+            Heads of the keys and values.
+        head_dim (`int`):
+            Width of a head.
+        intermediate_size (`int`):
+            Width inside a gated MLP (three matrices); of a mixture of experts, inside one expert.
+        vocab_size (`int`):
+            Columns of the output layer. The input embedding is looked up, not multiplied with.
+        num_active_experts (`float`, *optional*, defaults to `1.0`):
+            Experts that a token passes; a shared one counts by its width.
+        num_full_attention_layers (`int`, *optional*):
+            Layers in which every token sees the whole row. Others, with a sliding window or linear attention, cost
+            about the same per token whatever the length. Defaults to all.
+
+    Returns:
+        `float`: `2 L H Q / N`.
+
+    Example:
+
+    ```python
+    >>> # Qwen3-4B: from 13,600 tokens on, attention is more than half of the work.
+    >>> 1 / attention_cost(2560, 36, 32, 8, 128, 9728, 151936)
+    13638.888888888889
+    ```
+    """
+    projections = hidden_size * head_dim * 2 * (num_attention_heads + num_key_value_heads)
+    experts = 3 * hidden_size * intermediate_size * num_active_experts
+    num_weights = num_hidden_layers * (projections + experts) + hidden_size * vocab_size
+    if num_full_attention_layers is None:
+        num_full_attention_layers = num_hidden_layers
+    return 2 * num_full_attention_layers * num_attention_heads * head_dim / num_weights
+
+
+def attention_cost_of(config: "PreTrainedConfig") -> float:
+    """
+    [`attention_cost`] of a model by its config, `0.0` for a model that is no transformer with a known size.
+
+    Args:
+        config (`~transformers.PreTrainedConfig`):
+            The text model's, as from `model.config.get_text_config()`.
+
+    Returns:
+        `float`.
+    """
+
+    def number(name: str) -> Any:
+        return getattr(config, name, None)  # not every family has every number
+
+    hidden_size, heads = number("hidden_size"), number("num_attention_heads")
+    num_layers = number("num_hidden_layers")
+    if not (hidden_size and heads and num_layers):
+        return 0.0
+    mlp_size, num_experts = number("intermediate_size") or 4 * hidden_size, 1
+    if active := number("num_experts_per_tok"):
+        mlp_size = number("moe_intermediate_size") or mlp_size
+        shared = number("shared_expert_intermediate_size") or mlp_size * (number("n_shared_experts") or 0)
+        num_experts = active + shared / mlp_size
+    layer_types = number("layer_types") or ["full_attention"] * num_layers
+    return attention_cost(
+        hidden_size,
+        num_layers,
+        heads,
+        number("num_key_value_heads") or heads,
+        number("head_dim") or hidden_size // heads,
+        mlp_size,
+        number("vocab_size") or 0,
+        num_experts,
+        layer_types.count("full_attention"),
+    )
+
+
+def fewest_microbatches(
+    lengths: Sequence[tuple[int, int]], budget: int, multiple_of: int | None = None, attention: float = 0.0
+) -> int:
+    """
+    Fewest micro-batches for some rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at
+    most is padding.
+
+    A pass without gradient goes over a rank's own rows: where ranks are in step, take the maximum of this over the
+    ranks, then [`cut`].
+
+    Args:
+        lengths (`Sequence[tuple[int, int]]`):
+            Prompt and completion length of each row, in tokens.
+        budget (`int`):
+            Tokens that a micro-batch may have, padding included, unless it is one row.
+        multiple_of (`int`, *optional*):
+            Prompt and completion columns are multiples of this.
+        attention (`float`, *optional*, defaults to `0.0`):
+            What one pair of tokens costs ([`attention_cost`]).
+
+    Returns:
+        `int`: at least 1, at most the number of rows.
+
+    Raises:
+        ValueError: If the budget is below 1.
+
+    Example:
+
+    ```python
+    >>> fewest_microbatches([(2, 8)] * 6, budget=30)  # 3 rows x 10 tokens each
+    2
+    >>> fewest_microbatches([(2, 98), (2, 8), (2, 8)], budget=1000)  # together: 300 tokens, of which 180 are padding
+    2
+    ```
+    """
+    return _Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
+
+
+def cut(
+    lengths: Sequence[tuple[int, int]],
+    num_microbatches: int,
+    budget: int | None = None,
+    multiple_of: int | None = None,
+    attention: float = 0.0,
+) -> list[list[int]]:
+    """
+    Group rows of like length into micro-batches so that the costliest costs as little as possible.
+
+    The rows are sorted by completion length, and by total length. Each order is filled into contiguous micro-batches
+    up to the smallest cost, within 0.1 %, that needs no more than `num_microbatches`; where that leaves some over, the
+    costliest are halved. Of the two cuts that one is taken whose costliest micro-batch is the cheaper, and of equals
+    the one that costs less in all. Without a budget no micro-batch costs more, but for the 0.1 %, than the costliest
+    of `num_microbatches` equal shares padded to the longest prompt and completion of all rows.
+
+    Args:
+        lengths, multiple_of, attention:
+            As in [`fewest_microbatches`].
+        num_microbatches (`int`):
+            Number of micro-batches.
+        budget (`int`, *optional*):
+            As in [`fewest_microbatches`], which tells how many it needs at least. Any greater number keeps it too.
+            Without it any number will do.
+
+    Returns:
+        `list[list[int]]`: row numbers of each micro-batch, the costliest first. Where there are fewer rows than
+        micro-batches, the last are empty.
+
+    Raises:
+        ValueError: If the rows need more micro-batches to keep the budget, or the budget is below 1.
+
+    Example:
+
+    ```python
+    >>> cut([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_microbatches=2)
+    [[4, 2, 3, 1], [0]]
+    ```
+    """
+    return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
+
+
+def plan_window(
+    lengths: Sequence[Sequence[tuple[int, int]]],
+    num_microbatches: int,
+    can_exchange: bool = True,
+    multiple_of: int | None = None,
+) -> list[list[list[int]]]:
+    """
+    Plan the micro-batches of one optimizer step on all ranks, a given number on each, of equal padded cost.
+
+    Args:
+        lengths (`Sequence[Sequence[tuple[int, int]]]`):
+            For each rank, prompt and completion length of each row that it holds, in tokens.
+        num_microbatches (`int`):
+            Micro-batches of each rank.
+        can_exchange (`bool`, *optional*, defaults to `True`):
+            Whether a row may go to another rank than the one that holds it. If so, every rank has a micro-batch of
+            about the same cost at each micro-step.
+        multiple_of (`int`, *optional*):
+            Prompt and completion columns are multiples of this.
+
+    Returns:
+        `list[list[list[int]]]`: for each rank, for each micro-batch, its row numbers. Rows are numbered over all
+        ranks, in the order of `lengths`.
+
+    Example:
+
+    ```python
+    >>> plan_window([[(2, 8), (2, 28)], [(2, 8), (2, 28)]], num_microbatches=2)
+    [[[1], [2]], [[3], [0]]]
+    ```
+    """
+    rows, pools, ranks_per_pool = _pools(lengths, None, can_exchange, multiple_of, 0.0)
+    return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
+
+
+def plan_window_within_budget(
+    lengths: Sequence[Sequence[tuple[int, int]]],
+    budget: int,
+    in_step: bool,
+    can_exchange: bool = True,
+    multiple_of: int | None = None,
+    attention: float = 0.0,
+) -> list[list[list[int]]]:
+    """
+    Plan the micro-batches of one optimizer step on all ranks, the same number on each, within a budget of tokens.
+
+    Their number is the least that keeps the budget and of whose cost about `MAX_PADDING_SHARE` at most is padding
+    ([`fewest_microbatches`]), or up to `MAX_GROWTH` times as many where that spares more padding and waiting than the
+    micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks ([`cut`]). Ranks in step
+    get micro-batches of like cost at each micro-step. Other ranks get sums that are alike: the costliest first, each
+    to the rank with the least so far.
+
+    A micro-batch is empty only where there are fewer rows than micro-batches. In its place the trainer passes one
+    token of any row, with a loss of zero, so that every rank calls every collective.
+
+    Args:
+        lengths (`Sequence[Sequence[tuple[int, int]]]`):
+            For each rank, prompt and completion length of each row that it holds, in tokens. Rows without a loss
+            token are left out by the caller: they need no pass.
+        budget (`int`):
+            Tokens that a micro-batch may have, padding included, unless it is one row.
+        in_step (`bool`):
+            Whether ranks wait for one another at every micro-batch (FSDP, ZeRO-2, ZeRO-3), or once (DDP).
+        can_exchange (`bool`, *optional*, defaults to `True`):
+            Whether a row may go to another rank than the one that holds it.
+        multiple_of (`int`, *optional*):
+            Prompt and completion columns are multiples of this.
+        attention (`float`, *optional*, defaults to `0.0`):
+            What one pair of tokens costs ([`attention_cost`]).
+
+    Returns:
+        `list[list[list[int]]]`: as [`plan_window`].
+
+    Raises:
+        ValueError: If the budget is below 1.
+
+    Example:
+
+    ```python
+    >>> # Two ranks, 60 tokens a micro-batch. Each rank has 60 tokens' worth.
+    >>> plan_window_within_budget([[(2, 28), (2, 28)], [(2, 18), (2, 18), (2, 18)]], budget=60, in_step=False)
+    [[[0, 1]], [[2, 3, 4]]]
+    ```
+    """
+    rows, pools, num_ranks = _pools(lengths, budget, can_exchange, multiple_of, attention)
+    fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
+    most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
+    least_cost = sum(map(rows.least_cost, pools))
+    gather_cost = len(lengths) * GATHER_COST if in_step and len(lengths) > 1 else 0.0
+    best: list[list[list[int]]] = []
+    best_cost = inf
+    for num in range(fewest, most + 1, max(1, fewest // 8)):  # five of a large window, not fifty
+        plan = rows.plan(pools, num_ranks, num, in_step)
+        waited = rows.waited_cost(plan, in_step)
+        cost = waited + num * gather_cost
+        if cost < best_cost - LEAST_GAIN * least_cost:
+            best, best_cost = plan, cost
+        if least_cost >= (1 - MAX_PADDING_SHARE) * waited:
+            break
+    return best
+
+
+def _pools(
+    lengths: Sequence[Sequence[tuple[int, int]]],
+    budget: int | None,
+    can_exchange: bool,
+    multiple_of: int | None,
+    attention: float,
+) -> tuple["_Rows", list[range], int]:
+    """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
+    rows = _Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
+    stops = list(accumulate(map(len, lengths)))
+    if can_exchange:
+        return rows, [range(stops[-1])], len(lengths)
+    return rows, [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
+
+
+def waited_cost(
+    lengths: Sequence[tuple[int, int]],
+    plan: Sequence[Sequence[Sequence[int]]],
+    in_step: bool,
+    multiple_of: int | None = None,
+    attention: float = 0.0,
+) -> float:
+    """
+    Cost of a plan over all ranks, waiting for the costliest included.
+
+    Args:
+        lengths (`Sequence[tuple[int, int]]`):
+            Prompt and completion length of each row, in tokens.
+        plan (`Sequence[Sequence[Sequence[int]]]`):
+            For each rank, for each micro-batch, its row numbers.
+        in_step, multiple_of, attention:
+            As in [`plan_window_within_budget`].
+
+    Returns:
+        `float`: number of ranks times what the costliest takes: of each micro-batch where ranks are in step, else of
+        the whole plan. In tokens' worth of work; with one rank and `attention=0.0`, its padded tokens.
+
+    Example:
+
+    ```python
+    >>> plan = [[[0], [1]], [[2], [3]]]
+    >>> waited_cost([(2, 8), (2, 18), (2, 18), (2, 8)], plan, in_step=True)  # 2 ranks x (20 + 20)
+    80.0
+    >>> waited_cost([(2, 8), (2, 18), (2, 18), (2, 8)], plan, in_step=False)  # 2 ranks x 30
+    60.0
+    ```
+    """
+    return _Rows(lengths, None, multiple_of, attention).waited_cost(plan, in_step)
+
+
+class _Rows:
+    """Rows by number, what a micro-batch of them costs, and how they are cut."""
+
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], budget: int | None, multiple_of: int | None, attention: float
+    ) -> None:
+        if budget is not None and budget < 1:
+            raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
+        self.widths = [widths([row], multiple_of) for row in lengths]
+        self.budget, self.attention = inf if budget is None else budget, attention
+
+    # Costs
+
+    def _cost(self, num_rows: int, width: int) -> float:
+        return num_rows * width * (1.0 + self.attention * width)
+
+    def cost(self, microbatch: Sequence[int]) -> float:
+        if not microbatch:
+            return 0.0
+        return self._cost(len(microbatch), sum(widths([self.widths[row] for row in microbatch])))
+
+    def least_cost(self, pool: Sequence[int]) -> float:
+        """Cost of these rows without padding."""
+        return sum(self._cost(1, sum(self.widths[row])) for row in pool)
+
+    def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
+        costs = [list(map(self.cost, rank)) for rank in plan]
+        slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
+        return len(plan) * slowest
+
+    # Micro-batches
+
+    def orders(self, pool: Sequence[int]) -> list[list[int]]:
+        """Two orders, longest row first: long prompts and long completions need not be the same rows."""
+        by_completion = sorted(pool, key=lambda row: (-self.widths[row][1], -self.widths[row][0]))
+        by_total = sorted(pool, key=lambda row: (-sum(self.widths[row]), -self.widths[row][1]))
+        return [by_completion] if by_completion == by_total else [by_completion, by_total]
+
+    def fill(self, order: Sequence[int], cap: float = inf) -> list[tuple[int, float]]:
+        """
+        Fewest contiguous micro-batches of `order` within the budget and the cost `cap`; a row beyond either gets its
+        own. Returns the number of rows and the cost of each.
+        """
+        filled, num_rows, prompt, completion = [], 0, 0, 0
+        for row in order:
+            row_prompt, row_completion = self.widths[row]
+            longest_prompt = row_prompt if row_prompt > prompt else prompt
+            longest_completion = row_completion if row_completion > completion else completion
+            width = longest_prompt + longest_completion
+            tokens = (num_rows + 1) * width
+            if num_rows and (tokens > self.budget or tokens * (1.0 + self.attention * width) > cap):
+                filled.append((num_rows, self._cost(num_rows, prompt + completion)))
+                num_rows, longest_prompt, longest_completion = 0, row_prompt, row_completion
+            num_rows, prompt, completion = num_rows + 1, longest_prompt, longest_completion
+        return [*filled, (num_rows, self._cost(num_rows, prompt + completion))]
+
+    def cap_where(
+        self, order: Sequence[int], changes: Callable[[list[tuple[int, float]]], bool]
+    ) -> tuple[float, float]:
+        """The caps, 0.1 % apart, between which `changes(filled)` turns from false to true."""
+        low = min(self._cost(1, sum(self.widths[row])) for row in order) / 2
+        high = max(cost for _, cost in self.fill(order))
+        while high > 1.001 * low:
+            cap = sqrt(low * high)
+            low, high = (low, cap) if changes(self.fill(order, cap)) else (cap, high)
+        return low, high
+
+    def fewest(self, pool: Sequence[int]) -> int:
+        """Fewest micro-batches within the budget without too much padding."""
+        if not pool:
+            return 1
+        allowed = self.least_cost(pool) / (1 - MAX_PADDING_SHARE)
+
+        def is_padded(filled: list[tuple[int, float]]) -> bool:
+            return sum(cost for _, cost in filled) > allowed
+
+        nums = []
+        for order in self.orders(pool):
+            filled = self.fill(order)
+            if is_padded(filled):
+                filled = self.fill(order, self.cap_where(order, is_padded)[0])
+            nums.append(len(filled))
+        return min(nums)
+
+    def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
+        """As [`cut`]."""
+        cuts = []
+        for order in self.orders(pool) if pool else []:
+            if len(self.fill(order)) <= num:
+                cap = self.cap_where(order, lambda filled: len(filled) <= num)[1]
+                cuts.append(self._halved(order, self.fill(order, cap), num))
+        if pool and not cuts:
+            raise ValueError(f"{len(pool)} rows need more than {num} micro-batches of {self.budget} tokens.")
+        best = min(cuts, key=lambda cut: (cut[0][0], sum(cost for cost, _ in cut)), default=[])
+        return [rows for _, rows in best] + [[] for _ in range(num - len(best))]
+
+    def _halved(self, order: list[int], filled: list[tuple[int, float]], num: int) -> list[tuple[float, list[int]]]:
+        """`(cost, rows)` by falling cost: the costliest in two until there are `num`, or only single rows."""
+        stops = accumulate(num_rows for num_rows, _ in filled)
+        heap: list[tuple[float, list[int]]] = []
+        done: list[tuple[float, list[int]]] = []
+
+        def add(cost: float, rows: list[int]) -> None:
+            # What is one row cannot be halved.
+            heapq.heappush(heap, (-cost, rows)) if len(rows) > 1 else done.append((-cost, rows))
+
+        for (num_rows, cost), stop in zip(filled, stops, strict=True):
+            add(cost, order[stop - num_rows : stop])
+        while heap and len(heap) + len(done) < num:
+            _, rows = heapq.heappop(heap)
+            for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+                add(self.cost(half), half)
+        return [(-cost, rows) for cost, rows in sorted(heap + done)]
+
+    # Ranks
+
+    def plan(self, pools: Sequence[Sequence[int]], num_ranks: int, num: int, in_step: bool) -> list[list[list[int]]]:
+        """Each pool cut for its `num_ranks` ranks, `num` micro-batches each."""
+        cuts = (self.cut(pool, num * num_ranks) for pool in pools)
+        return [rank for cut in cuts for rank in self.assign_to_ranks(cut, num_ranks, in_step)]
+
+    def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> list[list[list[int]]]:
+        """Micro-batches by falling cost, as many to each rank."""
+        if in_step:
+            steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
+            # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
+            steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
+            return [list(rank) for rank in zip(*steps, strict=True)]
+        ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+        heap = [(0.0, rank) for rank in range(num_ranks)]
+        for microbatch in microbatches:
+            cost, rank = heapq.heappop(heap)
+            ranks[rank].append(microbatch)
+            if len(ranks[rank]) < len(microbatches) // num_ranks:
+                heapq.heappush(heap, (cost + self.cost(microbatch), rank))
+        return ranks

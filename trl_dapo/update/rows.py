@@ -1,0 +1,323 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the rows of a rollout are padded, trimmed, joined and sent to another rank.
+
+A rollout, or a part of one, is the `dict` of tensors that GRPOTrainer makes of it.
+"""
+
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch.nn.functional import pad
+
+
+# How each tensor of a rollout is laid out, and what its padding holds. B rows, P prompt and C completion columns.
+#   prompt      (B, P), padded on the left
+#   completion  (B, C), padded on the right; or one value per row: (B,) or (B, 1)
+#   sequence    (B, P + C), padded on both sides
+#   step        a scalar about all rows
+#   image       anything that is not indexed by row; such a rollout is trimmed but not cut again
+# `None` is filled with the pad token.
+ROLLOUT_KEYS = {
+    "prompt_ids": ("prompt", None),
+    "prompt_mask": ("prompt", 0),
+    "completion_ids": ("completion", None),
+    "completion_mask": ("completion", 0),
+    "tool_mask": ("completion", 1),
+    "advantages": ("completion", 0.0),
+    "old_per_token_logps": ("completion", 0.0),
+    "ref_per_token_logps": ("completion", 0.0),
+    "sampling_per_token_logps": ("completion", 0.0),
+    "importance_sampling_ratio": ("completion", 1.0),
+    "is_filler": ("completion", False),  # DAPOTrainer's: rows that were not sampled to train on
+    "age": ("completion", 0),  # DAPOTrainer's: rollouts since the policy that sampled the row
+    "token_type_ids": ("sequence", 0),
+    "mm_token_type_ids": ("sequence", 0),
+    "num_items_in_batch": ("step", None),
+    "pixel_values": ("image", None),
+    "image_grid_thw": ("image", None),
+    "pixel_attention_mask": ("image", None),
+    "spatial_shapes": ("image", None),
+    "image_sizes": ("image", None),
+    "image_position_ids": ("image", None),
+    "num_images": ("image", None),
+    "num_tiles": ("image", None),
+}
+
+
+def check_keys(rollout: dict) -> None:
+    """
+    Refuse a rollout with a key whose layout is unknown, rather than guess where its padding is.
+
+    Args:
+        rollout (`dict`):
+            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
+
+    Raises:
+        ValueError: Naming the unknown keys.
+    """
+    unknown = sorted(set(rollout) - set(ROLLOUT_KEYS))
+    if unknown:
+        raise ValueError(
+            f"The rollout has keys whose padding is unknown: {', '.join(unknown)}. Add them to "
+            "`trl_dapo.update.rows.ROLLOUT_KEYS` with their layout and the value of their padding."
+        )
+
+
+def mark_filler(rollout: dict, num_live: int) -> None:
+    """
+    Take the weight, in place, from the rows that only fill a rollout, and mark them `is_filler`.
+
+    Args:
+        rollout (`dict`):
+            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
+        num_live (`int`):
+            Rows that train. Those behind them get no loss token and no advantage.
+    """
+    rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live
+    # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
+    for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
+        rollout[key][num_live:] = 0
+
+
+def is_cut_by_row(rollout: dict) -> bool:
+    """
+    Whether every tensor of a rollout can be indexed by row. Image inputs cannot.
+
+    Args:
+        rollout (`dict`):
+            Rollout, or part of one.
+
+    Returns:
+        `bool`.
+    """
+    return all(value is None or ROLLOUT_KEYS[key][0] != "image" for key, value in rollout.items())
+
+
+def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """
+    Columns that each row needs of its left-padded prompt and right-padded completion.
+
+    Args:
+        prompt_mask (`torch.Tensor` of shape `(B, P)`):
+            1 for tokens, 0 for padding on the left.
+        completion_mask (`torch.Tensor` of shape `(B, C)`):
+            1 for tokens, 0 for padding on the right. All zero for a completion that is masked as a whole.
+
+    Returns:
+        `torch.Tensor` of shape `(B, 2)`: prompt and completion length.
+    """
+
+    def last_one(mask: torch.Tensor) -> torch.Tensor:
+        position = torch.arange(1, mask.size(1) + 1, device=mask.device)
+        return (mask.bool() * position).amax(dim=1)
+
+    return torch.stack([last_one(prompt_mask.flip(1)), last_one(completion_mask)], dim=1)
+
+
+def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> tuple[int, int]:
+    """
+    Columns that a micro-batch needs: its longest prompt and its longest completion, at least one of each.
+
+    Args:
+        lengths (`Sequence[tuple[int, int]]`):
+            Prompt and completion length of each row.
+        multiple_of (`int`, *optional*):
+            Round both up to a multiple of this.
+
+    Returns:
+        `tuple[int, int]`: prompt and completion columns.
+    """
+    unit = multiple_of or 1
+
+    def columns(side: int) -> int:
+        longest = max((row[side] for row in lengths), default=0)
+        return -(-max(longest, 1) // unit) * unit
+
+    return columns(0), columns(1)
+
+
+def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
+    """
+    Tokens, padding included, of a micro-batch with these rows. Arguments as in [`widths`].
+
+    Returns:
+        `int`.
+
+    Example:
+
+    ```python
+    >>> padded_cost([(2, 10), (5, 1)])  # 2 rows x (5 + 10)
+    30
+    ```
+    """
+    return len(lengths) * sum(widths(lengths, multiple_of))
+
+
+def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
+    """
+    Trim or pad a batch to a number of prompt and completion columns. Only padding may be trimmed.
+
+    Args:
+        batch (`dict`):
+            Rollout, or part of one.
+        prompt_width (`int`):
+            Prompt columns wanted.
+        completion_width (`int`):
+            Completion columns wanted.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` with the same keys.
+    """
+    left = prompt_width - batch["prompt_ids"].size(1)
+    right = completion_width - batch["completion_ids"].size(1)
+    margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
+
+    def resized(key: str, value: torch.Tensor | None) -> torch.Tensor | None:
+        layout, fill = ROLLOUT_KEYS[key]
+        if value is None or layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
+            return value
+        return pad(value, margins[layout], value=pad_token_id if fill is None else fill)
+
+    return {key: resized(key, value) for key, value in batch.items()}
+
+
+def _is_per_row(key: str, value: torch.Tensor, batch: dict) -> bool:
+    """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
+    width = batch["completion_ids"].size(1)
+    return ROLLOUT_KEYS[key][0] == "completion" and (value.dim() == 1 or value.size(1) != width)
+
+
+def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
+    """
+    Put the rows of several batches under one another, padded to the widest. Scalars about all rows are left out.
+
+    Where only some of the batches know `old_per_token_logps`, the others' are NaN: sampled by the current policy.
+
+    Args:
+        parts (`Sequence[dict]`):
+            Batches, all of them cut by row.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+
+    Raises:
+        ValueError: If the batches have different keys.
+    """
+    parts = [{key: value for key, value in part.items() if value is not None} for part in parts]
+    if any("old_per_token_logps" in part for part in parts):
+        parts = [{"old_per_token_logps": _unknown_logps(part), **part} for part in parts]
+    different = set.union(*map(set, parts)) - set.intersection(*map(set, parts))
+    if different:
+        raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(sorted(different))}.")
+    prompt_width = max(part["prompt_ids"].size(1) for part in parts)
+    completion_width = max(part["completion_ids"].size(1) for part in parts)
+    resized = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
+
+    def joined(key: str) -> torch.Tensor:
+        # One column everywhere is one value per row, even where all completions of a part have one token.
+        one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
+        return torch.cat([part[key] for part in (parts if one_column else resized)])
+
+    return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
+
+
+def _unknown_logps(part: dict) -> torch.Tensor:
+    return torch.full(part["completion_ids"].shape, torch.nan, device=part["completion_ids"].device)
+
+
+def index_rows(batch: dict, rows: torch.Tensor) -> dict:
+    """
+    Some rows of a batch that is cut by row.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+        rows (`torch.Tensor` of shape `(B,)`):
+            Their indices, in the order wanted.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+    """
+    return {key: value[rows] for key, value in batch.items()}
+
+
+def no_rows(batch: dict, pad_token_id: int) -> dict:
+    """
+    A micro-batch that stands in for one without rows: one prompt and one completion token, neither in the loss.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            At least one row, as from [`join_rows`]: gives the keys, and the two tokens.
+        pad_token_id (`int`):
+            Token that pads `prompt_ids` and `completion_ids`.
+
+    Returns:
+        `dict` of `torch.Tensor`, finite wherever a loss of zero could turn NaN.
+    """
+    row = resize({key: value[:1] for key, value in batch.items()}, 1, 1, pad_token_id)
+    for key, value in row.items():
+        layout, fill = ROLLOUT_KEYS[key]
+        if layout == "completion" and fill is not None:
+            row[key] = torch.full_like(value, torch.nan if key == "old_per_token_logps" else fill)
+    return {**row, "prompt_mask": torch.ones_like(row["prompt_mask"])}
+
+
+def schema(batch: dict) -> int:
+    """
+    A number that two ranks share only if the rows of their batches can be exchanged: same keys, types and layouts.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+
+    Returns:
+        `int` below 2**32.
+    """
+    facts = [(key, str(value.dtype), value.dim(), _is_per_row(key, value, batch)) for key, value in batch.items()]
+    return zlib.crc32(repr(sorted(facts)).encode())
+
+
+def rows_to_bytes(batch: dict) -> torch.Tensor:
+    """
+    Lay each row's tensors end to end as bytes, so that rows travel between ranks in one collective.
+
+    Args:
+        batch (`dict` of `torch.Tensor`):
+            Rows, as from [`join_rows`].
+
+    Returns:
+        `torch.Tensor` of `torch.uint8`, one line per row.
+    """
+    columns = [batch[key].contiguous().unsqueeze(-1).flatten(1).view(torch.uint8) for key in sorted(batch)]
+    return torch.cat(columns, dim=1)
+
+
+def rows_from_bytes(packed: torch.Tensor, like: dict) -> dict:
+    """
+    Undo [`rows_to_bytes`].
+
+    Args:
+        packed (`torch.Tensor` of `torch.uint8`):
+            One line per row.
+        like (`dict` of `torch.Tensor`):
+            A batch with the keys, types and widths that were packed.
+
+    Returns:
+        `dict` of `torch.Tensor`.
+    """
+    sizes = [like[key][0].numel() * like[key].element_size() for key in sorted(like)]
+    ends = list(accumulate(sizes))
+    rows = {}
+    for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
+        shape = (len(packed), *like[key].shape[1:])
+        # A copy even where one row makes the slice contiguous already: it would start at any byte of the line.
+        column = packed[:, start:end].clone(memory_format=torch.contiguous_format)
+        rows[key] = column.view(like[key].dtype).view(shape)
+    return {key: rows[key] for key in like}

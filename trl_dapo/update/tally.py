@@ -1,0 +1,160 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What an optimizer step's micro-batches add up to: sums and extremes, and the metrics made of them."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..sampling.sampler import MAX_AGE
+
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class StepMetrics:
+    """
+    Sums and extremes over the micro-batches of one optimizer step, kept on the device and reduced over ranks in one
+    collective.
+
+    Training keeps one for the step under way. Each batch of an evaluation has its own: evaluation may run between two
+    micro-batches of a step.
+
+    Example:
+
+    ```python
+    >>> step = StepMetrics()
+    >>> step.add(tokens=3)
+    >>> step.add(tokens=4)
+    >>> step.reduce(accelerator)["tokens"]
+    7.0
+    ```
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
+        self.lowest: dict[str, torch.Tensor] = {}
+        self.highest: dict[str, torch.Tensor | int] = {}
+
+    def add(self, **sums: torch.Tensor | float) -> None:
+        """
+        Add to the sums.
+
+        Args:
+            **sums (`torch.Tensor` or `float`):
+                Scalars by name.
+        """
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value
+
+    def add_microbatch(self, real_tokens: int, padded_tokens: int) -> None:
+        """
+        Add a micro-batch as it goes through the model.
+
+        Args:
+            real_tokens (`int`):
+                Its tokens without padding.
+            padded_tokens (`int`):
+                Its tokens with padding.
+        """
+        self.add(microbatches=1, real_tokens=real_tokens, padded_tokens=padded_tokens)
+        self.highest["peak_tokens"] = max(self.highest.get("peak_tokens", 0), padded_tokens)
+
+    @torch.no_grad()
+    def add_tokens(
+        self,
+        mask: torch.Tensor,
+        entropies: torch.Tensor,
+        clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        ages: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Add the tokens of a micro-batch, their entropies and where they are clipped.
+
+        Args:
+            mask (`torch.Tensor` of shape `(B, T)`):
+                1 for tokens that count in the loss.
+            entropies (`torch.Tensor` of shape `(B, T)`):
+                Entropy of each token, in nats.
+            clipped (`tuple` of three boolean `torch.Tensor` of shape `(B, T)` or `(B, 1)`):
+                As from [`clipped_tokens`]. One value a completion, of a ratio of whole completions, counts completions
+                in place of tokens.
+            ages (`torch.Tensor` of shape `(B,)`, *optional*):
+                How many rollouts ago each row was sampled, where it is of interest.
+        """
+        has_tokens = mask.sum(1, keepdim=True) > 0
+        weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
+        low, high, dual = (where * weight for where in clipped)
+        length = weight.sum(1).clamp(min=1.0)
+        self.add(
+            tokens=mask.sum(),
+            entropy=(entropies * mask).sum(),
+            clip_units=weight.sum(),
+            low=low.sum(),
+            high=high.sum(),
+            dual=dual.sum(),
+        )
+        if ages is not None:
+            for age in range(MAX_AGE + 1):
+                is_of_age = ages.eq(age).unsqueeze(1)
+                units, in_region = (weight * is_of_age).sum(), ((low + high) * is_of_age).sum()
+                self.add(**{f"clip_units_{age}": units, f"region_{age}": in_region})
+        # A completion without a token must not be the least clipped one.
+        low_min = (low.sum(1) / length).masked_fill(~has_tokens.squeeze(1), 1.0).amin()
+        high_max = (high.sum(1) / length).amax()
+        self.lowest["low_min"] = torch.minimum(self.lowest.get("low_min", low_min), low_min)
+        self.highest["high_max"] = torch.maximum(torch.as_tensor(self.highest.get("high_max", high_max)), high_max)
+
+    def reduce(self, accelerator: "Accelerator") -> dict[str, float]:
+        """
+        Totals over all ranks: sums of the sums, least of the lowest, greatest of the highest.
+
+        Args:
+            accelerator (`Accelerator`):
+                Gathers. Every rank must have added the same names.
+
+        Returns:
+            `dict[str, float]`.
+        """
+        values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
+        local = torch.stack(
+            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
+        )
+        ranks = accelerator.gather(local.unsqueeze(0))
+        sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
+        totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])
+        return dict(zip([*self.sums, *self.lowest, *self.highest], totals.tolist(), strict=True))
+
+
+def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
+    """
+    Metrics of the loss tokens of an optimizer step. Means over nothing are left out.
+
+    Args:
+        totals (`dict[str, float]`):
+            As from [`StepMetrics.reduce`].
+
+    Returns:
+        `dict[str, float]`, by the names that TRL logs, and `num_loss_tokens`, `clip_ratio/dual_mean` and
+        `overlap/clip_ratio/age_*`.
+    """
+    metrics = {"num_loss_tokens": totals["tokens"]}
+    if totals["tokens"] > 0:
+        low, high, dual = (totals[name] / totals["clip_units"] for name in ("low", "high", "dual"))
+        metrics |= {
+            "entropy": totals["entropy"] / totals["tokens"],
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "clip_ratio/dual_mean": dual,
+            "clip_ratio/low_min": totals["low_min"],
+            "clip_ratio/high_max": totals["high_max"],
+        }
+        for age in range(MAX_AGE + 1):
+            if totals.get(f"clip_units_{age}", 0) > 0:
+                metrics[f"overlap/clip_ratio/age_{age}"] = totals[f"region_{age}"] / totals[f"clip_units_{age}"]
+        if "kl" in totals:
+            metrics["kl"] = totals["kl"] / totals["tokens"]
+    return metrics
