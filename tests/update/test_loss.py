@@ -10,11 +10,11 @@ import torch
 from trl_dapo.update.loss import (
     clipped_loss,
     clipped_tokens,
-    fill_old_logps,
     kl_to_reference,
     probability_ratio,
     token_mean,
 )
+from trl_dapo.update.old_logps import fill_old_logps
 
 
 CLIP = {"epsilon_low": 0.2, "epsilon_high": 0.28}

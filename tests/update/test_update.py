@@ -242,8 +242,8 @@ def assert_agrees_with_trl(trainer, inputs):
 
     def ours(model, inputs):
         loss = UpdatePhase._compute_loss(trainer, model, inputs)
-        trainer._step_metrics.add_microbatch(real_tokens=1, padded_tokens=1)
-        trainer._publish(trainer._step_metrics, "train")
+        trainer._tally.add_microbatch(real_tokens=1, padded_tokens=1)
+        trainer._publish(trainer._tally, "train")
         return loss
 
     found = loss_gradient_metrics(trainer, ours, inputs)
@@ -528,7 +528,7 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 
 def test_ours_reads_every_field_that_it_claims_to_honour():
     ours = set()
-    for name in ("_compute_loss", "_entropy_bonus_coef", "_publish", "_adapt_entropy_coef"):
+    for name in ("_compute_loss", "_objective", "_publish", "_adapt_entropy_coef"):
         source = inspect.getsource(getattr(UpdatePhase, name)).replace(" args.", " self.args.")
         ours |= {field for field in HONOURED if field in source}
     assert ours == HONOURED

@@ -1,109 +1,46 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the vLLM server that end: after a time, or when they are interrupted."""
+"""vLLM's server: requests that end, and what is said when it is lost."""
 
-import contextlib
-import socket
-import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from requests import PreparedRequest, Response
-from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ProtocolError, ReadTimeoutError
-from urllib3.util.retry import Retry
+from ..config import DAPOConfig
+from ..run.checkpoint import last_complete_checkpoint, output_folder
 
 
-if TYPE_CHECKING:
-    from urllib3.response import BaseHTTPResponse
+def bound_requests(client: Any, seconds: float) -> None:
+    """Gives the requests of TRL's client a timeout, of which TRL's have none, and an end when its session is closed."""
+    for prefix, adapter in list(client.session.adapters.items()):
+        from .requests_adapter import TimedAdapter  # its packages come with vLLM
+
+        client.session.mount(prefix, TimedAdapter(adapter, seconds))
 
 
-class ServerAdapter(HTTPAdapter):
-    """
-    Stands in for one of the adapters of a `requests.Session`, with its retries and its pool, and with an end.
-
-    A request whose answer does not come within `timeout` is not sent again: the server would work on it twice.
-
-    Args:
-        adapter ([`~requests.adapters.HTTPAdapter`]):
-            The one to stand in for.
-        timeout (`float`):
-            Seconds that a request waits for the server, where it says nothing else.
-    """
-
-    def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
-        self._timeout = timeout
-        self._sockets: set[socket.socket] = set()
-        self._interrupted = threading.Event()
-        self.__setstate__(adapter.__getstate__())
-        self.max_retries = _that_ends(adapter.max_retries, self._interrupted)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        # Only the thread that waits for an answer knows its connection: note its socket.
-        self.poolmanager.pool_classes_by_scheme = {
-            "http": _noting(HTTPConnectionPool, HTTPConnection, self._sockets, self._interrupted),
-            "https": _noting(HTTPSConnectionPool, HTTPSConnection, self._sockets, self._interrupted),
-        }
-
-    def send(
-        self, request: PreparedRequest, stream: bool = False, timeout: float | None = None, **kwargs: Any
-    ) -> Response:
-        return super().send(request, stream=stream, timeout=self._timeout if timeout is None else timeout, **kwargs)
-
-    def interrupt(self) -> None:
-        """Ends the requests that wait for an answer, each with an error in its thread; later ones are not touched."""
-        self._interrupted.set()
-        for open_socket in list(self._sockets):
-            with contextlib.suppress(OSError):  # closed already
-                open_socket.shutdown(socket.SHUT_RDWR)
-        self._sockets.clear()
-
-    def resume(self) -> None:
-        """Lets requests wait and be sent again after [`ServerAdapter.interrupt`]."""
-        self._interrupted.clear()
+@contextmanager
+def describing_loss(args: DAPOConfig) -> Iterator[None]:
+    """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
+    try:
+        yield
+    except _connection_errors() as error:
+        url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        folder = output_folder(args)
+        checkpoint = last_complete_checkpoint(folder)
+        how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
+        what = f"is gone ({error}). Start it again and"
+        if type(error).__name__ == "ReadTimeout":  # of requests
+            what = (
+                f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again; if it needs "
+                "longer, raise `vllm_request_timeout`. Then"
+            )
+        raise RuntimeError(f"The vLLM server at {url} {what} {how}.") from error
 
 
-def _noting(pool_class: type, connection_class: Any, sockets: set, interrupted: threading.Event) -> type:
-    class Connection(connection_class):
-        def connect(self) -> None:
-            super().connect()
-            sockets.add(self.sock)
-            if interrupted.is_set():
-                raise ProtocolError("The request was interrupted.")
-
-        def close(self) -> None:
-            sockets.discard(self.sock)
-            super().close()
-
-    return type(pool_class.__name__, (pool_class,), {"ConnectionCls": Connection})
-
-
-def _that_ends(retry: Retry, interrupted: threading.Event) -> Retry:
-    """As `retry`, but for answers that did not come in time and for requests that were interrupted."""
-
-    kind: Any = type(retry)  # the session's may be of a subclass
-
-    class Ending(kind):
-        def increment(
-            self,
-            method: str | None = None,
-            url: str | None = None,
-            response: "BaseHTTPResponse | None" = None,
-            error: Exception | None = None,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Retry:
-            if isinstance(error, ReadTimeoutError):
-                raise error
-            if interrupted.is_set():
-                raise ProtocolError("The request was interrupted.")
-            return super().increment(method, url, response, error, *args, **kwargs)
-
-        def sleep(self, response: "BaseHTTPResponse | None" = None) -> None:
-            interrupted.wait(self.get_backoff_time())
-
-    retry = retry.new()
-    retry.__class__ = Ending  # what `new` makes of it is of its class again
-    return retry
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """What says that a server cannot be reached; not every error of the system says so."""
+    try:
+        from requests.exceptions import RequestException  # the client's, which comes with vLLM
+    except ImportError:
+        return ConnectionError, TimeoutError
+    return ConnectionError, TimeoutError, RequestException

@@ -12,6 +12,8 @@ from itertools import accumulate
 import torch
 from torch.nn.functional import pad
 
+from .old_logps import PRESENT_POLICY, of_present_policy
+
 
 # How each tensor of a rollout is laid out, and what its padding holds. B rows, P prompt and C completion columns.
 #   prompt      (B, P), padded on the left
@@ -45,19 +47,12 @@ ROLLOUT_KEYS = {
     "num_images": ("image", None),
     "num_tiles": ("image", None),
 }
+# What a rollout holds for the model besides tokens and masks.
+MODEL_INPUTS = [key for key, (layout, _) in ROLLOUT_KEYS.items() if layout in ("image", "sequence")]
 
 
 def check_keys(rollout: dict) -> None:
-    """
-    Refuse a rollout with a key whose layout is unknown, rather than guess where its padding is.
-
-    Args:
-        rollout (`dict`):
-            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
-
-    Raises:
-        ValueError: Naming the unknown keys.
-    """
+    """Refuses a rollout with a key whose layout is unknown, rather than guess where its padding is."""
     unknown = sorted(set(rollout) - set(ROLLOUT_KEYS))
     if unknown:
         raise ValueError(
@@ -67,15 +62,7 @@ def check_keys(rollout: dict) -> None:
 
 
 def mark_filler(rollout: dict, num_live: int) -> None:
-    """
-    Take the weight, in place, from the rows that only fill a rollout, and mark them `is_filler`.
-
-    Args:
-        rollout (`dict`):
-            Rollout as returned by `GRPOTrainer._generate_and_score_completions`.
-        num_live (`int`):
-            Rows that train. Those behind them get no loss token and no advantage.
-    """
+    """Takes the weight, in place, from the rows behind the first `num_live`, and marks them `is_filler`."""
     rollout["is_filler"] = torch.arange(len(rollout["advantages"]), device=rollout["advantages"].device) >= num_live
     # A masked token has log-probability 0, and so it had: else exp(0 - old) overflows where a token was very unlikely.
     for key in {"completion_mask", "advantages", "old_per_token_logps"} & rollout.keys():
@@ -83,32 +70,12 @@ def mark_filler(rollout: dict, num_live: int) -> None:
 
 
 def is_cut_by_row(rollout: dict) -> bool:
-    """
-    Whether every tensor of a rollout can be indexed by row. Image inputs cannot.
-
-    Args:
-        rollout (`dict`):
-            Rollout, or part of one.
-
-    Returns:
-        `bool`.
-    """
+    """Whether every tensor of a rollout can be indexed by row. Image inputs cannot."""
     return all(value is None or ROLLOUT_KEYS[key][0] != "image" for key, value in rollout.items())
 
 
 def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
-    """
-    Columns that each row needs of its left-padded prompt and right-padded completion.
-
-    Args:
-        prompt_mask (`torch.Tensor` of shape `(B, P)`):
-            1 for tokens, 0 for padding on the left.
-        completion_mask (`torch.Tensor` of shape `(B, C)`):
-            1 for tokens, 0 for padding on the right. All zero for a completion that is masked as a whole.
-
-    Returns:
-        `torch.Tensor` of shape `(B, 2)`: prompt and completion length.
-    """
+    """Columns, `(B, 2)`, that each row needs of its left-padded prompt and right-padded completion."""
 
     def last_one(mask: torch.Tensor) -> torch.Tensor:
         position = torch.arange(1, mask.size(1) + 1, device=mask.device)
@@ -118,18 +85,7 @@ def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> tor
 
 
 def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> tuple[int, int]:
-    """
-    Columns that a micro-batch needs: its longest prompt and its longest completion, at least one of each.
-
-    Args:
-        lengths (`Sequence[tuple[int, int]]`):
-            Prompt and completion length of each row.
-        multiple_of (`int`, *optional*):
-            Round both up to a multiple of this.
-
-    Returns:
-        `tuple[int, int]`: prompt and completion columns.
-    """
+    """Prompt and completion columns of a micro-batch: those of its longest rows, at least one of each."""
     unit = multiple_of or 1
 
     def columns(side: int) -> int:
@@ -140,39 +96,12 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
 
 
 def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
-    """
-    Tokens, padding included, of a micro-batch with these rows. Arguments as in [`widths`].
-
-    Returns:
-        `int`.
-
-    Example:
-
-    ```python
-    >>> padded_cost([(2, 10), (5, 1)])  # 2 rows x (5 + 10)
-    30
-    ```
-    """
+    """Tokens, padding included, of a micro-batch with rows of these lengths."""
     return len(lengths) * sum(widths(lengths, multiple_of))
 
 
 def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
-    """
-    Trim or pad a batch to a number of prompt and completion columns. Only padding may be trimmed.
-
-    Args:
-        batch (`dict`):
-            Rollout, or part of one.
-        prompt_width (`int`):
-            Prompt columns wanted.
-        completion_width (`int`):
-            Completion columns wanted.
-        pad_token_id (`int`):
-            Token that pads `prompt_ids` and `completion_ids`.
-
-    Returns:
-        `dict` with the same keys.
-    """
+    """The batch with that many prompt and completion columns. Only padding may be trimmed."""
     left = prompt_width - batch["prompt_ids"].size(1)
     right = completion_width - batch["completion_ids"].size(1)
     margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
@@ -193,26 +122,10 @@ def _is_per_row(key: str, value: torch.Tensor, batch: dict) -> bool:
 
 
 def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
-    """
-    Put the rows of several batches under one another, padded to the widest. Scalars about all rows are left out.
-
-    Where only some of the batches know `old_per_token_logps`, the others' are NaN: sampled by the current policy.
-
-    Args:
-        parts (`Sequence[dict]`):
-            Batches, all of them cut by row.
-        pad_token_id (`int`):
-            Token that pads `prompt_ids` and `completion_ids`.
-
-    Returns:
-        `dict` of `torch.Tensor`.
-
-    Raises:
-        ValueError: If the batches have different keys.
-    """
+    """The rows of several batches under one another, padded to the widest, without scalars about all rows."""
     parts = [{key: value for key, value in part.items() if value is not None} for part in parts]
     if any("old_per_token_logps" in part for part in parts):
-        parts = [{"old_per_token_logps": _unknown_logps(part), **part} for part in parts]
+        parts = [{"old_per_token_logps": of_present_policy(part["completion_ids"]), **part} for part in parts]
     different = set.union(*map(set, parts)) - set.intersection(*map(set, parts))
     if different:
         raise ValueError(f"Rollouts of one optimizer step differ in their keys: {', '.join(sorted(different))}.")
@@ -228,90 +141,35 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
 
 
-def _unknown_logps(part: dict) -> torch.Tensor:
-    return torch.full(part["completion_ids"].shape, torch.nan, device=part["completion_ids"].device)
-
-
 def index_rows(batch: dict, rows: torch.Tensor) -> dict:
-    """
-    Some rows of a batch that is cut by row.
-
-    Args:
-        batch (`dict` of `torch.Tensor`):
-            Rows, as from [`join_rows`].
-        rows (`torch.Tensor` of shape `(B,)`):
-            Their indices, in the order wanted.
-
-    Returns:
-        `dict` of `torch.Tensor`.
-    """
+    """Some rows of a batch that is cut by row, in the order wanted."""
     return {key: value[rows] for key, value in batch.items()}
 
 
 def no_rows(batch: dict, pad_token_id: int) -> dict:
-    """
-    A micro-batch that stands in for one without rows: one prompt and one completion token, neither in the loss.
-
-    Args:
-        batch (`dict` of `torch.Tensor`):
-            At least one row, as from [`join_rows`]: gives the keys, and the two tokens.
-        pad_token_id (`int`):
-            Token that pads `prompt_ids` and `completion_ids`.
-
-    Returns:
-        `dict` of `torch.Tensor`, finite wherever a loss of zero could turn NaN.
-    """
+    """One prompt and one completion token, neither in the loss, in place of a micro-batch without rows."""
     row = resize({key: value[:1] for key, value in batch.items()}, 1, 1, pad_token_id)
     for key, value in row.items():
         layout, fill = ROLLOUT_KEYS[key]
         if layout == "completion" and fill is not None:
-            row[key] = torch.full_like(value, torch.nan if key == "old_per_token_logps" else fill)
+            row[key] = torch.full_like(value, PRESENT_POLICY if key == "old_per_token_logps" else fill)
     return {**row, "prompt_mask": torch.ones_like(row["prompt_mask"])}
 
 
 def schema(batch: dict) -> int:
-    """
-    A number that two ranks share only if the rows of their batches can be exchanged: same keys, types and layouts.
-
-    Args:
-        batch (`dict` of `torch.Tensor`):
-            Rows, as from [`join_rows`].
-
-    Returns:
-        `int` below 2**32.
-    """
+    """A number that two ranks share only if their rows can be exchanged: same keys, types and layouts."""
     facts = [(key, str(value.dtype), value.dim(), _is_per_row(key, value, batch)) for key, value in batch.items()]
     return zlib.crc32(repr(sorted(facts)).encode())
 
 
 def rows_to_bytes(batch: dict) -> torch.Tensor:
-    """
-    Lay each row's tensors end to end as bytes, so that rows travel between ranks in one collective.
-
-    Args:
-        batch (`dict` of `torch.Tensor`):
-            Rows, as from [`join_rows`].
-
-    Returns:
-        `torch.Tensor` of `torch.uint8`, one line per row.
-    """
+    """Each row's tensors end to end as bytes, one line a row, so that rows travel in one collective."""
     columns = [batch[key].contiguous().unsqueeze(-1).flatten(1).view(torch.uint8) for key in sorted(batch)]
     return torch.cat(columns, dim=1)
 
 
 def rows_from_bytes(packed: torch.Tensor, like: dict) -> dict:
-    """
-    Undo [`rows_to_bytes`].
-
-    Args:
-        packed (`torch.Tensor` of `torch.uint8`):
-            One line per row.
-        like (`dict` of `torch.Tensor`):
-            A batch with the keys, types and widths that were packed.
-
-    Returns:
-        `dict` of `torch.Tensor`.
-    """
+    """Undoes [`rows_to_bytes`], for rows with the keys, types and widths of `like`."""
     sizes = [like[key][0].numel() * like[key].element_size() for key in sorted(like)]
     ends = list(accumulate(sizes))
     rows = {}

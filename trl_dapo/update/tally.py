@@ -3,34 +3,19 @@
 """What an optimizer step's micro-batches add up to: sums and extremes, and the metrics made of them."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import torch
+from accelerate import Accelerator
 
 from ..sampling.sampler import MAX_AGE
 
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-
-class StepMetrics:
+class Tally:
     """
-    Sums and extremes over the micro-batches of one optimizer step, kept on the device and reduced over ranks in one
-    collective.
+    Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once.
 
     Training keeps one for the step under way. Each batch of an evaluation has its own: evaluation may run between two
     micro-batches of a step.
-
-    Example:
-
-    ```python
-    >>> step = StepMetrics()
-    >>> step.add(tokens=3)
-    >>> step.add(tokens=4)
-    >>> step.reduce(accelerator)["tokens"]
-    7.0
-    ```
     """
 
     def __init__(self) -> None:
@@ -39,26 +24,12 @@ class StepMetrics:
         self.highest: dict[str, torch.Tensor | int] = {}
 
     def add(self, **sums: torch.Tensor | float) -> None:
-        """
-        Add to the sums.
-
-        Args:
-            **sums (`torch.Tensor` or `float`):
-                Scalars by name.
-        """
+        """Adds scalars to the sums, by name."""
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value
 
     def add_microbatch(self, real_tokens: int, padded_tokens: int) -> None:
-        """
-        Add a micro-batch as it goes through the model.
-
-        Args:
-            real_tokens (`int`):
-                Its tokens without padding.
-            padded_tokens (`int`):
-                Its tokens with padding.
-        """
+        """Adds a micro-batch as it goes through the model: its tokens without padding and with it."""
         self.add(microbatches=1, real_tokens=real_tokens, padded_tokens=padded_tokens)
         self.highest["peak_tokens"] = max(self.highest.get("peak_tokens", 0), padded_tokens)
 
@@ -71,18 +42,10 @@ class StepMetrics:
         ages: torch.Tensor | None = None,
     ) -> None:
         """
-        Add the tokens of a micro-batch, their entropies and where they are clipped.
+        Adds the loss tokens of a micro-batch: their entropies (nats), and where they are clipped ([`clipped_tokens`]).
 
-        Args:
-            mask (`torch.Tensor` of shape `(B, T)`):
-                1 for tokens that count in the loss.
-            entropies (`torch.Tensor` of shape `(B, T)`):
-                Entropy of each token, in nats.
-            clipped (`tuple` of three boolean `torch.Tensor` of shape `(B, T)` or `(B, 1)`):
-                As from [`clipped_tokens`]. One value a completion, of a ratio of whole completions, counts completions
-                in place of tokens.
-            ages (`torch.Tensor` of shape `(B,)`, *optional*):
-                How many rollouts ago each row was sampled, where it is of interest.
+        Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens. `ages` says how many
+        rollouts ago each row was sampled, where it is of interest.
         """
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
@@ -107,17 +70,8 @@ class StepMetrics:
         self.lowest["low_min"] = torch.minimum(self.lowest.get("low_min", low_min), low_min)
         self.highest["high_max"] = torch.maximum(torch.as_tensor(self.highest.get("high_max", high_max)), high_max)
 
-    def reduce(self, accelerator: "Accelerator") -> dict[str, float]:
-        """
-        Totals over all ranks: sums of the sums, least of the lowest, greatest of the highest.
-
-        Args:
-            accelerator (`Accelerator`):
-                Gathers. Every rank must have added the same names.
-
-        Returns:
-            `dict[str, float]`.
-        """
+    def reduce(self, accelerator: Accelerator) -> dict[str, float]:
+        """Totals over all ranks, each of which must have added the same names."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
         local = torch.stack(
             [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
@@ -129,17 +83,7 @@ class StepMetrics:
 
 
 def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
-    """
-    Metrics of the loss tokens of an optimizer step. Means over nothing are left out.
-
-    Args:
-        totals (`dict[str, float]`):
-            As from [`StepMetrics.reduce`].
-
-    Returns:
-        `dict[str, float]`, by the names that TRL logs, and `num_loss_tokens`, `clip_ratio/dual_mean` and
-        `overlap/clip_ratio/age_*`.
-    """
+    """Metrics of the loss tokens of an optimizer step, by the names that TRL logs. Means over nothing are left out."""
     metrics = {"num_loss_tokens": totals["tokens"]}
     if totals["tokens"] > 0:
         low, high, dual = (totals[name] / totals["clip_units"] for name in ("low", "high", "dual"))
@@ -157,4 +101,16 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
                 metrics[f"overlap/clip_ratio/age_{age}"] = totals[f"region_{age}"] / totals[f"clip_units_{age}"]
         if "kl" in totals:
             metrics["kl"] = totals["kl"] / totals["tokens"]
+    return metrics
+
+
+def metrics_of_passes(totals: dict[str, float], num_ranks: int) -> dict[str, float]:
+    """Metrics of the passes with gradient of an optimizer step."""
+    metrics = {
+        "microbatches": totals["microbatches"] / num_ranks,
+        "peak_microbatch_tokens": totals["peak_tokens"],
+        "frac_empty_steps": float(totals["tokens"] == 0),
+    }
+    if totals["padded_tokens"] > 0:
+        metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
     return metrics

@@ -1,0 +1,69 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter for the session of TRL's client, whose packages come with vLLM."""
+
+import contextlib
+import socket
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from requests import PreparedRequest, Response
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool
+from urllib3.exceptions import ReadTimeoutError
+from urllib3.util.retry import Retry
+
+
+class OneWait(Retry):
+    """Retries what did not come to the server, and not what it did not answer in time: it would work on it twice."""
+
+    def increment(
+        self, method: Any = None, url: Any = None, response: Any = None, error: Any = None, *args: Any, **kwargs: Any
+    ) -> Retry:
+        if isinstance(error, ReadTimeoutError):
+            raise error
+        return super().increment(method, url, response, error, *args, **kwargs)
+
+
+class TimedAdapter(HTTPAdapter):
+    """
+    Stands in for an adapter of a session, with its retries and its pool, and with ends.
+
+    A request that says nothing else waits `timeout` seconds for its answer. When the session is closed, requests under
+    way end too, each with an error in its thread; later ones are made as ever.
+    """
+
+    def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
+        self.timeout = timeout
+        self._pools: WeakSet[HTTPConnectionPool] = WeakSet()
+        self._connections: WeakSet = WeakSet()
+        self.__setstate__(adapter.__getstate__())
+        retries = OneWait.__new__(OneWait)
+        vars(retries).update(vars(adapter.max_retries))
+        self.max_retries = retries
+
+    def send(
+        self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any
+    ) -> Response:
+        return super().send(request, stream=stream, timeout=self.timeout if timeout is None else timeout, **kwargs)
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
+        pool = super().get_connection_with_tls_context(*args, **kwargs)
+        # Only the thread that waits for an answer knows its connection: note it.
+        pool.ConnectionCls = partial(self._note, type(pool).ConnectionCls)  # type: ignore[misc, assignment]
+        self._pools.add(pool)
+        return pool
+
+    def _note(self, make: Any, **kwargs: Any) -> Any:
+        connection = make(**kwargs)
+        self._connections.add(connection)
+        return connection
+
+    def close(self) -> None:
+        super().close()
+        for pool in list(self._pools):
+            pool.close()  # so that nothing is sent again
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError, AttributeError):  # closed already
+                connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,78 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks do together: one asks and all know, one fails and all raise, rows travel from rank to rank."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
+    """The part of `num_rows` rows that a rank holds: the ranks' parts are equal and follow each other."""
+    per_rank, rest = divmod(num_rows, world_size)
+    if rest:
+        raise ValueError(f"{num_rows} rows cannot be split into equal parts for {world_size} processes.")
+    return slice(rank * per_rank, (rank + 1) * per_rank)
+
+
+def on_main_process(function: Callable, *args: Any, failed: str = "On the main process") -> Any:
+    """What `function` returns on the main process, on every rank; an error there is raised on every rank."""
+    outcome, error = None, None
+    if PartialState().is_main_process:
+        try:
+            outcome = function(*args)
+        except Exception as exc:
+            error = exc
+    outcome, problem = broadcast_object_list([outcome, describe(error)])
+    if problem is not None:
+        raise error or RuntimeError(f"{failed}: {problem}")
+    return outcome
+
+
+def raise_on_every_rank(error: Exception | None, failed: str) -> None:
+    """Raises on every rank what any rank was stopped by. Every rank calls it; returns where none was."""
+    for rank, problem in enumerate(gather_object([describe(error)])):
+        if problem is not None:
+            raise error or RuntimeError(f"{failed} on process {rank}: {problem}")
+
+
+def describe(error: Exception | None) -> str | None:
+    """An error's type and message."""
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def exchange(sent: torch.Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> torch.Tensor:
+    """
+    Sends lines of a tensor to other ranks. Every rank calls it.
+
+    Args:
+        sent (`torch.Tensor`): Lines, those for rank 0 first.
+        to_ranks (`Sequence[int]`): Lines for each rank.
+        from_ranks (`Sequence[int]`): Lines that each rank has for this one.
+
+    Returns:
+        `torch.Tensor`: What arrived, that of rank 0 first.
+    """
+    received = sent.new_empty(sum(from_ranks), *sent.shape[1:])
+    dist.all_to_all_single(received, sent, list(from_ranks), list(to_ranks))
+    return received
+
+
+def exchange_bytes(payloads: Sequence[bytes], device: torch.device) -> list[bytes]:
+    """Sends `payloads[r]` to rank `r`; returns what each rank sent here. Every rank calls it."""
+    sizes = torch.tensor([len(payload) for payload in payloads], dtype=torch.int64, device=device)
+    incoming = exchange(sizes, [1] * len(payloads), [1] * len(payloads)).tolist()
+    lines = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)[: int(sizes.sum())]
+    received = exchange(lines.to(device), sizes.tolist(), incoming).cpu()
+    return [part.numpy().tobytes() for part in received.split(incoming)]

@@ -1,0 +1,52 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer steps that have no token to learn from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.utils.hooks import RemovableHandle
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class SkipEmptyStep(TrainerCallback):
+    """
+    Keeps momentum and weight decay from moving the weights on an optimizer step without a loss token.
+
+    Args:
+        is_empty (`Callable[[], bool]`):
+            Whether the optimizer step under way is.
+        deepspeed_optimizer (`Callable[[], Optimizer | None]`):
+            The optimizer inside DeepSpeed's, which steps in its backward pass; `None` without DeepSpeed.
+    """
+
+    def __init__(
+        self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], torch.optim.Optimizer | None]
+    ) -> None:
+        self._is_empty, self._deepspeed_optimizer = is_empty, deepspeed_optimizer
+        self._hooks: list[RemovableHandle] = []
+        self._hidden: list[list[torch.nn.Parameter]] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        optimizer = self._deepspeed_optimizer() or kwargs["optimizer"]
+        if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [optimizer.register_step_pre_hook(self.hide), optimizer.register_step_post_hook(self.show)]
+
+    def hide(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+        # A zero gradient would still decay and coast. What the optimizer cannot see it leaves alone.
+        if self._is_empty():
+            self._hidden = [group["params"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["params"] = []
+
+    def show(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+        for group, params in zip(optimizer.param_groups, self._hidden, strict=False):
+            group["params"] = params
+        self._hidden = []

@@ -1,0 +1,87 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a micro-batch, from what the model says of its tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .loss import clipped_loss, clipped_tokens, kl_to_reference, probability_ratio, token_mean
+from .old_logps import fill_old_logps
+from .tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """DAPO's objective with the settings of a trainer; what each means is said where the trainer reads it."""
+
+    epsilon_low: float
+    epsilon_high: float
+    delta: float | None
+    level: str  # "token" or "sequence"
+    beta: float
+    corrects_kl: bool  # KL term weighted by the probability ratio
+    corrects_engine: bool  # by the ratio between the model's and vLLM's probabilities
+    entropy_coef: float | None  # `None`: no entropy bonus
+    router_coef: float
+    num_ranks: int
+    select_tokens: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None  # entropies, mask -> those that train
+    off_policy_mask: Callable[..., torch.Tensor] | None  # of TRL
+
+    def loss(
+        self,
+        inputs: dict[str, Any],
+        mask: torch.Tensor,
+        logps: torch.Tensor,
+        entropies: torch.Tensor,
+        aux_loss: torch.Tensor | None,
+        tally: Tally,
+    ) -> torch.Tensor:
+        """The micro-batch's share of the optimizer step's loss; what the step's metrics need goes to the tally."""
+        trained = mask if self.select_tokens is None else mask * self.select_tokens(entropies, mask)
+        advantages = inputs["advantages"]
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1)
+        old_logps = fill_old_logps(inputs.get("old_per_token_logps"), logps)
+        ratio = probability_ratio(logps - old_logps, mask, self.level)
+        clip = (self.epsilon_low, self.epsilon_high, self.delta)
+        per_token_loss = clipped_loss(ratio, advantages, *clip)
+        if self.off_policy_mask is not None:
+            per_token_loss = per_token_loss * self.off_policy_mask(
+                advantages=advantages,
+                per_token_logps=logps,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
+                mask=mask,
+            )
+        if self.select_tokens is not None:
+            per_token_loss = per_token_loss * trained
+        if self.corrects_engine:
+            per_token_loss = per_token_loss * inputs["importance_sampling_ratio"]
+        if self.beta != 0.0:
+            kl = kl_to_reference(logps, inputs["ref_per_token_logps"])
+            if self.corrects_kl:
+                kl = kl * ratio
+            per_token_loss = per_token_loss + self.beta * kl
+            tally.add(kl=(kl * mask).sum().detach())
+
+        num_tokens = inputs["num_items_in_batch"]
+        mean_num_microbatches = inputs.get("num_microbatches", 1)  # of a rank in this optimizer step, in the mean
+        loss = token_mean(per_token_loss, mask, num_tokens, self.num_ranks)
+        tally.add(policy_loss=loss.detach())
+        if self.entropy_coef is not None:
+            if self.select_tokens is None:
+                bonus = token_mean(entropies, mask, num_tokens, self.num_ranks)
+            else:
+                # How many tokens a micro-batch's quantile selects is known only here: a mean of means, as TRL's.
+                bonus = token_mean(entropies, trained, trained.sum()) / mean_num_microbatches
+            loss = loss - self.entropy_coef * bonus
+            tally.add(active_entropy=(entropies * trained).sum().detach(), active_tokens=trained.sum())
+        if aux_loss is not None:
+            # A step without a loss token must not move the router either.
+            weight = self.router_coef * torch.as_tensor(num_tokens > 0)
+            loss = loss + weight * aux_loss / mean_num_microbatches
+            tally.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
+        tally.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip), inputs.get("age"))
+        return loss

@@ -1,0 +1,70 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Passes through the model: those whose gradients stay on their rank, and those without gradient."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from .rows import row_lengths, widths
+from .window import Cutter
+
+
+def syncs_each_batch(accelerator: Accelerator) -> bool:
+    """Whether gradients are synchronized after every micro-batch."""
+    return accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+
+
+def ranks_are_in_step(accelerator: Accelerator, shards_weights: bool) -> bool:
+    """Whether ranks wait for one another at every micro-batch, as where they share weights or gradients."""
+    is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    return (
+        shards_weights
+        or (is_deepspeed and accelerator.state.deepspeed_plugin.zero_stage >= 2)
+        or syncs_each_batch(accelerator)
+    )
+
+
+@contextmanager
+def accumulating(
+    accelerator: Accelerator, model: torch.nn.Module, defer: Callable[[], AbstractContextManager] | None
+) -> Iterator[None]:
+    """What the training loop does around every micro-batch but the last; `defer` is that of weights sharded at load."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED or syncs_each_batch(accelerator):
+        context: AbstractContextManager = nullcontext()
+    else:
+        context = accelerator.no_sync(model) if defer is None else defer()
+    accelerator.gradient_state._set_sync_gradients(False)
+    try:
+        with context:
+            yield
+    finally:
+        accelerator.gradient_state._set_sync_gradients(True)
+
+
+def run_trimmed(
+    run: Callable[..., tuple], ids: torch.Tensor, mask: torch.Tensor, num_columns: int, batch_size: int, cutter: Cutter
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without the padding between them.
+
+    `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
+    """
+    prompt_mask, completion_mask = mask[:, :-num_columns], mask[:, -num_columns:]
+    lengths = row_lengths(prompt_mask, completion_mask).tolist()
+    found: list[torch.Tensor | None] = [None, None]
+    for indices in cutter.cut_without_gradient(lengths, batch_size):
+        # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
+        prompt_width, completion_width = widths([lengths[row] for row in indices], cutter.multiple_of)
+        columns = slice(prompt_mask.size(1) - prompt_width, prompt_mask.size(1) + completion_width)
+        rows = torch.tensor(indices or [0], device=ids.device)
+        for i, chunk in enumerate(run(ids[rows, columns], mask[rows, columns], completion_width)[:2]):
+            if chunk is not None:
+                whole = chunk.new_zeros(len(lengths), num_columns) if found[i] is None else found[i]
+                whole[rows[: len(indices)], :completion_width] = chunk[: len(indices)]
+                found[i] = whole
+    assert found[0] is not None  # there is a pass, if only of one token
+    return found[0], found[1]
