@@ -4,7 +4,7 @@
 
 `tests/trainer/test_trl_contract.py` holds each line against the installed releases, so that an upstream change fails
 there, by name, and not in the middle of a training run; and it reads the package's syntax for names that are missing
-here. The keys of a rollout stand in `update.rows.ROLLOUT_KEYS`, held by `tests/update/test_update.py`.
+here. The keys of a rollout stand in `update.rows.ROLLOUT_KEYS`, held by `tests/update/test_update_trl_loss.py`.
 """
 
 # Methods of GRPOTrainer that are overridden, and the parameters they are called with.

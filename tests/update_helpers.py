@@ -213,7 +213,26 @@ def padded_tokens(microbatch):
     return microbatch["prompt_ids"].numel() + microbatch["completion_ids"].numel()
 
 
+def training(**settings):
+    """A trainer in the middle of an optimizer step of one micro-batch."""
+    trainer = ScriptedUpdate(gradient_accumulation_steps=1, **settings)
+    trainer.current_gradient_accumulation_steps = 1  # TRL's own loss reads it
+    trainer.model.train()
+    return trainer
+
+
+def completions_of(microbatches):
+    return {
+        tuple(ids[mask_.bool()].tolist())
+        for microbatch in microbatches
+        for ids, mask_ in zip(microbatch["completion_ids"], microbatch["completion_mask"], strict=True)
+    }
+
+
 ROWS = make_rows(16)
+LOSSES = ["grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo"]
+# What differs between two runs that are the same.
+TIMED = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 # Micro-batches per optimizer step, and how many of them one rollout fills.
 SPLITS = [(1, 1), (2, 2), (4, 4), (8, 8), (4, 2), (4, 1), (8, 4)]
 

@@ -1,0 +1,75 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The update phase's gradient, held against one row at a time, nothing padded."""
+
+from dataclasses import replace
+
+import pytest
+from update_helpers import CASES, ROWS, SPLITS, ScriptedUpdate, apart, make_rows, mask, old, reference_gradient, run
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.update.phase import UpdatePhase
+
+
+@pytest.mark.parametrize("split", [*SPLITS, (16, 16)], ids=str)
+def test_the_same_rows_give_the_same_gradient_for_every_split(split):
+    trainer = run(ScriptedUpdate, ROWS, *split)
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    assert len(trainer.microbatches) == split[0]
+
+
+@pytest.mark.parametrize("case", ["a single token", "one long row"])
+def test_one_process_gives_the_gradient_of_one_row_at_a_time(case):
+    rows, split = CASES[case]
+    assert apart(run(ScriptedUpdate, rows, *split).gradients[0], reference_gradient(rows)) < 1e-6
+
+
+def test_each_optimizer_step_divides_by_its_own_tokens():
+    trainer = run(ScriptedUpdate, make_rows(32), num_microbatches=2, steps_per_generation=4, max_steps=2)
+    tokens = [log["num_loss_tokens"] for log in trainer.state.log_history if "loss" in log]
+    assert tokens[0] != tokens[1]
+    assert sum(tokens) == sum(len(row.completion) for row in make_rows(32))
+    # Weighted with their tokens, the two means are the mean over all of them.
+    mean = (tokens[0] * trainer.gradients[0] + tokens[1] * trainer.gradients[1]) / sum(tokens)
+    assert apart(mean, reference_gradient(make_rows(32))) < 1e-6
+
+
+def test_the_shorter_last_step_of_an_epoch_divides_by_its_own_tokens():
+    # 64 prompts x 2 completions are 16 micro-batches of 8 rows: with 3 to an optimizer step, the last has one.
+    script = make_rows(128)
+    trainer = run(ScriptedUpdate, script, 3, 2, per_device_train_batch_size=8, num_train_epochs=1, max_steps=-1)
+    assert len(trainer.microbatches) == 16
+    last = trainer.microbatches[-1]
+    assert last["num_items_in_batch"] == last["completion_mask"].sum()
+    # An optimizer step takes one and a half rollouts of 16 rows; the last takes the second half of the eighth.
+    assert {
+        tuple(ids[m.bool()].tolist()) for ids, m in zip(last["completion_ids"], last["completion_mask"], strict=True)
+    } < {tuple(row.completion) for row in script[112:]}
+
+
+def test_rows_carried_from_an_older_policy_keep_its_logps_and_the_others_are_on_policy():
+    rows = old(ROWS, range(0, 16, 3))
+    assert apart(run(ScriptedUpdate, rows, 4).gradients[0], reference_gradient(rows)) < 1e-6
+    assert apart(reference_gradient(rows), reference_gradient(ROWS)) > 1e-2
+
+
+def test_a_micro_batch_without_a_token_gives_loss_zero_and_the_others_the_right_gradient():
+    rows = mask(ROWS, range(12))
+    trainer = run(ScriptedUpdate, rows, 8)
+    assert any(not microbatch["completion_mask"].any() for microbatch in trainer.microbatches)
+    assert apart(trainer.gradients[0], reference_gradient(rows)) < 1e-6
+
+
+def test_images_stay_with_their_rows():
+    rows = [replace(row, image=float(i)) for i, row in enumerate(ROWS)]
+    trainer = run(ScriptedUpdate, rows, 4)
+    expected = [(row.prompt + row.completion, [row.image] * 2) for row in rows]
+    assert sorted(trainer.images) == sorted(expected)
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    assert [len(microbatch["prompt_ids"]) for microbatch in trainer.microbatches] == [4] * 4
+    assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+
+
+def test_the_trainer_has_this_update_phase():
+    assert DAPOTrainer._compute_loss is UpdatePhase._compute_loss
+    assert DAPOTrainer._prepare_inputs is UpdatePhase._prepare_inputs

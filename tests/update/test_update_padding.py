@@ -1,0 +1,217 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Passes without gradient are trimmed too, and a model that depends on its padding keeps TRL's widths."""
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
+from trl import GRPOTrainer
+from update_helpers import ROWS, Row, ScriptedUpdate, collate, make_rows, mask, padded_tokens, run, tiny_policy
+
+from trl_dapo.update.phase import UpdatePhase
+
+
+def no_grad_logps(trainer, compute, rollout, **options):
+    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
+    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
+    seen = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with torch.no_grad():
+        logps, entropies, _ = compute(
+            trainer, trainer.model, ids, attention, rollout["completion_ids"].size(1), batch_size=4, **options
+        )
+    hook.remove()
+    return logps, entropies, seen
+
+
+def test_old_logps_are_trls_for_fewer_padded_tokens_and_as_many_passes():
+    trainer, rollout = ScriptedUpdate(), collate(mask(make_rows(30, longest=200), [3, 4]))
+    options = {"compute_entropy": True}
+    found, expected = (
+        no_grad_logps(trainer, cls._get_per_token_logps_and_entropies, rollout, **options)
+        for cls in (UpdatePhase, GRPOTrainer)
+    )
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    assert len(found[2]) == len(expected[2]) == 8
+    assert sum(found[2]) < 0.5 * sum(expected[2])
+    assert max(found[2]) <= max(expected[2])
+
+
+def test_a_pass_without_gradient_is_trimmed_to_its_own_longest_prompt_and_completion():
+    long, short = Row([5] * 12, [6] * 50, 1.0), Row([5], [6, 7], 1.0)
+    rollout = collate([long, short] * 4)
+    _, _, seen = no_grad_logps(ScriptedUpdate(), UpdatePhase._get_per_token_logps_and_entropies, rollout)
+    assert seen == [4 * (12 + 50), 4 * (1 + 2)]
+
+
+def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows(tmp_path):
+    tiny_policy().save_pretrained(tmp_path)
+    model = tiny_policy()
+    model.config._name_or_path = str(tmp_path)
+    trainer = ScriptedUpdate(
+        model=model, beta=0.1, gradient_accumulation_steps=3, steps_per_generation=2, max_completion_length=16
+    )
+    trainer.train()
+    # The reference is the policy itself before its first step, and old log-probabilities are its own.
+    log = trainer.state.log_history[0]
+    assert log["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert log["clip_ratio/region_mean"] == 0.0
+
+
+VOCABULARY = {"vocab_size": 103, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.1, **VOCABULARY}
+TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "n_positions": 128, **VOCABULARY}
+# In force where the columns exceed 20: `ROWS` cut in two have 49 and 25, cut in four 49, 39, 26 and 19.
+LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
+DEPEND_ON_PADDING = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**TINY_GPT2)),
+    "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(attn_pdrop=0.0, **TINY_GPT2)),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=128,
+            initializer_range=0.1,
+            **VOCABULARY,
+        )
+    ),
+    "dynamic rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            intermediate_size=64,
+            max_position_embeddings=20,
+            rope_parameters={"rope_type": "dynamic", "factor": 8.0, "rope_theta": 10000.0},
+            **TINY,
+        )
+    ),
+    "longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(
+            intermediate_size=64,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            original_max_position_embeddings=20,
+            rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **LONG_FACTORS},
+            **TINY,
+        )
+    ),
+    "scaled by position": lambda: Ministral3ForCausalLM(
+        Ministral3Config(
+            intermediate_size=64,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "llama_4_scaling_beta": 4.0,
+                "original_max_position_embeddings": 20,
+            },
+            **TINY,
+        )
+    ),
+}
+
+
+class WithOldLogps(ScriptedUpdate):
+    """Takes old log-probabilities when the rollout is made, as TRL does where it lasts for several steps."""
+
+    def _generate_and_score_completions(self, inputs):
+        rollout = super()._generate_and_score_completions(inputs)
+        ids, attention = (
+            torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask")
+        )
+        num_columns = rollout["completion_ids"].size(1)
+        with torch.no_grad():
+            logps, *_ = self._get_per_token_logps_and_entropies(self.model, ids, attention, num_columns, batch_size=8)
+        return {**rollout, "old_per_token_logps": logps}
+
+
+@pytest.mark.parametrize("name", DEPEND_ON_PADDING)
+def test_a_model_that_feels_its_padding_keeps_trls_widths_and_is_on_policy(name, caplog):
+    torch.manual_seed(0)
+    settings = {"disable_dropout": True, "epsilon": 1e-3, "epsilon_high": 1e-3}
+    trainer = run(WithOldLogps, ROWS, 4, model=DEPEND_ON_PADDING[name](), **settings)
+    log = trainer.state.log_history[0]
+    assert log["clip_ratio/region_mean"] == 0.0
+    rollout = collate(ROWS)
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_ids"].shape == (4, rollout["prompt_ids"].size(1))
+        assert microbatch["completion_ids"].shape == (4, rollout["completion_ids"].size(1))
+    num_tokens = sum(len(row.prompt) + len(row.completion) for row in ROWS)
+    assert log["padding_share"] == pytest.approx(1 - num_tokens / sum(map(padded_tokens, trainer.microbatches)))
+    (message,) = [record.message for record in caplog.records if "padding" in record.message]
+    assert "keep the widths" in message
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny_policy,
+        lambda: OPTForCausalLM(  # absolute positions, counted without padding
+            OPTConfig(
+                hidden_size=32,
+                word_embed_proj_dim=32,
+                ffn_dim=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=128,
+                init_std=0.1,
+                **VOCABULARY,
+            )
+        ),
+        lambda: tiny_policy().bfloat16(),
+    ],
+    ids=["qwen3", "opt", "qwen3 in bfloat16"],
+)
+def test_any_other_model_has_its_padding_trimmed_without_a_word(model, caplog):
+    trainer = run(ScriptedUpdate, ROWS, 4, model=model())
+    assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+    assert "padding" not in caplog.text
+
+
+def test_another_loss_keeps_trls_widths_without_a_word(caplog):
+    trainer = run(WithOldLogps, ROWS, 4, model=DEPEND_ON_PADDING["gpt2"](), loss_type="grpo", disable_dropout=True)
+    assert trainer.state.log_history[0]["clip_ratio/region_mean"] == 0.0
+    assert "padding" not in caplog.text
+
+
+def test_a_surplus_cannot_be_carried_for_a_model_that_feels_its_padding():
+    settings = {"model": DEPEND_ON_PADDING["gpt2"](), "dynamic_sampling_surplus": "carry"}
+    with pytest.raises(ValueError, match=r"'carry'.*padding.*'discard'"):
+        run(ScriptedUpdate, ROWS, 4, **settings)
+
+
+def test_whether_a_model_feels_its_padding_is_found_out_without_a_draw_and_in_the_mode_it_is_in():
+    trainer = ScriptedUpdate(model=DEPEND_ON_PADDING["gpt2"]())  # with dropout
+    assert trainer.model.training
+    before = torch.get_rng_state()
+    assert trainer._depends_on_padding
+    assert torch.equal(torch.get_rng_state(), before)
+    assert trainer.model.training
+
+
+def test_the_pass_without_gradient_of_an_evaluation_keeps_the_width_of_the_pass_with_loss():
+    trainer = ScriptedUpdate()
+    trainer.model.eval()
+    rollout = collate(make_rows(8, longest=60))
+    _, _, seen = no_grad_logps(trainer, UpdatePhase._get_per_token_logps_and_entropies, rollout)
+    width = rollout["prompt_ids"].size(1) + rollout["completion_ids"].size(1)
+    assert seen == [4 * width] * 2

@@ -1,0 +1,171 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The window: which rows an optimizer step takes, how they are cut, and what a checkpoint keeps of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from update_helpers import (
+    CASES,
+    ROWS,
+    TIMED,
+    Row,
+    ScriptedGRPO,
+    ScriptedUpdate,
+    apart,
+    collate,
+    completions_of,
+    make_rows,
+    padded_tokens,
+    run,
+    tiny_policy,
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_iterations": 2}, {"beta": 0.1}, {"mask_truncated_completions": True}],
+    ids=str,
+)
+def test_sampling_included_the_run_is_trls_step_for_step(settings, tmp_path):
+    tiny_policy().save_pretrained(tmp_path)  # the reference model is loaded from disk
+    runs = []
+    for cls in (ScriptedUpdate, ScriptedGRPO):
+        model = tiny_policy()
+        model.config._name_or_path = str(tmp_path)
+        trainer = cls(model=model, max_steps=3, learning_rate=0.1, max_completion_length=16, **settings)
+        trainer.train()
+        runs.append(trainer)
+    found, expected = runs
+    for ours, trls in zip(found.state.log_history, expected.state.log_history, strict=True):
+        # TRL averages metrics over micro-batches, however few tokens one has; all else is the same number.
+        for name in trls.keys() - {*TIMED, "entropy", "kl"} - {key for key in trls if key.startswith("clip_ratio")}:
+            assert ours[name] == pytest.approx(trls[name], rel=1e-4, abs=1e-6), name
+    for step, (ours, trls) in enumerate(zip(found.gradients, expected.gradients, strict=True)):
+        assert apart(ours, trls) < 1e-5, step
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_each_optimizer_step_takes_the_rows_that_trl_would_take(num_iterations):
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
+    steps = range(2 * num_iterations)
+    script = make_rows(32)
+    found, expected = (
+        run(cls, script, per_device_train_batch_size=8, max_steps=len(steps), **settings)
+        for cls in (ScriptedUpdate, ScriptedGRPO)
+    )
+    for step in steps:
+        window = slice(2 * step, 2 * step + 2)
+        assert completions_of(found.microbatches[window]) == completions_of(expected.microbatches[window])
+
+
+def test_rollouts_made_ahead_of_time_are_of_the_prompts_that_trl_would_take():
+    settings = {"num_microbatches": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 4}
+    found, expected = (run(cls, make_rows(48), **settings).asked for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert len(found) == 6
+    assert found == expected
+
+
+def test_a_micro_batch_is_trimmed_to_its_own_longest_row_and_the_longest_row_goes_alone():
+    rows, split = CASES["one long row"]
+    trainer = run(ScriptedUpdate, rows, *split)
+    first = trainer.microbatches[0]
+    assert first["completion_ids"].tolist() == [list(range(3, 93))]
+    assert first["prompt_ids"].tolist() == [[9] * 5]
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_mask"][:, 0].any()
+        assert microbatch["completion_mask"][:, -1].any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_micro_batch_holds_more_padded_tokens_than_trls_largest(seed):
+    script = make_rows(64, seed, longest=200)
+    found, expected = (run(cls, script, 4, 8, max_steps=2) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert max(map(padded_tokens, found.microbatches)) <= max(map(padded_tokens, expected.microbatches))
+    assert sum(map(padded_tokens, found.microbatches)) < 0.6 * sum(map(padded_tokens, expected.microbatches))
+
+
+def test_columns_honour_pad_to_multiple_of():
+    trainer = run(ScriptedUpdate, [replace(row, completion=row.completion[:7]) for row in ROWS], 4)
+    assert any(microbatch["completion_ids"].size(1) % 4 for microbatch in trainer.microbatches)
+    rows = make_rows(16, longest=20)
+    # The rollout itself is padded to a multiple by TRL.
+    rows[0] = Row(list(range(3, 15)), list(range(3, 23)), 1.0)
+    trainer = run(ScriptedUpdate, rows, 4, pad_to_multiple_of=4)
+    for microbatch in trainer.microbatches:
+        assert microbatch["prompt_ids"].size(1) % 4 == microbatch["completion_ids"].size(1) % 4 == 0
+
+
+@pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])
+def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, budget, monkeypatch):
+    trainer = ScriptedUpdate(
+        ROWS,
+        per_device_train_batch_size=16 // num_microbatches,
+        gradient_accumulation_steps=num_microbatches,
+        max_tokens_per_microbatch=budget,
+        logging_strategy="no",
+    )
+    calls = []
+
+    def counted(collective):
+        return lambda *args, **kwargs: calls.append(collective.__name__) or collective(*args, **kwargs)
+
+    for name in ("gather", "reduce", "gather_for_metrics"):
+        monkeypatch.setattr(trainer.accelerator, name, counted(getattr(trainer.accelerator, name)))
+    trainer.train()
+    assert calls == ["gather", "gather"]
+
+
+def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
+    settings = {"num_microbatches": 4, "top_entropy_quantile": 0.3}
+    found, expected = (run(cls, ROWS, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert apart(found.gradients[0], expected.gradients[0]) < 1e-5
+    for ours, trls in zip(found.microbatches, expected.microbatches, strict=True):
+        assert completions_of([ours]) == completions_of([trls])
+        assert padded_tokens(ours) <= padded_tokens(trls)
+
+
+def test_an_unknown_rollout_key_is_refused_by_name():
+    class Audio(ScriptedUpdate):
+        def _generate_and_score_completions(self, inputs):
+            return {**super()._generate_and_score_completions(inputs), "audio_values": torch.zeros(len(inputs))}
+
+    with pytest.raises(ValueError, match="audio_values"):
+        run(Audio, ROWS, 4)
+    assert run(Audio, ROWS, 4, loss_type="grpo").gradients  # which leaves padding where it is
+
+
+@pytest.mark.parametrize("budget", [None, 80])
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget, tmp_path):
+    update = {"num_iterations": num_iterations, "max_tokens_per_microbatch": budget}
+    settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 4, "per_device_train_batch_size": 8}
+    script = make_rows(64)
+    whole = run(ScriptedUpdate, script, **settings, **update)
+
+    class Saves(ScriptedUpdate):
+        def training_step(self, *args):
+            if len(self.gradients) == 1 and not (tmp_path / "state.pt").exists():
+                torch.save(self.update_state_dict(), tmp_path / "state.pt")
+            return super().training_step(*args)
+
+    run(Saves, script, **settings, **update)
+    steps_left = 2 * num_iterations - 1  # of the rollout
+    loop = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": steps_left}
+    resumed = ScriptedUpdate([], **loop, **update)
+    resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    resumed.train()
+    assert len(resumed.gradients) == steps_left
+    assert all(map(torch.equal, resumed.gradients, whole.gradients[1:]))
+
+
+def test_a_checkpoint_between_rollouts_holds_no_rows():
+    trainer = run(ScriptedUpdate, ROWS, 4)
+    assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "rollout": None}
+
+
+def test_a_rollout_of_another_shape_is_not_resumed():
+    state = {"step": 2, "generate_every": 4, "rollout": [collate(ROWS)] * 4}
+    with pytest.raises(ValueError, match="= 4 micro-batches, but this run has 8"):
+        ScriptedUpdate(gradient_accumulation_steps=8).load_update_state_dict(state)
