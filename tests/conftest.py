@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model and a tokenizer small enough to train in a test, made on the spot."""
+"""What tests of several folders share. Fixtures import what they need: `pytest -m fast` is not to wait for TRL."""
 
 import json
 import os
@@ -12,29 +12,37 @@ os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_P
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
-from evaluations import Server
-from tiny_models import save_image_model, save_tiny_model, save_tool_model
 
-from trl_dapo import DAPOConfig
-from trl_dapo.evaluation import engines
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m fast`, only files that say `mark.fast` are imported: the imports of all take longer than the tests."""
+    if config.option.markexpr != "fast":
+        return None
+    files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    return None if any("mark.fast" in file.read_text() for file in files) else True
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Path of a random Qwen3 model whose tokenizer has one token a character."""
+    from tiny_models import save_tiny_model
+
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture(scope="session")
 def tool_model(tmp_path_factory):
     """Path of a random model that may call tools."""
+    from tiny_models import save_tool_model
+
     return save_tool_model(tmp_path_factory.mktemp("tool-model"))
 
 
 @pytest.fixture(scope="session")
 def image_model(tmp_path_factory):
     """Path of a random model that takes images."""
+    from tiny_models import save_image_model
+
     return save_image_model(tmp_path_factory.mktemp("image-model"))
 
 
@@ -51,6 +59,9 @@ def own_environment():
 @pytest.fixture
 def launched_on(monkeypatch):
     """Lets configs believe in a launch of so many processes, without the process group."""
+    import torch
+
+    from trl_dapo import DAPOConfig
 
     def set_processes(num_processes):
         monkeypatch.setenv("WORLD_SIZE", str(num_processes))
@@ -63,6 +74,10 @@ def launched_on(monkeypatch):
 @pytest.fixture
 def serve(monkeypatch):
     """Starts a `Server` with a script."""
+    from evaluations import Server
+
+    from trl_dapo.evaluation import engines
+
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(engines, "_FIRST_DELAY", 0.0)
     servers = []

@@ -10,6 +10,9 @@ from evaluations import Deal, ask, sums
 from trl_dapo.evaluation import compare, estimate_mean
 
 
+pytestmark = pytest.mark.fast
+
+
 def evaluated(serve, output_dir, first, second, third, order=(0, 1, 2), **settings):
     dataset = sums(3, source=["easy", "easy", "hard"]).select(order)
     ask(serve(Deal(first=first, second=second, third=third)), dataset, output_dir, **settings)

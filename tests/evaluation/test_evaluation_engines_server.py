@@ -17,6 +17,9 @@ from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
 from trl_dapo.evaluation import engines
 
 
+pytestmark = pytest.mark.fast
+
+
 def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server = serve(lambda body: "Answer: 2")

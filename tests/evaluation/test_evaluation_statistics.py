@@ -11,6 +11,9 @@ import pytest
 from trl_dapo.evaluation import avg_at_k, estimate_mean, estimate_share, maj_at_k, pass_at_k
 
 
+pytestmark = pytest.mark.fast
+
+
 def verdicts(num_correct, k):
     return [[True] * num_correct + [False] * (k - num_correct)]
 

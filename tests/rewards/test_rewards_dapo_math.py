@@ -18,6 +18,9 @@ from trl_dapo.rewards import (
 )
 
 
+pytestmark = pytest.mark.fast
+
+
 DATA = os.environ.get("TRL_DAPO_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="TRL_DAPO_DATA does not name the folder with the real data")
 

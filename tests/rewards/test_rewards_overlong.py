@@ -7,6 +7,9 @@ import pytest
 from trl_dapo.rewards import SoftOverlongPunishment, soft_overlong_punishment
 
 
+pytestmark = pytest.mark.fast
+
+
 def test_equation_13_at_the_lengths_of_the_paper():
     lengths = [0, 16_384, 16_385, 18_432, 20_480, 20_481, 1_000_000]
     punishments = soft_overlong_punishment(lengths, max_length=20_480, buffer_length=4_096)

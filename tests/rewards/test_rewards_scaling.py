@@ -7,6 +7,9 @@ import pytest
 from trl_dapo.rewards import scale_reward
 
 
+pytestmark = pytest.mark.fast
+
+
 def test_zero_and_one_become_minus_one_and_one():
     scaled = scale_reward([0.0, 0.25, 1.0], source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
     assert scaled == [-1.0, -0.5, 1.0]

@@ -12,6 +12,9 @@ from trl_dapo.sampling.group_filter import apply_group_filter
 from trl_dapo.sampling.groups import drop_reasons
 
 
+pytestmark = pytest.mark.fast
+
+
 def choose(names, chosen=None, weights=None, **options):
     return TaskReward.choose(names, torch.tensor(weights or [1.0] * len(names)), chosen, **options)
 

@@ -11,6 +11,9 @@ import pytest
 from trl_dapo.sampling.acceptance import MIN_RATE, AcceptanceRate
 
 
+pytestmark = pytest.mark.fast
+
+
 def learned(num_accepted, num_groups, rounds=30):
     """An estimate that has seen many equal rounds."""
     acceptance = AcceptanceRate()

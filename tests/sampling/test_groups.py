@@ -10,6 +10,9 @@ import torch
 from trl_dapo.sampling.groups import REASONS, Criterion, drop_reasons, is_correct, task_reward
 
 
+pytestmark = pytest.mark.fast
+
+
 NAN, INF = math.nan, math.inf
 
 

@@ -11,6 +11,9 @@ import pytest
 from trl_dapo.sampling.memory import PromptMemory, expected_acceptance
 
 
+pytestmark = pytest.mark.fast
+
+
 G = 16
 
 

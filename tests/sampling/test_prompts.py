@@ -10,6 +10,9 @@ from datasets import Dataset, Image, IterableDataset, concatenate_datasets
 from trl_dapo.sampling.prompts import PromptStream
 
 
+pytestmark = pytest.mark.fast
+
+
 def numbers(n, **columns):
     return Dataset.from_dict({"prompt": [f"What is {i} + {i}?" for i in range(n)], **columns})
 

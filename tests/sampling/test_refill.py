@@ -7,6 +7,9 @@ import pytest
 from trl_dapo.sampling.refill import Batch, Group, missing, refill
 
 
+pytestmark = pytest.mark.fast
+
+
 A, B, C, D, E = (Group(0, i) for i in range(5))
 X, Y = Group(1, 0), Group(1, 1)
 

@@ -10,6 +10,9 @@ from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_rewards
 
 
+pytestmark = pytest.mark.fast
+
+
 CPU = torch.device("cpu")
 
 

@@ -16,6 +16,9 @@ from trl_dapo.sampling.rollouts import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 
+pytestmark = pytest.mark.fast
+
+
 YES, NO = None, "all_wrong"
 G = 2
 

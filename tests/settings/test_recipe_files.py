@@ -5,6 +5,9 @@ import pytest
 from trl_dapo.settings.recipe_files import ACCELERATE_CONFIGS, RECIPES, find_accelerate_config, find_recipe, names_in
 
 
+pytestmark = pytest.mark.fast
+
+
 def test_a_name_is_a_recipe_of_the_package_with_its_suffix_or_without():
     assert find_recipe("smoke_cpu") == find_recipe("smoke_cpu.yaml") == RECIPES / "smoke_cpu.yaml"
     assert find_recipe("qwen3_1.7b_dapo").name == "qwen3_1.7b_dapo.yaml"  # the dot is no suffix

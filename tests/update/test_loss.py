@@ -17,6 +17,9 @@ from trl_dapo.update.loss import (
 from trl_dapo.update.old_logps import fill_old_logps
 
 
+pytestmark = pytest.mark.fast
+
+
 CLIP = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 

@@ -28,6 +28,9 @@ from trl_dapo.update.microbatches import (
 from trl_dapo.update.rows import padded_cost, widths
 
 
+pytestmark = pytest.mark.fast
+
+
 FULL, SLIDING = ["full_attention"], ["sliding_attention"]
 
 

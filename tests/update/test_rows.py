@@ -21,6 +21,9 @@ from trl_dapo.update.rows import (
 )
 
 
+pytestmark = pytest.mark.fast
+
+
 PAD = 9
 
 
