@@ -7,24 +7,21 @@ place of being sent, and a thread sends it; when the round is due, what came bac
 that one request leaves the main thread, and the server is asked for nothing else while it is under way.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers.utils import logging
 
-from ..sampling.overlap import Call
-from ..sampling.rollouts import local_slice
-from .engine import asks_a_server, bound_requests, naming_the_server
-
-
-if TYPE_CHECKING:
-    from ..trainer import DAPOTrainer
+from ..ranks import local_slice, on_main_process, rank_and_world_size
+from ..run.stopwatch import Stopwatch
+from ..sampling.sampler import Sampler
+from .call import Call
+from .seam import swapped
 
 
 logger = logging.get_logger(__name__)
@@ -34,21 +31,11 @@ GRACE = 5.0  # seconds that an interrupted request may take to end
 
 @dataclass
 class Answer:
-    """
-    What the server answered, as arrays: as lists of integers and floats it would fill the host's memory.
-
-    Args:
-        prompt_ids (`list[np.ndarray]`):
-            Token ids of each prompt.
-        completion_ids (`list[np.ndarray]`):
-            Token ids of each completion; those of a prompt follow each other.
-        logprobs (`list[np.ndarray]`):
-            Log-probability of each token of each completion; NaN where the server could not say.
-    """
+    """What the server answered, as arrays: as lists of integers and floats it would fill the host's memory."""
 
     prompt_ids: list[np.ndarray]
-    completion_ids: list[np.ndarray]
-    logprobs: list[np.ndarray]
+    completion_ids: list[np.ndarray]  # those of a prompt follow each other
+    logprobs: list[np.ndarray]  # of each token of each completion; NaN where the server could not say
 
     @classmethod
     def of(cls, output: dict[str, list]) -> "Answer":
@@ -60,13 +47,16 @@ class Answer:
             logprobs=[np.asarray([top[0] for top in row], dtype=np.float32) for row in output["logprobs"]],
         )
 
+    def is_of(self, prompt_ids: list[list[int]]) -> bool:
+        """Whether it answers these prompts."""
+        return [ids.tolist() for ids in self.prompt_ids] == [list(ids) for ids in prompt_ids]
+
     def generate(self, prompts: list[list[int]], **sampling: Any) -> dict[str, list]:
         """What `VLLMClient.generate` would return, had it been asked now."""
-        prompt_ids = [ids.tolist() for ids in self.prompt_ids]
-        if prompt_ids != [list(ids) for ids in prompts]:
+        if not self.is_of(prompts):
             raise RuntimeError("The round sampled ahead is not of the prompts that are due.")
         return {
-            "prompt_ids": prompt_ids,
+            "prompt_ids": [ids.tolist() for ids in self.prompt_ids],
             "completion_ids": [ids.tolist() for ids in self.completion_ids],
             "logprobs": [row[:, None].tolist() for row in self.logprobs],
         }
@@ -88,71 +78,82 @@ class RoundAhead:
     Every process has one and calls its methods in the same order; the request and its answer are the main process's.
 
     Args:
-        trainer ([`DAPOTrainer`]):
-            The trainer, constructed but for this.
+        sampler ([`Sampler`], *optional*): Which prompts come next.
+        num_generations (`int`): Completions of a prompt.
+        client (`VLLMClient`, *optional*): TRL's, on the main process of a run with a server.
+        asks_a_server (`bool`): Whether there is one.
+        tokenize (`Callable`): From prompts to their token ids.
+        generate (`Callable`): Samples prompts as TRL does, through the client.
+        describing_loss (`Callable`): Makes a block that says which server was lost.
+        keeping_weights (`Callable`): Makes a block in which TRL pushes no weights.
+        stopwatch ([`Stopwatch`]): Of the trainer.
     """
 
-    def __init__(self, trainer: "DAPOTrainer") -> None:
-        self._trainer = trainer
+    def __init__(
+        self,
+        sampler: Sampler | None,
+        *,
+        num_generations: int,
+        client: Any,
+        asks_a_server: bool,
+        tokenize: Callable[[list], list[list[int]]],
+        generate: Callable[[list], None],
+        describing_loss: Callable[[], AbstractContextManager],
+        keeping_weights: Callable[[], AbstractContextManager],
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._sampler, self._num_generations = sampler, num_generations
+        self._client, self._asks_a_server = client, asks_a_server
+        self._tokenize, self._generate = tokenize, generate
+        self._describing_loss, self._keeping_weights, self._stopwatch = describing_loss, keeping_weights, stopwatch
+        self._close: Callable[[], None] = lambda: client.session.close()
         self._is_asked = False  # the same in every process
         self._is_answered = False  # the same in every process
         self._call: Call | None = None
         self._answer: Answer | None = None
-        self._adapters = bound_requests(trainer)
         self._is_answering = False
 
     def ask(self, step: int) -> None:
         """
-        Asks the server for the next rollout's first round and does not wait, unless this rollout is the last. The
-        server is given today's weights first, where it has not got them.
-
-        Args:
-            step (`int`):
-                Optimizer steps made.
+        Asks the server for the next rollout's first round, at an optimizer step, and does not wait. The server is
+        given today's weights first, where it has not got them.
         """
-        trainer = self._trainer
-        is_last = trainer._is_last_rollout or trainer.stop.is_past_a_limit
-        assert trainer._sampler is not None
-        prompts = [] if is_last else trainer._sampler.draw_ahead(step)
+        assert self._sampler is not None
+        prompts = self._sampler.draw_ahead(step)
         if not prompts:
             return
-        texts = [example["prompt"] for _, example in prompts for _ in range(trainer.num_generations)]
-        mine = local_slice(len(texts), trainer.accelerator.process_index, trainer.accelerator.num_processes)
-        request = {}
+        texts = [example["prompt"] for _, example in prompts for _ in range(self._num_generations)]
+        request: dict[str, Any] = {}
 
         def take_down(**asked: Any) -> dict[str, list]:
             request.update(asked)
             return {"prompt_ids": [], "completion_ids": [], "logprobs": []}
 
-        # As TRL's `_generate`, up to where it needs the completions.
-        prompt_ids, images, fields = trainer._tokenize_prompts(copy.deepcopy(texts[mine]))
-        with naming_the_server(trainer), self._generating_by(take_down):
-            trainer._generate_single_turn(prompt_ids, images, fields, trainer.num_generations)
+        with self._describing_loss(), self._generating_by(take_down):
+            self._generate(texts[local_slice(len(texts), *rank_and_world_size())])
         self._is_asked = True
-        if trainer.accelerator.is_main_process:
-            client = trainer.vllm_generation.vllm_client
+        if self._client is not None:
+            client = self._client
             self._call = Call(lambda: Answer.of(client.generate(**request)))
 
     def join(self) -> None:
         """Waits for the answer, if there is any to wait for. What went wrong ends every process."""
         if not self._is_asked or self._is_answered:
             return
-        error = None
-        if self._call is not None:
-            try:
-                with naming_the_server(self._trainer):
-                    self._answer = self._call.result()
-            except Exception as exc:
-                error = exc
-            self._trainer.stopwatch.add("ahead", self._call.seconds)
-            self._call = None
-        failure = [None if error is None else f"{type(error).__name__}: {error}"]
-        broadcast_object_list(failure)
         self._is_answered = True
-        if error is not None:
-            raise error
-        if failure[0] is not None:
-            raise RuntimeError(f"The main process could not sample: {failure[0]}")
+
+        def wait() -> None:
+            call = self._call
+            assert call is not None
+            try:
+                with self._describing_loss():
+                    self._answer = call.result()
+            finally:
+                if call.has_ended:  # else it was Ctrl-C, and the request is still to be ended
+                    self._stopwatch.add("ahead", call.seconds)
+                    self._call = None
+
+        on_main_process(wait, failed="The main process could not sample")
 
     def _is_lost(self) -> bool:
         """Waits as [`RoundAhead.join`], and says whether that would raise an error."""
@@ -171,49 +172,31 @@ class RoundAhead:
         if not self._is_asked:
             yield False
             return
-        trainer = self._trainer
-        with trainer.stopwatch.timing("wait"):
+        with self._stopwatch.timing("wait"):
             self.join()
         answer, self._answer, self._is_asked, self._is_answered = self._answer, None, False, False
         # TRL would push today's weights. They are due before the next request.
-        loaded, trainer._last_loaded_step = trainer._last_loaded_step, trainer.state.global_step
-        self._is_answering = True
-        try:
+        with self._keeping_weights(), swapped(self, _is_answering=True):
             with self._generating_by(None if answer is None else answer.generate):
                 yield True
-        finally:
-            trainer._last_loaded_step, self._is_answering = loaded, False
 
-    @contextmanager
-    def _generating_by(self, generate: Callable | None) -> Iterator[None]:
+    def _generating_by(self, generate: Callable | None) -> AbstractContextManager[None]:
         """Puts a function in the place of that of TRL's client, which the main process alone has."""
-        if not self._trainer.accelerator.is_main_process:
-            yield
-            return
-        client = self._trainer.vllm_generation.vllm_client
-        usual = client.generate
-        client.generate = generate  # type: ignore[method-assign, assignment]  # for the time of the block
-        try:
-            yield
-        finally:
-            client.generate = usual  # type: ignore[method-assign]
+        return nullcontext() if self._client is None else swapped(self._client, generate=generate)
 
     def cancel(self) -> None:
         """Ends the request under way, if there is one, and forgets it. No process waits for another here."""
         if self._call is not None:
-            for adapter in self._adapters:
-                adapter.interrupt()
-            if self._call.ends_within(GRACE):
-                for adapter in self._adapters:
-                    adapter.resume()
+            self._close()
+            self._call.ends_within(GRACE)
         self._call = self._answer = None
         self._is_asked = self._is_answered = False
 
     def timing_engine(self) -> AbstractContextManager[None]:
         """A block in which the engine samples, unless what it sampled before is handed over."""
-        return nullcontext() if self._is_answering else self._trainer.stopwatch.timing("engine")
+        return nullcontext() if self._is_answering else self._stopwatch.timing("engine")
 
-    # Checkpoints
+    # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -228,13 +211,17 @@ class RoundAhead:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what [`RoundAhead.state_dict`] returned, on this process."""
-        if state["is_asked"] and not asks_a_server(self._trainer):
+        if state["is_asked"] and not self._asks_a_server:
             logger.warning("The round that the checkpoint holds was sampled by a vLLM server. It is sampled again.")
             return
         answer = None if state["answer"] is None else Answer.from_state_dict(state["answer"])
-        fits = [answer is None or self._is_of_prompts_due(answer)]
-        broadcast_object_list(fits)
-        if not fits[0]:
+
+        def fits() -> bool:
+            assert self._sampler is not None
+            drawn = [example["prompt"] for _, example in self._sampler.drawn_ahead]
+            return answer is None or answer.is_of(self._tokenize(drawn))
+
+        if not on_main_process(fits):
             logger.warning(
                 "The round that the checkpoint holds is of other prompts: the tokenizer or the chat template "
                 "has changed. It is sampled again."
@@ -242,9 +229,3 @@ class RoundAhead:
             return
         self._is_asked = self._is_answered = state["is_asked"]
         self._answer = answer
-
-    def _is_of_prompts_due(self, answer: Answer) -> bool:
-        assert self._trainer._sampler is not None
-        texts = [copy.deepcopy(example["prompt"]) for _, example in self._trainer._sampler.drawn_ahead]
-        prompt_ids = self._trainer._tokenize_prompts(texts)[0]
-        return [ids.tolist() for ids in answer.prompt_ids] == [list(ids) for ids in prompt_ids]

@@ -3,51 +3,48 @@
 """The seam into TRL: its way from prompts to tensors, run in two halves.
 
 TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. Each round of dynamic sampling
-runs it inside [`Seam.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for no
-forward pass. Then it runs once more inside [`Seam.replaying`], on the rows that train, and those two methods hand back
-what was recorded.
+runs it inside [`RecordReplay.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for no
+forward pass. Then it runs once more inside [`RecordReplay.replaying`], on the rows that train, and those two methods
+hand back what was recorded.
 """
 
+import copy
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
 from ..sampling.rollouts import Rows
 
 
-if TYPE_CHECKING:
-    from ..trainer import DAPOTrainer
+@contextmanager
+def swapped(owner: Any, **values: Any) -> Iterator[None]:
+    """Other values for the attributes of an object or the names of a module, for the time of the block."""
+    usual = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in usual.items():
+            setattr(owner, name, value)
 
 
 @dataclass
 class Recorded:
-    """
-    What TRL made of one round.
+    """What TRL made of one round."""
 
-    Args:
-        rows ([`Rows`], *optional*):
-            This rank's rows.
-        truncated (`list[bool]`):
-            Whether the length limit cut each of them off.
-        rewards (`torch.Tensor` of shape `(B, F)`, *optional*):
-            Rewards of all ranks' rows.
-        metrics (`dict[str, list[float]]`):
-            What TRL measured.
-        logs (`dict`):
-            What TRL put into the table of completions.
-    """
-
-    rows: Rows | None = None
-    truncated: list[bool] = field(default_factory=list)
-    rewards: torch.Tensor | None = None
+    rows: Rows | None = None  # of this rank
+    truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
+    rewards: torch.Tensor | None = None  # of all ranks' rows, `(B, F)`
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    logs: dict = field(default_factory=dict)
+    logs: dict = field(default_factory=dict)  # for the table of completions
 
 
 class _NoReset:
@@ -57,108 +54,149 @@ class _NoReset:
         """Does nothing."""
 
 
-class Seam:
+class RecordReplay(GRPOTrainer):
     """
-    Which half is running, if any, and what it keeps or hands back.
+    [`~trl.GRPOTrainer`] whose way from prompts to tensors can be recorded and replayed.
 
-    Args:
-        recorded ([`Recorded`], *optional*):
-            Filled while a round is recorded.
-        replayed (`tuple`, *optional*):
-            What `_generate` and `_calculate_rewards` hand back while a batch is replayed.
+    What samples and what scores is overridden in `_sample` and `_score`, in place of TRL's `_generate` and
+    `_calculate_rewards`, which know the two halves.
     """
 
-    def __init__(self) -> None:
-        self.recorded: Recorded | None = None
-        self.replayed: tuple[tuple, torch.Tensor] | None = None
+    # In a trainer that was made without `__init__` neither half runs.
+    _recorded: Recorded | None = None
+    _replayed: tuple[tuple, torch.Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
+    _completion_lengths: list[int] = []  # noqa: RUF012  # tokens of the model's own, of this rank's last completions
 
     @contextmanager
-    def recording(self, trainer: "DAPOTrainer") -> Iterator[Recorded]:
+    def recording(self) -> Iterator[Recorded]:
         """Keeps what TRL makes of one round, and keeps it out of the trainer's own metrics and logs."""
-        self.recorded = recorded = Recorded()
-        logs, trainer._logs = trainer._logs, _empty_logs(trainer._logs)
-        try:
-            with _scratch_metrics(trainer) as recorded.metrics:
-                yield recorded
-            recorded.logs = trainer._logs
-        finally:
-            self.recorded, trainer._logs = None, logs
+        recorded, logs, metrics = Recorded(), _empty_logs(self._logs), _empty_metrics()
+        recorded.metrics = metrics["train"]
+        with swapped(self, _recorded=recorded, _logs=logs, _metrics=metrics):
+            yield recorded
+        recorded.logs = logs
 
     @contextmanager
-    def replaying(self, trainer: "DAPOTrainer", rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+    def replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
-        self.replayed = rows.as_generated(), rewards
+        metrics, environments = _empty_metrics(), nullcontext()
+        if self.environment_factories is not None:
+            # Left as TRL leaves them: those of the batch that was sampled last.
+            pool = {name: [_NoReset()] * len(rows) for name in self._environment_pool}
+            environments = swapped(self, _environment_pool=pool, environments=self.environments)
+        with environments, swapped(self, _replayed=(rows.as_generated(), rewards), _metrics=metrics):
+            yield metrics["train"]
+
+    def keeping_pending_logs(self) -> Any:
+        """Forgets what reward functions log meanwhile of rows that are none."""
+        return swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list))
+
+    def _generate(self, prompts: list) -> tuple:
+        if self._replayed is not None:
+            return self._replayed[0]
+        generated = self._sample(prompts)
+        _, completion_ids, tool_mask, *_ = generated
+        self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
+        if self._recorded is not None:
+            ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+            environments = None if self.environment_factories is None else self._batch_environments
+            self._recorded.rows = Rows.from_generated(generated, prompts, environments)
+            self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
+        return generated
+
+    def _sample(self, prompts: list) -> tuple:
+        return super()._generate(prompts)
+
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        if self._replayed is not None:
+            return self._replayed[1]
+        rewards = self._score(inputs, prompts, completions, completion_ids_list)
+        if self._recorded is not None:
+            self._recorded.rewards = rewards
+        return rewards
+
+    def _score(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
+    def policy_logps(self, rows: Rows) -> list[np.ndarray]:
+        """Log-probabilities of the rows' completions under the present policy, one array a row."""
+        device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
+        ids = [torch.tensor(row) for row in rows.completion_ids]
+        prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
+        prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
+        completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
+        with torch.no_grad():
+            logps, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,  # type: ignore[arg-type]  # set once it is constructed
+                torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
+                torch.cat([prompt_mask, mask], dim=1).long().to(device),
+                completion_ids.size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
+
+    @contextmanager
+    def sampling_with(self, **parameters: float) -> Iterator[None]:
+        """Samples with other parameters than those of training."""
+        if self.use_vllm:
+            with swapped(self.vllm_generation, **parameters):
+                yield
+            return
+        config = copy.deepcopy(self.generation_config)
+        config.update(**parameters)
+        with swapped(self, generation_config=config, generation_kwargs={**self.generation_kwargs, **parameters}):
+            try:
+                yield
+            finally:
+                self.model.eval()  # TRL's continuous batching leaves it in training mode
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """
+        Keeps an engine that sleeps between its calls awake for all calls of the block: waking takes all weights, and
+        so each of them would push all weights.
+        """
+        args = self.args
+        if not (self.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
+            yield
+            return
+        engine = self.vllm_generation
+        # As TRL before its first call, which then finds the engine as it wants it.
+        engine.sync_weights()
+        self._last_loaded_step = self.state.global_step
+        engine.llm.wake_up(tags=["kv_cache"])
+        engine.enable_sleep_mode = False
         try:
-            with _no_environment_resets(trainer, len(rows)), _scratch_metrics(trainer) as metrics:
-                yield metrics
+            yield
         finally:
-            self.replayed = None
+            engine.enable_sleep_mode = True
+            engine.llm.sleep(level=2)
+            engine._llm_weights_sleeping = True
 
 
-@contextmanager
-def _no_environment_resets(trainer: "DAPOTrainer", num_rows: int) -> Iterator[None]:
-    if trainer.environment_factories is None:
-        yield
-        return
-    pool, environments = trainer._environment_pool, trainer.environments
-    trainer._environment_pool = {name: [_NoReset()] * num_rows for name in pool}
-    try:
-        yield
-    finally:
-        # As TRL leaves them: those of the batch that was sampled last.
-        trainer._environment_pool, trainer.environments = pool, environments
-
-
-@contextmanager
-def _scratch_metrics(trainer: "DAPOTrainer") -> Iterator[dict[str, list[float]]]:
-    metrics, trainer._metrics = trainer._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
-    try:
-        yield trainer._metrics["train"]
-    finally:
-        trainer._metrics = metrics
-
-
-@contextmanager
-def keeping_pending_logs(trainer: "DAPOTrainer") -> Iterator[None]:
-    """Forgets what reward functions log meanwhile of rows that are none."""
-    pending = trainer._pending_extra_logs, trainer._pending_metrics
-    trainer._pending_extra_logs, trainer._pending_metrics = defaultdict(list), defaultdict(list)
-    try:
-        yield
-    finally:
-        trainer._pending_extra_logs, trainer._pending_metrics = pending
+def _empty_metrics() -> dict[str, dict[str, list[float]]]:
+    return {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
 def _empty_logs(logs: dict) -> dict:
     """The structure of TRL's `_logs`, empty and without a bound."""
     return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
-
-
-def policy_logps(trainer: "DAPOTrainer", rows: Rows) -> list[np.ndarray]:
-    """Log-probabilities of the rows' completions under the present policy, one array a row."""
-    device, pad_token_id = trainer.accelerator.device, trainer._tokenizer.pad_token_id
-    ids = [torch.tensor(row) for row in rows.completion_ids]
-    prompt_ids = pad([torch.tensor(row) for row in rows.prompt_ids], pad_token_id, padding_side="left")
-    prompt_mask = pad([torch.ones(len(row)) for row in rows.prompt_ids], 0, padding_side="left")
-    completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
-    with torch.no_grad():
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model,
-            torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
-            torch.cat([prompt_mask, mask], dim=1).long().to(device),
-            completion_ids.size(1),
-            batch_size=trainer.args.per_device_train_batch_size,
-        )
-    return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
-
-
-def restore_old_logps(rollouts: dict, old_logps: list[np.ndarray | None]) -> None:
-    """Gives carried rows the log-probabilities they were sampled with; NaN stands for the present policy's."""
-    old = rollouts.setdefault(
-        "old_per_token_logps", torch.full_like(rollouts["completion_ids"], torch.nan, dtype=torch.float32)
-    )
-    for i, row in enumerate(old_logps):
-        if row is not None:
-            old[i, : len(row)] = torch.from_numpy(row)
-            if "importance_sampling_ratio" in rollouts:  # from the engine to the policy that sampled: no longer known
-                rollouts["importance_sampling_ratio"][i] = 1.0

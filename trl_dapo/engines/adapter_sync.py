@@ -1,0 +1,302 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How vLLM gets what LoRA trains: the adapter travels, and the base stays as vLLM loaded it.
+
+TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the
+base by what rounding loses. [`AdapterGeneration`] stands in for TRL's `VLLMGeneration` and hands over the adapter
+alone where vLLM can serve it. A server reads it from a folder that both see, under a new name each time; an engine in
+this process from a folder of its own. Either way no request ever meets an adapter that changes under it, and what vLLM
+keeps of a prompt belongs to one adapter.
+"""
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import is_peft_model
+from peft import LoraConfig, PeftModel
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from transformers.utils import logging
+from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
+
+from ..config import DAPOConfig
+from ..ranks import on_main_process
+from ..run.checkpoint import output_folder
+from .adapter_client import AdapterClient, AdapterRefused
+from .adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
+from .seam import swapped
+
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+
+logger = logging.get_logger(__name__)
+
+# Of the server's adapters ours begin with this, as those of TRL's asynchronous trainer do.
+ADAPTER_NAME = "trl-policy"
+# Under the output folder. What begins with "_" is not pushed to the Hub.
+FOLDER_NAME = "_vllm_lora"
+
+
+@contextmanager
+def syncing_adapters(args: DAPOConfig) -> Iterator[None]:
+    """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
+    engine = partial(
+        AdapterGeneration,
+        lora_sync=args.vllm_lora_sync,
+        output_dir=output_folder(args),
+        request_seconds=args.vllm_request_seconds,
+    )
+    with swapped(grpo_trainer, VLLMGeneration=engine):
+        yield
+
+
+class AdapterGeneration(vllm_generation.VLLMGeneration):
+    """
+    TRL's [`~trl.generation.vllm_generation.VLLMGeneration`], which hands vLLM the adapter alone where it can serve it.
+
+    `lora_sync` is the setting, `output_dir` the run's folder, which a server reads the adapters from, and
+    `request_seconds` what a server may take to load one. Refuses `lora_sync="adapter"` where it cannot be honoured, and
+    the adapter of a quantized model that cannot travel.
+    """
+
+    vllm_client: AdapterClient
+    _adapter_request: "LoRARequest | None"
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        *args: Any,
+        lora_sync: str | None,
+        output_dir: str,
+        request_seconds: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.lora_sync = lora_sync
+        self._request_seconds = request_seconds
+        self.serves_adapter = False
+        self._adapter_dtype: torch.dtype | None = None  # vLLM's
+        self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
+        # A server outlives the run that loaded an adapter: names of two runs must differ.
+        self._run = uuid.uuid4().hex[:8]
+        adapted = as_peft(model)
+        self._adapter = "" if adapted is None else adapted.active_adapters[0]
+        self._adapter_root = Path(output_dir).absolute() / FOLDER_NAME
+        super().__init__(model, *args, **kwargs)
+
+    # ---- Which way the weights go ----
+
+    def _init_vllm(self) -> None:
+        if not vllm_generation.is_vllm_available():
+            super()._init_vllm()  # says so
+        why = self._why_merged()
+        if why is None and self.mode == "server":
+            why = self._connect()
+        elif why is None:
+            self.serves_adapter = True
+            with swapped(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
+                super()._init_vllm()
+        else:
+            self._merge_because(why)
+            super()._init_vllm()
+        if self.serves_adapter:
+            self.accelerator.print(
+                f"vLLM keeps the base, and is handed the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a "
+                "rollout."
+            )
+
+    def _why_merged(self) -> str | None:
+        """What is known before vLLM is asked."""
+        if self.lora_sync == "merge":
+            return "`vllm_lora_sync='merge'` says so"
+        if self._dist.fsdp_version == 1:
+            return "FSDP1 does not hand out an adapter by itself (FSDP2 does)"
+        if (why := why_not_served(self.model)) is not None:
+            return why
+        if (name := on_main_process(changed_weight, self.model)) is not None:
+            return (
+                f"`{name}` is not what {self.model.name_or_path} has, which vLLM loads (save the model, and name that)"
+            )
+        return None
+
+    def _merge_because(self, why: str) -> None:
+        """Lets TRL merge, and says so where an adapter would have been expected to travel; or refuses."""
+        if self.lora_sync == "adapter":
+            raise ValueError(
+                f"`vllm_lora_sync='adapter'` cannot be honoured, because {why}. Change that, or leave it `None` for "
+                "merged weights."
+            )
+        if not is_peft_model(self.model):
+            return
+        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
+            raise ValueError(
+                "Weights merged into a quantized base cannot be handed to vLLM, and the adapter of a quantized model "
+                f"cannot travel by itself, because {why}. Or load the model without quantization, or set "
+                "`use_vllm=False`."
+            )
+        if self.lora_sync is None and self.accelerator.is_main_process:
+            logger.warning(f"At every sync the adapter is merged and vLLM is handed all weights, because {why}.")
+
+    # ---- In this process ----
+
+    def _make_engine(self, make: Callable, **kwargs: Any) -> Any:
+        """TRL's engine, with LoRA; every request that it is given carries the present adapter."""
+        rank = max_lora_rank(self._adapter_config.r)
+        # TRL asks for a quantized base where the trainer's is. The checkpoint's own form samples faster.
+        self.llm = llm = make(**{**kwargs, "enable_lora": True, "max_lora_rank": rank, "quantization": None})
+        self._adapter_request, self._adapter_dtype = None, llm.llm_engine.vllm_config.lora_config.lora_dtype
+        llm.generate, llm.chat = self._with_adapter(llm.generate), self._with_adapter(llm.chat)
+        # TRL's level 2 throws the weights away, since it hands all of them over again. Nobody else has the base.
+        llm.sleep = partial(_sleep_with_weights, llm.sleep)
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm_lora_")
+        self._adapter_root = Path(self._folder.name)
+        try:
+            self._load(self._gather_adapter())
+        except ValueError as error:  # vLLM's, for a layer that it does not adapt
+            raise ValueError(
+                f"vLLM does not take the adapter ({error}). Set `vllm_lora_sync='merge'`, or change its "
+                "`target_modules`."
+            ) from error
+        return llm
+
+    def _with_adapter(self, method: Callable) -> Callable:
+        @wraps(method)
+        def carrying(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **{"lora_request": self._adapter_request, **kwargs})
+
+        return carrying
+
+    def _load(self, state_dict: dict[str, torch.Tensor]) -> None:
+        from vllm.lora.request import LoRARequest  # comes with vLLM
+
+        last, (name, path) = self._adapter_request, self._save_next(state_dict)
+        if last is not None:
+            self.llm.llm_engine.remove_lora(last.lora_int_id)
+            shutil.rmtree(last.lora_path)
+        request = LoRARequest(name, self.adapter_version, str(path))
+        self.llm.llm_engine.add_lora(request)
+        self._adapter_request = request
+
+    # ---- On a server ----
+
+    def _connect(self) -> str | None:
+        """Connects to the server, and takes it into the group of TRL's weight sync only if weights must be merged."""
+        settings = {"request_seconds": self._request_seconds}
+        client = type("AdapterClient", (AdapterClient, vllm_generation.VLLMClient), settings)
+        with swapped(vllm_generation, VLLMClient=client):
+            super()._init_vllm()
+        why, self._adapter_dtype = on_main_process(self._ask_server)
+        if why is None:
+            why = on_main_process(self._why_refused, self._gather_adapter())
+        self.serves_adapter = why is None
+        if why is not None:
+            self._merge_because(why)
+            on_main_process(lambda: self.vllm_client.join_group(self.accelerator.device))
+        return why
+
+    def _ask_server(self) -> tuple[str | None, torch.dtype | None]:
+        """What keeps the server from serving the adapter, and the dtype that it would serve it in."""
+        client, rank, why = self.vllm_client, self._adapter_config.r, None
+        started = client.server_config()
+        lora = started["lora_config"]
+        enable = f"Restart it with `--enable-lora --max-lora-rank {max_lora_rank(rank)}`"
+        if lora is None:
+            why = f"serves no adapters. {enable}"
+        elif lora["max_lora_rank"] < rank:
+            why = f"serves adapters up to rank {lora['max_lora_rank']}, and this one has rank {rank}. {enable}"
+        elif lora.get("target_modules"):  # it would leave out the others without a word
+            why = f"adapts {', '.join(lora['target_modules'])} alone. Restart it without `--lora-target-modules`"
+        elif (replicas := started["parallel_config"]["data_parallel_size"]) > 1:
+            why = f"has {replicas} replicas, of which one would get it. Restart it without `--data-parallel-size`"
+        if why is not None:
+            return f"the vLLM server at {client.base_url} {why}", None
+        base, checkpoint = started["model_config"]["model"], self.model.name_or_path
+        if base != checkpoint:
+            logger.warning(
+                f"The vLLM server's base is {base}, the trainer's {checkpoint}. They must be the same weights: only "
+                "the adapter is handed over."
+            )
+        return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
+
+    def _why_refused(self, state_dict: dict[str, torch.Tensor]) -> str | None:
+        """Hands the server the adapter as it is, in a folder that it may not see."""
+        shutil.rmtree(self._adapter_root, ignore_errors=True)  # of a run that was killed
+        try:
+            self._serve(state_dict)
+        except AdapterRefused as error:
+            shutil.rmtree(self._adapter_root)
+            return str(error)
+        return None
+
+    def _serve(self, state_dict: dict[str, torch.Tensor]) -> None:
+        name, path = self._save_next(state_dict)
+        self.vllm_client.serve_adapter(name, path)
+
+    # ---- The adapter ----
+
+    @property
+    def _peft_model(self) -> PeftModel:
+        adapted = as_peft(self.model)
+        assert adapted is not None
+        return adapted
+
+    @property
+    def _adapter_config(self) -> LoraConfig:
+        config = self._peft_model.peft_config[self._adapter]
+        assert isinstance(config, LoraConfig)
+        return config
+
+    def _gather_adapter(self) -> dict[str, torch.Tensor]:
+        # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
+        state_dict = gather_adapter(self._peft_model, self._adapter, self._dist, self._adapter_dtype)
+        self._adapter_size = sum(value.nbytes for value in state_dict.values())
+        return state_dict
+
+    def _save_next(self, state_dict: dict[str, torch.Tensor]) -> tuple[str, Path]:
+        """Writes the next version to a folder of its own; returns its name and the folder."""
+        self.adapter_version += 1
+        name = f"{ADAPTER_NAME}-{self._run}-v{self.adapter_version}"
+        path = self._adapter_root / name
+        path.mkdir(parents=True)
+        save_file(state_dict, path / "adapter_model.safetensors", metadata={"format": "pt"})
+        self._adapter_config.save_pretrained(str(path))
+        return name, path
+
+    # ---- What TRL calls ----
+
+    def sync_weights(self) -> None:
+        """Hands vLLM what was trained: the adapter, or as TRL does all weights."""
+        if not self.serves_adapter:
+            super().sync_weights()
+            return
+        self._wake_weights()
+        state_dict = self._gather_adapter()
+        if self.mode == "server":
+            on_main_process(self._serve, state_dict)
+        else:
+            self._load(state_dict)
+
+    def generate(self, *args: Any, **kwargs: Any) -> tuple:
+        """As in TRL, whose engine is handed the weights again where it slept; here it still has them."""
+        if self.serves_adapter:
+            self._wake_weights()
+        return super().generate(*args, **kwargs)
+
+    def _wake_weights(self) -> None:
+        if self.mode == "colocate" and self._llm_weights_sleeping:
+            vllm_generation.empty_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+
+
+def _sleep_with_weights(sleep: Callable, level: int) -> None:
+    sleep(level=1)

@@ -1,0 +1,48 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout spends its time on."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """
+    Where the time of a rollout goes: from the moment the last one was complete to the moment this one is. The first
+    lap begins with the first block.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._started: float | None = None
+        self._is_timing: str | None = None
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Adds the time that the block takes to what is called `name`; inside another block that counts already."""
+        if self._is_timing is not None:
+            yield
+            return
+        started, self._is_timing = time.perf_counter(), name
+        if self._started is None:
+            self._started = started
+        try:
+            yield
+        finally:
+            self._is_timing = None
+            self._seconds[name] += time.perf_counter() - started
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds to what is called `name`."""
+        self._seconds[name] += seconds
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by name since the last lap, all of them as `total`; begins the next."""
+        assert self._started is not None
+        now = time.perf_counter()
+        seconds = {**self._seconds, "total": now - self._started}
+        self._seconds.clear()
+        self._started = now
+        return seconds
