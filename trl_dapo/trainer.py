@@ -83,7 +83,8 @@ from .sampling.rollouts import (
     select_extra_logs,
     select_rewards,
 )
-from .settings.model_checks import telling_a_missing_folder
+from .settings.arguments import naming_missing_folders
+from .settings.warnings import without_renaming_warnings
 from .update.phase import UpdatePhase
 from .update.rows import mark_filler
 
@@ -170,7 +171,12 @@ class DAPOTrainer(UpdatePhase):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
-        with bars_on_terminals_only(), telling_a_missing_folder(model, *rewards), making_the_engine(args):
+        with (
+            bars_on_terminals_only(),
+            without_renaming_warnings(),
+            naming_missing_folders(model, *rewards),
+            making_the_engine(args),
+        ):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
 
         check_rewards_and_data(self)
@@ -413,7 +419,7 @@ class DAPOTrainer(UpdatePhase):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        with self.stopwatch.timing("evaluation"):
+        with self.stopwatch.timing("evaluation"), without_renaming_warnings():
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
@@ -497,7 +503,7 @@ class DAPOTrainer(UpdatePhase):
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(broken_for(sys.stdout, line))
-        with bars_on_terminals_only(loading=False):
+        with bars_on_terminals_only(loading=False), without_renaming_warnings():
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -27,7 +27,8 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
-from ..settings.model_checks import has_rotary_positions, warnings_at_start, why_positions_are_absolute
+from ..settings.model_checks import context_length, has_rotary_positions, why_positions_are_absolute
+from ..settings.warnings import warnings_at_start
 from .loss import (
     clipped_loss,
     clipped_tokens,
@@ -201,7 +202,8 @@ class UpdatePhase(GRPOTrainer):
         self._check_budget()
         self.add_callback(_SkipEmptyStep(self))
         if self.accelerator.is_main_process:
-            for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
+            context = context_length(self.model.config)
+            for message in warnings_at_start(self.args, context, self._steps_in_bfloat16()):
                 logger.warning(message)
 
     def _steps_in_bfloat16(self) -> bool:
