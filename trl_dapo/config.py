@@ -195,12 +195,11 @@ class DAPOConfig(GRPOConfig):
 
         > Logging
 
-        log_rollouts (`bool`, *optional*, defaults to `True`):
-            Whether dynamic sampling keeps a ledger in `rollouts/` in the output folder: a row for every group, trained
-            or not, which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`].
         log_groups (`int`, *optional*, defaults to `4`):
-            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. Beside
-            TRL's `log_completions`, which shows what is in the batch.
+            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. The ledger
+            is what dynamic sampling writes to `rollouts/` in the output folder: a row for every group, trained or not,
+            which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`]. TRL's `log_completions` shows what is in the
+            batch.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.
@@ -253,7 +252,6 @@ class DAPOConfig(GRPOConfig):
     eval_top_k: int | None = None
     skip_preflight: bool = False
     logging_style: str = field(default="table", metadata=_choices("logging_style"))
-    log_rollouts: bool = True
     log_groups: int = 4
 
     def __post_init__(self) -> None:

@@ -245,7 +245,7 @@ def make_sampler(trainer: "DAPOTrainer") -> Sampler:
 
 def make_ledger(trainer: "DAPOTrainer") -> Ledger | None:
     """The ledger that follows the sampler; `None` where there is none to be written."""
-    if trainer._sampler is None or not trainer.args.log_rollouts:
+    if trainer._sampler is None:
         return None
     ledger = Ledger(trainer._sampler, trainer._task, trainer.reward_func_names, trainer.args.log_groups)
     trainer.add_callback(ledger)
