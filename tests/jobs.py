@@ -25,7 +25,8 @@ from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli.launch import launch
-from trl_dapo.engines import adapters as lora_sync
+from trl_dapo.engines.adapter_client import AdapterClient, AdapterRefused
+from trl_dapo.engines.adapter_sync import AdapterGeneration
 from trl_dapo.run import ledger
 from trl_dapo.run.preflight import SetupError
 
@@ -160,24 +161,22 @@ def adapter_is_refused(model, folder):
     def serve_adapter(client, name, path):
         given.append(sorted(file.name for file in path.iterdir()))
         if len(given) == 3:
-            raise lora_sync.AdapterRefused("no more")
+            raise AdapterRefused("no more")
 
     started = {"lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.bfloat16"}}
     started |= {"parallel_config": {"data_parallel_size": 1}, "model_config": {"model": model}}
-    lora_sync.AdapterClient.server_config = lambda client: started
-    lora_sync.AdapterClient.serve_adapter = serve_adapter
-    lora_sync.AdapterClient._leave = lambda client: None
+    AdapterClient.server_config = lambda client: started
+    AdapterClient.serve_adapter = serve_adapter
+    AdapterClient._leave = lambda client: None
     vllm_generation.VLLMClient, vllm_generation.is_vllm_available = Client, lambda: True
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
     accelerator = Accelerator(cpu=True)
-    engine = lora_sync.AdapterGeneration(
-        adapted, accelerator, None, mode="server", lora_sync=None, output_dir=folder / "run"
-    )
+    engine = AdapterGeneration(adapted, accelerator, None, mode="server", lora_sync=None, output_dir=folder / "run")
     report = {"serves_adapter": engine.serves_adapter, "error": None}
     try:
         for _ in range(2):
             engine.sync_weights()
-    except (lora_sync.AdapterRefused, RuntimeError) as error:
+    except (AdapterRefused, RuntimeError) as error:
         report["error"] = f"{type(error).__name__}: {error}"
     write_report(folder, {**report, "given": given})
 

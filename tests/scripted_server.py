@@ -25,7 +25,7 @@ class StandIn:
         self.model_name = model
         self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.session = SimpleNamespace(adapters={})
+        self.session = SimpleNamespace(adapters={}, close=lambda: None)
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Event()

@@ -3,21 +3,16 @@
 """What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
 
 import os
-import warnings
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .rewards import scale_reward
 from .settings.batch_sizes import describe_batches, describe_torn_group, size_batches
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
-from .update.loss import LOSS_MEANS
+from .settings.rules import check_rules
+from .settings.warnings import without_renaming_warnings
 
-
-# TRL's use of names that transformers has renamed, which nobody who reads the warnings can change.
-for renamed in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
-    warnings.filterwarnings("ignore", f"`{renamed}` is deprecated", FutureWarning)
 
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
@@ -200,12 +195,11 @@ class DAPOConfig(GRPOConfig):
 
         > Logging
 
-        log_rollouts (`bool`, *optional*, defaults to `True`):
-            Whether dynamic sampling keeps a ledger in `rollouts/` in the output folder: a row for every group, trained
-            or not, which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`].
         log_groups (`int`, *optional*, defaults to `4`):
-            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. Beside
-            TRL's `log_completions`, which shows what is in the batch.
+            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. The ledger
+            is what dynamic sampling writes to `rollouts/` in the output folder: a row for every group, trained or not,
+            which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`]. TRL's `log_completions` shows what is in the
+            batch.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.
@@ -258,18 +252,14 @@ class DAPOConfig(GRPOConfig):
     eval_top_k: int | None = None
     skip_preflight: bool = False
     logging_style: str = field(default="table", metadata=_choices("logging_style"))
-    log_rollouts: bool = True
     log_groups: int = 4
 
     def __post_init__(self) -> None:
         check_values(self)
-        self._check_dynamic_sampling()
-        self._check_server()
-        self._check_overlong()
-        self._check_budget()
-        self._check_lora_sync()
-        self._check_reward_scaling()
-        self._check_ledger()
+        check_rules(self)
+        # One field holds the setting, so that a config made from this one's fields can change it by either name.
+        self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
+        self.overlong_filtering = None
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
         num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
@@ -280,7 +270,8 @@ class DAPOConfig(GRPOConfig):
                 self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         asked = self.generation_batch_size
         try:
-            super().__post_init__()
+            with without_renaming_warnings():
+                super().__post_init__()
         except ValueError as error:
             # TRL names a size that it worked out itself, and no way out.
             if "must be divisible by num_generations" in str(error):
@@ -291,7 +282,7 @@ class DAPOConfig(GRPOConfig):
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
                 f"{self.world_size}. Launch with `accelerate launch` or `torchrun`, which set WORLD_SIZE, or unset it."
             )
-        self._check_round_size()
+        check_rules(self, groups_per_rollout=self.groups_per_rollout)
 
     def _describe_torn_group(self, generation_batch_size: int | None) -> str:
         assert self.num_generations is not None
@@ -338,210 +329,7 @@ class DAPOConfig(GRPOConfig):
             max_tokens_per_microbatch=self.max_tokens_per_microbatch,
         )
 
-    def _check_dynamic_sampling(self) -> None:
-        low, high = self.dynamic_sampling_min_accuracy, self.dynamic_sampling_max_accuracy
-        if not 0 <= low < high <= 1:
-            raise ValueError(
-                "`dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy` must satisfy "
-                f"0 <= min < max <= 1, got {low} and {high}."
-            )
-        G = self.num_generations
-        if G is not None and not any(
-            (low == 0 or right / G > low) and (high == 1 or right / G < high) for right in range(1, G)
-        ):
-            raise ValueError(
-                f"No group of {G} completions has an accuracy strictly between `dynamic_sampling_min_accuracy={low}` "
-                f"and `dynamic_sampling_max_accuracy={high}`: every group would be dropped. Widen the band or raise "
-                "`num_generations`."
-            )
-        if isinstance(self.dynamic_sampling_rewards, str):
-            raise ValueError(
-                "`dynamic_sampling_rewards` must be a list of names, got the text "
-                f"{self.dynamic_sampling_rewards!r}. Write `[{self.dynamic_sampling_rewards!r}]`."
-            )
-        if self.dynamic_sampling_rewards is not None and not self.dynamic_sampling_rewards:
-            raise ValueError(
-                "`dynamic_sampling_rewards` is empty: no reward function would decide. Name at least one, or leave it "
-                "`None` for all but the length penalty."
-            )
-
-        self._check_ends()
-        if self.use_dynamic_sampling:
-            self._check_refill()
-            self._check_filler()
-
-    def _check_ends(self) -> None:
-        for name in ("max_passes", "max_tokens_generated"):
-            limit = getattr(self, name)
-            if limit is not None and not self.use_dynamic_sampling:
-                raise ValueError(
-                    f"`{name}={limit}` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. "
-                    "Set `max_steps` or `num_train_epochs` in its place."
-                )
-
-    def _check_refill(self) -> None:
-        mode, surplus = self.dynamic_sampling_mode, self.dynamic_sampling_surplus
-        if mode == "mask":
-            for name, default in (
-                ("dynamic_sampling_on_exhausted", "top_up"),
-                ("dynamic_sampling_surplus", "discard"),
-                ("dynamic_sampling_max_round_size", None),
-                ("batch_multiplier", None),
-            ):
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"`{name}={getattr(self, name)!r}` has no effect with `dynamic_sampling_mode='mask'`, which "
-                        f"samples every prompt once. Leave it at {default!r} or use `dynamic_sampling_mode='filter'`."
-                    )
-        if self.min_replace_ratio != 0.3 and mode != "replace":
-            raise ValueError(
-                f"`min_replace_ratio={self.min_replace_ratio}` has no effect with `dynamic_sampling_mode={mode!r}`. "
-                "Set `dynamic_sampling_mode='replace'`."
-            )
-        if surplus == "carry" and mode == "replace":
-            raise ValueError(
-                "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before "
-                "there is a surplus. Use `dynamic_sampling_mode='filter'`."
-            )
-        if surplus == "carry" and self.loss_type != "dapo":
-            raise ValueError(
-                f"`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
-                "losses cannot mix rows of two policies. Set `dynamic_sampling_surplus='discard'`."
-            )
-
     @property
     def vllm_request_seconds(self) -> float:
         """Seconds that a request to vLLM's server may take."""
         return REQUEST_SHARE * self.ddp_timeout if self.vllm_request_timeout is None else self.vllm_request_timeout
-
-    def _check_server(self) -> None:
-        timeout = self.vllm_request_timeout
-        asks_a_server = self.use_vllm and self.vllm_mode == "server"
-        if timeout is not None and not asks_a_server:
-            raise ValueError(
-                f"`vllm_request_timeout={timeout}` has no effect without a vLLM server. Leave it out, or set "
-                "`use_vllm=True` and `vllm_mode='server'`."
-            )
-        if not self.rollouts_ahead:
-            return
-        if not asks_a_server:
-            samples = f"`vllm_mode={self.vllm_mode!r}`" if self.use_vllm else "transformers generation"
-            raise ValueError(
-                f"`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got {samples}, which samples on those "
-                "that train. Set `use_vllm=True` and `vllm_mode='server'`, or `rollouts_ahead=0`."
-            )
-        for name, needed in (
-            ("use_dynamic_sampling", True),
-            ("dynamic_sampling_mode", "filter"),
-            ("dynamic_sampling_surplus", "carry"),
-            ("loss_type", "dapo"),
-        ):
-            if getattr(self, name) != needed:
-                raise ValueError(
-                    f"`rollouts_ahead=1` needs `{name}={needed!r}`, got {getattr(self, name)!r}: the round sampled "
-                    f"ahead trains as carried groups do. Set it, or `rollouts_ahead=0`."
-                )
-
-    def _check_filler(self) -> None:
-        """Rows that only fill a rollout are left out of every loss that is known; another would count them."""
-        may_fall_short = self.dynamic_sampling_on_exhausted == "top_up" and (
-            self.dynamic_sampling_max_rounds > 0 or self.dynamic_sampling_stop_after > 0
-        )
-        if self.loss_type not in LOSS_MEANS and (may_fall_short or self.dynamic_sampling_mode == "mask"):
-            raise ValueError(
-                f"`loss_type={self.loss_type!r}` is none of {', '.join(map(repr, LOSS_MEANS))}: rows that fill a "
-                "rollout which fell short would weigh in it. Use one of these, or "
-                "`dynamic_sampling_mode='filter'` with `dynamic_sampling_on_exhausted='error'`, or "
-                "`use_dynamic_sampling=False`."
-            )
-
-    def _check_round_size(self) -> None:
-        """Where transformers runs a round as one batch, a larger round would not fit: `super()` knows the batch."""
-        if not self.use_dynamic_sampling:
-            return
-        largest = self.groups_per_rollout
-        if self.batch_multiplier is not None and int(self.batch_multiplier * largest) < 1:
-            raise ValueError(
-                f"`batch_multiplier={self.batch_multiplier}` asks for rounds of less than one prompt, with a rollout "
-                f"batch of {largest}. Raise it to at least {1 / largest:.3g}."
-            )
-        if self.use_vllm or self.use_transformers_continuous_batching:
-            return
-        asked = {
-            "dynamic_sampling_max_round_size": self.dynamic_sampling_max_round_size or 0,
-            "batch_multiplier": (self.batch_multiplier or 0) * largest,
-        }
-        for name, size in asked.items():
-            if size > largest:
-                raise ValueError(
-                    f"`{name}={getattr(self, name)}` asks for rounds of {size:g} prompts, but without vLLM or "
-                    f"continuous batching a round runs as one batch and holds at most the generation batch, {largest} "
-                    f"prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
-                )
-
-    def _check_reward_scaling(self) -> None:
-        if self.reward_scaling is None:
-            return
-        if len(self.reward_scaling) != 4:
-            raise ValueError(
-                "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target "
-                f"maximum; got {self.reward_scaling}."
-            )
-        scale_reward([], *self.reward_scaling)  # refuses empty and infinite ranges
-
-    def _check_ledger(self) -> None:
-        for name, needed in (("log_rollouts", self.log_rollouts), ("use_dynamic_sampling", self.use_dynamic_sampling)):
-            if self.log_groups != self.__dataclass_fields__["log_groups"].default and not needed:
-                raise ValueError(
-                    f"`log_groups={self.log_groups}` has no effect with `{name}=False`, which keeps no ledger. Set "
-                    f"`{name}=True`, or leave `log_groups` out."
-                )
-
-    def _check_budget(self) -> None:
-        budget = self.max_tokens_per_microbatch
-        if budget is None:
-            return
-        if self.loss_type != "dapo":
-            raise ValueError(
-                f"`max_tokens_per_microbatch={budget}` needs `loss_type='dapo'`, got {self.loss_type!r}: TRL's other "
-                "losses change with the micro-batches. Leave it out, and bound memory by "
-                "`per_device_train_batch_size`."
-            )
-        if self.top_entropy_quantile < 1.0:
-            raise ValueError(
-                f"`max_tokens_per_microbatch={budget}` contradicts `top_entropy_quantile={self.top_entropy_quantile}`:"
-                " a quantile over each micro-batch would change with them. Set `top_entropy_quantile=1.0`, or bound "
-                "memory by `per_device_train_batch_size`."
-            )
-
-    def _check_lora_sync(self) -> None:
-        sync = self.vllm_lora_sync
-        if sync is not None and not self.use_vllm:
-            raise ValueError(f"`vllm_lora_sync={sync!r}` has no effect without vLLM. Set `use_vllm=True`.")
-
-    def _check_overlong(self) -> None:
-        buffer = self.overlong_buffer_length
-        if buffer is not None:
-            if self.max_completion_length is None:
-                raise ValueError(
-                    f"`overlong_buffer_length={buffer}` needs a `max_completion_length`: the punishment is measured "
-                    "from it."
-                )
-            if buffer > self.max_completion_length:
-                raise ValueError(
-                    f"`overlong_buffer_length` must be between 1 and `max_completion_length` "
-                    f"({self.max_completion_length}), got {buffer}."
-                )
-        if self.overlong_penalty_factor != 1.0 and buffer is None:
-            raise ValueError(
-                f"`overlong_penalty_factor={self.overlong_penalty_factor}` has no effect without "
-                "`overlong_buffer_length`. Set the buffer (the paper: a fifth of `max_completion_length`)."
-            )
-        if self.overlong_filtering is False and self.mask_truncated_completions:
-            raise ValueError(
-                "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of one "
-                "setting. Set only one of them."
-            )
-        # One field holds the setting, so that a config made from this one's fields can change it by either name.
-        self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
-        self.overlong_filtering = None

@@ -1,10 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer makes of its settings when it is constructed, and what it refuses."""
+"""What a trainer is made of, from plain values, and what it refuses before anything is generated."""
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,14 +18,9 @@ from .config import DAPOConfig
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .rewards.task import TaskReward
-from .run.ledger import Ledger
 from .sampling.memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
-
-
-if TYPE_CHECKING:
-    from .trainer import DAPOTrainer
 
 
 ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
@@ -47,29 +42,38 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel) -> DAPOC
     return args
 
 
-def check_rewards_and_data(trainer: "DAPOTrainer") -> None:
-    """Refuses data and reward functions that would fail only once completions have been sampled for them."""
-    eval_datasets = trainer.eval_dataset
-    if not isinstance(eval_datasets, dict):
-        eval_datasets = {} if eval_datasets is None else {"": eval_datasets}
-    datasets = {"train_dataset": trainer.train_dataset}
+def check_rewards_and_data(
+    train_dataset: Dataset | IterableDataset,
+    eval_dataset: Any,
+    reward_funcs: Sequence[Any],
+    reward_names: Sequence[str],
+    *,
+    kept_columns: Collection[str] | None,
+    may_be_empty: bool,
+    has_environments: bool,
+    has_rollout_func: bool,
+) -> None:
+    """
+    Refuses data and reward functions that would fail only once completions have been sampled for them.
+
+    `kept_columns` are those that `remove_unused_columns` leaves, `None` for all; `may_be_empty` says whether a prompt
+    of no text has a token.
+    """
+    eval_datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    datasets = {"train_dataset": train_dataset}
     datasets |= {f"eval_dataset['{name}']" if name else "eval_dataset": data for name, data in eval_datasets.items()}
     for name, dataset in datasets.items():
+        if dataset is None:
+            continue
         columns = _known_columns(dataset)
-        if trainer.environment_factories is None:  # an environment may bring its own prompts
+        if not has_environments:  # which may bring prompts of their own
             check_prompt_column(columns, name)
             if isinstance(dataset, Dataset) and columns is not None:
-                _check_prompts(dataset, name, may_be_empty=bool(trainer._tokenizer("")["input_ids"]))
-        if columns is not None and trainer.args.remove_unused_columns:
-            columns = [column for column in columns if column in kept_columns(trainer)]
-        if trainer.rollout_func is None:  # which may add columns
-            check_reward_columns(
-                trainer.reward_funcs,
-                trainer.reward_func_names,
-                columns,
-                dataset=name,
-                has_environments=trainer.environment_factories is not None,
-            )
+                _check_prompts(dataset, name, may_be_empty)
+        if columns is not None and kept_columns is not None:
+            columns = [column for column in columns if column in kept_columns]
+        if not has_rollout_func:  # which may add columns
+            check_reward_columns(reward_funcs, reward_names, columns, dataset=name, has_environments=has_environments)
 
 
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
@@ -90,42 +94,34 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
         place += len(prompts)
 
 
-def kept_columns(trainer: "DAPOTrainer") -> list[str]:
-    """The columns that `remove_unused_columns` leaves to reward functions."""
-    trainer._set_signature_columns_if_needed()
-    assert trainer._signature_columns is not None
-    return trainer._signature_columns
-
-
-def _known_columns(dataset: Dataset | IterableDataset | None) -> list[str] | None:
+def _known_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
     """A dataset's columns; `None` where only its examples would tell."""
     if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
         return None
     return getattr(dataset, "column_names", None)
 
 
-def add_overlong_punishment(trainer: "DAPOTrainer", buffer_length: int) -> None:
-    """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
+def make_overlong_punishment(
+    args: DAPOConfig, max_completion_length: int, lengths: Callable[[], list[int]]
+) -> Callable[..., list[float | None]]:
+    """The reward function that `overlong_buffer_length` adds, of completions whose lengths the trainer has counted."""
+    assert args.overlong_buffer_length is not None
     punishment = SoftOverlongPunishment(
-        trainer.max_completion_length, buffer_length, trainer.args.overlong_penalty_factor
+        max_completion_length, args.overlong_buffer_length, args.overlong_penalty_factor
     )
 
     def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-        # Tool and environment tokens are not the model's: `_generate` counted without them.
-        return [*punishment(completion_ids=completion_ids, completion_lengths=trainer._completion_lengths)]
+        # Tool and environment tokens are not the model's: they are not counted.
+        return [*punishment(completion_ids=completion_ids, completion_lengths=lengths())]
 
-    trainer.reward_funcs.append(soft_overlong_punishment)
-    trainer.reward_func_names.append(punishment.__name__)
-    trainer.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
-    trainer.reward_weights = torch.cat([trainer.reward_weights, torch.ones(1)])
+    return soft_overlong_punishment
 
 
-def choose_task_reward(trainer: "DAPOTrainer") -> TaskReward:
+def choose_task_reward(args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor) -> TaskReward:
     """The reward that decides, as the settings name it."""
-    args = trainer.args
     task = TaskReward.choose(
-        trainer.reward_func_names,
-        trainer.reward_weights,
+        reward_names,
+        reward_weights,
         args.dynamic_sampling_rewards,
         min_accuracy=args.dynamic_sampling_min_accuracy,
         max_accuracy=args.dynamic_sampling_max_accuracy,
@@ -147,84 +143,48 @@ def choose_task_reward(trainer: "DAPOTrainer") -> TaskReward:
     return task
 
 
-def check_group_filter(trainer: "DAPOTrainer") -> None:
-    """Refuses what a user's rule would overrule, and what would leave it unasked or half informed."""
-    group_filter, args, names = trainer._group_filter, trainer.args, trainer.reward_func_names
-    if group_filter is None:
-        return
-    if not callable(group_filter):
+def check_group_filter(group_filter: Any) -> None:
+    """Refuses what is no rule for groups."""
+    if group_filter is not None and not callable(group_filter):
         raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
-    if not args.use_dynamic_sampling:
-        raise ValueError(
-            "A `group_filter` has no effect with `use_dynamic_sampling=False`. Leave it out, or set "
-            "`use_dynamic_sampling=True`."
-        )
-    if shared := [name for name in names if names.count(name) > 1]:
-        raise ValueError(
-            f"A `group_filter` is given a group's rewards by name, but {names.count(shared[0])} reward functions are "
-            f"called {shared[0]!r}. Give each a name of its own (`__name__`)."
-        )
-    for name, default in (
-        ("dynamic_sampling_min_accuracy", 0.0),
-        ("dynamic_sampling_max_accuracy", 1.0),
-        ("dynamic_sampling_memory", False),
-    ):
-        if getattr(args, name) != default:
-            raise ValueError(
-                f"`{name}={getattr(args, name)}` has no effect beside a `group_filter`, which alone decides which "
-                f"groups train. Leave it at {default}, or leave out `group_filter`."
-            )
 
 
-def check_rollouts_ahead(trainer: "DAPOTrainer") -> None:
-    """Refuses what cannot be asked of a server in one request before its time."""
-    if not trainer.args.rollouts_ahead:
-        return
-    for given, what in (
-        (trainer.rollout_func, "a `rollout_func`, which asks the server itself"),
-        (trainer.environment_factories, "environments, which are reset when their round begins"),
-        (trainer.tools, "tools, which are called between two requests"),
-        (trainer._is_vlm, "models with images, which a checkpoint cannot hold"),
-    ):
-        if given:
-            raise ValueError(f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.")
+def trains_float32(model: torch.nn.Module) -> bool:
+    """Whether any weight that trains is held in float32."""
+    return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())
 
 
-def check_continuous_batching(trainer: "DAPOTrainer") -> None:
-    """Refuses what would round the weights that train: TRL converts the model itself before it generates, for good."""
-    args = trainer.args
-    if not (args.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
-        return
-    if any(weight.requires_grad and weight.dtype == torch.float32 for weight in trainer.model.parameters()):
-        given, dtype = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
-        raise ValueError(
-            f"`use_transformers_continuous_batching=True` with `{given}=True` rounds the float32 weights that train "
-            f"to {dtype} at every rollout: small steps are lost. Set `{given}=False`, or sample with "
-            "`use_vllm=True`, or without either."
-        )
+def trains_bfloat16(model: torch.nn.Module) -> bool:
+    """Whether most of the model trains and is held in bfloat16."""
+    weights = list(model.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad and weight.dtype == torch.bfloat16)
+    return 2 * trained > sum(weight.numel() for weight in weights)
 
 
-def make_sampler(trainer: "DAPOTrainer") -> Sampler:
-    """The sampler, as the settings ask for it."""
-    args, num_ranks, num_generations = trainer.args, trainer.accelerator.num_processes, trainer.num_generations
-    if (num_sharing := trainer.num_ranks_sharing_a_row) > 1:
-        raise ValueError(
-            f"Dynamic sampling needs ranks of which each has rows of its own, but {num_sharing} ranks share a row "
-            "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
-            "`use_dynamic_sampling=False`."
-        )
-    if args.dynamic_sampling_surplus == "carry" and trainer._is_vlm:
-        raise ValueError(
-            "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold them. "
-            "Set `dynamic_sampling_surplus='discard'`."
-        )
+def make_sampler(
+    args: DAPOConfig,
+    dataset: Dataset | IterableDataset,
+    task: TaskReward,
+    reward_names: Sequence[str],
+    *,
+    shuffle: bool,
+    kept_columns: Collection[str] | None,
+    schedules: bool,
+    num_ranks: int,
+) -> Sampler:
+    """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
     if args.dynamic_sampling_memory:
-        trainer._task.require_right("`dynamic_sampling_memory=True`")
-    target = args.groups_per_rollout
-    # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
-    schedules = trainer.use_vllm or trainer.use_transformers_continuous_batching
+        task.require_right("`dynamic_sampling_memory=True`")
+    assert args.num_generations is not None
+    target, num_generations = args.groups_per_rollout, args.num_generations
+    if isinstance(dataset, Dataset) and len(dataset) < target:
+        raise ValueError(
+            f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {target} "
+            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {num_generations}). "
+            "Add prompts, or lower `per_device_train_batch_size` or `steps_per_generation`."
+        )
     return Sampler(
-        _open_prompt_stream(trainer, target),
+        PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),
         target=target,
         num_generations=num_generations,
         mode=args.dynamic_sampling_mode,
@@ -232,37 +192,16 @@ def make_sampler(trainer: "DAPOTrainer") -> Sampler:
         carries=args.dynamic_sampling_surplus == "carry",
         max_rounds=args.dynamic_sampling_max_rounds,
         max_barren_rounds=ROUNDS_OF_A_ROLLOUT * args.dynamic_sampling_stop_after,
+        # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         # The least number of groups whose rows all ranks can share equally.
         multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         num_ranks=num_ranks,
-        reward_names=trainer.reward_func_names,
+        reward_names=reward_names,
         is_ahead=bool(args.rollouts_ahead),
     )
-
-
-def make_ledger(trainer: "DAPOTrainer") -> Ledger | None:
-    """The ledger that follows the sampler; `None` where there is none to be written."""
-    if trainer._sampler is None or not trainer.args.log_rollouts:
-        return None
-    ledger = Ledger(trainer._sampler, trainer._task, trainer.reward_func_names, trainer.args.log_groups)
-    trainer.add_callback(ledger)
-    return ledger
-
-
-def _open_prompt_stream(trainer: "DAPOTrainer", num_prompts: int) -> PromptStream:
-    dataset, args, columns = trainer.train_dataset, trainer.args, None
-    if isinstance(dataset, Dataset) and len(dataset) < num_prompts:
-        raise ValueError(
-            f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {num_prompts} "
-            f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {trainer.num_generations}). "
-            "Add prompts, or lower `per_device_train_batch_size` or `steps_per_generation`."
-        )
-    if args.remove_unused_columns:
-        columns = kept_columns(trainer)
-    return PromptStream(dataset, seed=args.seed, shuffle=bool(trainer.shuffle_dataset), columns=columns)
 
 
 def pace_dataset() -> IterableDataset:

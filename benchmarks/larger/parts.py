@@ -24,7 +24,7 @@ RATES = (2e-5, 5e-5, 1e-4)
 BUFFER = 32  # tokens before the limit that the soft punishment covers, as the paper's 4,096 of 20,480
 
 ROWS_OF = {TIME: ARMS, LADDER: ROWS}
-OURS = {"log_rollouts": False, "dynamic_sampling_stop_after": 0}  # of every DAPOTrainer
+OURS = {"dynamic_sampling_stop_after": 0}  # of every DAPOTrainer
 
 
 # ---- Runs ----

@@ -297,7 +297,6 @@ def train(job, checkpoints, folder):
         logging_steps=num_steps,
         save_strategy="no",
         report_to="none",
-        log_rollouts=False,
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,

@@ -4,7 +4,6 @@
 
 import json
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from transformers import TrainerCallback
 
 import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.sampling.overlap import Call
+from trl_dapo.engines.call import Call
 
 
 @pytest.fixture
@@ -317,7 +316,7 @@ def answer_when_interrupted(trainer):
         trainer.client.error = ConnectionError("the request was interrupted")
         trainer.client.gate.set()
 
-    trainer._ahead._adapters = [SimpleNamespace(interrupt=interrupt, resume=lambda: calls.append("resume"))]
+    trainer._ahead._close = interrupt
     hold_back(trainer)
     return calls
 
@@ -337,7 +336,7 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
-    assert calls == [1, "resume"]
+    assert calls == [1]
     assert trainer.client.in_flight == 0
     assert "rollout-ahead" not in [thread.name for thread in threading.enumerate()]
 
@@ -352,7 +351,7 @@ def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkey
     monkeypatch.setattr(Call, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert calls == [1, "resume"]
+    assert calls == [1]
 
 
 def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
@@ -498,7 +497,7 @@ def test_what_takes_more_than_one_request_is_refused(make, attribute, value, wha
     trainer = make()
     setattr(trainer, attribute, value)
     with pytest.raises(ValueError, match=rf"`rollouts_ahead=1` does not support .*{what}.*`rollouts_ahead=0`"):
-        trl_dapo.trainer.check_rollouts_ahead(trainer)
+        trainer._check_rules()
 
 
 # ---- An engine that sleeps ----

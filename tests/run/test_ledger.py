@@ -166,7 +166,6 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
 def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "describe_groups", None)
     monkeypatch.setattr(ledger, "choose", None)
-    make_trainer(tiny_model, tmp_path / "off", max_steps=1, log_rollouts=False).train()
     make_trainer(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
     assert not list(tmp_path.glob("*/rollouts"))
 
@@ -175,10 +174,9 @@ def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_pa
     ("settings", "said"),
     [
         ({"log_groups": -1}, "must be a whole number of at least 0, got -1. 0 keeps no text"),
-        ({"log_groups": 2, "log_rollouts": False}, "has no effect with `log_rollouts=False`"),
         ({"log_groups": 2, "use_dynamic_sampling": False}, "has no effect with `use_dynamic_sampling=False`"),
     ],
-    ids=["negative", "no ledger", "no dynamic sampling"],
+    ids=["negative", "no dynamic sampling"],
 )
 def test_a_setting_that_would_be_ignored_is_refused(tmp_path, settings, said):
     with pytest.raises(ValueError, match=re.escape(said)):

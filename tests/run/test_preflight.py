@@ -8,7 +8,6 @@ import pytest
 from datasets import Dataset, IterableDataset
 from helpers import ScriptedTrainer, prompts, run_preflight, tiny_config
 
-from trl_dapo.construction import check_rewards_and_data
 from trl_dapo.run.preflight import SetupError, too_few_processes
 
 
@@ -229,9 +228,9 @@ def test_an_empty_prompt_is_one_where_the_tokenizer_begins_it(tiny_model, tmp_pa
     trainer = make_trainer(tiny_model, tmp_path, zeros, Dataset.from_dict({"prompt": ["2+2"] * 4}))
     trainer.train_dataset = dataset
     with pytest.raises(ValueError, match="in row 0: it is ''"):
-        check_rewards_and_data(trainer)
+        trainer._check_data()
     trainer._tokenizer = lambda text, **kwargs: {"input_ids": [1]}
-    check_rewards_and_data(trainer)
+    trainer._check_data()
 
 
 def test_a_stream_without_an_example_is_refused(tiny_model, tmp_path):

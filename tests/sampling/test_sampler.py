@@ -290,7 +290,7 @@ def test_a_pass_that_accepts_nothing_is_told_of_once():
     for reasons in ([NO, NO], [NO, NO], [NO, NO], [NO, NO], [NO, YES], [NO, NO], [NO, NO]):
         sampler.next_prompts(0)
         play(sampler, reasons)
-        told.append(sampler.new_barren_passes())
+        told.append(sampler.new_passes_without_group())
         if YES in reasons:
             sampler.begin()
     # Two prompts a round, four a pass: a pass ends with every second round; the fifth round accepts one.
@@ -303,7 +303,7 @@ def test_passes_that_accept_nothing_are_told_of_ever_more_rarely():
     for _ in range(9):
         sampler.next_prompts(0)
         play(sampler, [NO] * 4)
-        told.append(sampler.new_barren_passes())
+        told.append(sampler.new_passes_without_group())
     assert told == [1, 2, 0, 4, 0, 0, 0, 8, 0]
 
 

@@ -414,7 +414,7 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
         def on_save(self, args, state, control, **kwargs):
             pass_time(7.0)
 
-    monkeypatch.setattr("trl_dapo.sampling.overlap.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("trl_dapo.run.stopwatch.time", SimpleNamespace(perf_counter=lambda: now))
     generate = ScriptedTrainer._generate_single_turn
     monkeypatch.setattr(
         ScriptedTrainer, "_generate_single_turn", lambda self, *args: (pass_time(10.0), generate(self, *args))[1]
@@ -461,7 +461,7 @@ def test_the_time_of_a_rollout_is_logged_without_dynamic_sampling_too(tiny_model
             nonlocal now
             now += 5.0
 
-    monkeypatch.setattr("trl_dapo.sampling.overlap.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("trl_dapo.run.stopwatch.time", SimpleNamespace(perf_counter=lambda: now))
     args = tiny_config(tmp_path, use_dynamic_sampling=False, skip_preflight=True)
     trainer = ScriptedTrainer(
         tiny_model, slow_right, args, train_dataset=prompts(24), script=mixed_unless_multiple_of_3

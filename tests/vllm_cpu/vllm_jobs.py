@@ -28,7 +28,8 @@ from vllm_store import StoreClient
 import trl_dapo.trainer
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
-from trl_dapo.engines import adapters as lora_sync
+from trl_dapo.engines.adapter_client import AdapterClient
+from trl_dapo.engines.adapter_sync import AdapterGeneration
 
 
 TEMPERATURE = 0.9
@@ -261,7 +262,7 @@ def serves_while_in_flight(model, folder, settings):
 def refuses(model, folder, variants):
     """What making a trainer says, per variant: the error, or how weights will go."""
     report = {}
-    save_next, server_config = lora_sync.AdapterGeneration._save_next, lora_sync.AdapterClient.server_config
+    save_next, server_config = AdapterGeneration._save_next, AdapterClient.server_config
 
     def save_elsewhere(engine, state_dict):
         """As where the folder is mounted under one path here and under another on the server."""
@@ -271,9 +272,9 @@ def refuses(model, folder, variants):
     for name, settings in json.loads(variants).items():
         sabotage = settings.pop("sabotage", None)
         if sabotage == "another mount":
-            lora_sync.AdapterGeneration._save_next = save_elsewhere
+            AdapterGeneration._save_next = save_elsewhere
         elif sabotage == "said to serve adapters":
-            lora_sync.AdapterClient.server_config = lambda client: {
+            AdapterClient.server_config = lambda client: {
                 **server_config(client),
                 "lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.float32"},
             }
@@ -282,8 +283,8 @@ def refuses(model, folder, variants):
             report[name] = ["made", trainer.vllm_generation.serves_adapter]
         except Exception as error:
             report[name] = [type(error).__name__, str(error)]
-        lora_sync.AdapterGeneration._save_next = save_next
-        lora_sync.AdapterClient.server_config = server_config
+        AdapterGeneration._save_next = save_next
+        AdapterClient.server_config = server_config
     (Path(folder) / "report.json").write_text(json.dumps(report))
 
 
@@ -434,8 +435,8 @@ def server_hangs(model, folder, group, settings):
     def asks_impatiently(step):  # a server's first answers take long on a busy machine
         if step == 1:
             trainer.args.vllm_request_timeout = 5
-            for adapter in trainer._ahead._adapters:
-                adapter._timeout = 5
+            for adapter in trainer.vllm_generation.vllm_client.session.adapters.values():
+                adapter.timeout = 5
         ask(step)
 
     trainer._ahead.ask = asks_impatiently

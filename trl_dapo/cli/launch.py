@@ -199,11 +199,11 @@ def train(
         `int`: Exit status: 0, or 3 where the run was stopped because its rollouts found nothing.
     """
     from ..run.preflight import SetupError
-    from ..run.terminal import broken_for
+    from ..run.terminal import wrapped_for
     from ..trainer import DAPOTrainer
 
     if PartialState().is_main_process:
-        print(broken_for(sys.stdout, training_args.batch_arithmetic))
+        print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
     model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
     init_kwargs = training_args.model_init_kwargs or {}
     assert model is not None

@@ -399,8 +399,9 @@ def run_quickstart(
         train_dataset=_prompts(problems.draw(4096)),
         processing_class=tokenizer,
     )
-    trainer.remove_callback(TerminalCallback)
-    trainer.add_callback(TerminalCallback(trainer, every=max(1, num_steps // 10), file=console.file))
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TerminalCallback):
+            callback.every, callback.file = max(1, num_steps // 10), console.file
     trainer.train()
     trainer.save_state()
     _save(model, tokenizer, output_dir / "trained")

@@ -32,7 +32,7 @@ from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
 from .adapter_client import AdapterClient, AdapterRefused
 from .adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
-from .seam import swapped
+from .swap import swapped
 
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     """
     TRL's [`~trl.generation.vllm_generation.VLLMGeneration`], which hands vLLM the adapter alone where it can serve it.
 
-    `lora_sync` is the setting, `output_dir` the run's folder, which a server reads the adapters from, and
-    `request_seconds` what a server may take to load one. Refuses `lora_sync="adapter"` where it cannot be honoured, and
+    `lora_sync` is the setting, `output_dir` the run's folder, from which a server reads the adapters, and
+    `request_seconds` what it may take to load one. Refused is `lora_sync="adapter"` where it cannot be honoured, and
     the adapter of a quantized model that cannot travel.
     """
 

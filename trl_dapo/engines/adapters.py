@@ -38,7 +38,7 @@ def as_peft(model: PreTrainedModel | PeftModel) -> PeftModel | None:
 
 
 def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
-    """What keeps vLLM from serving a model's adapter apart from its base, after "because"; `None` where nothing does."""
+    """What keeps vLLM from serving an adapter apart from its base, to stand after "because"; `None` if nothing."""
     adapted = as_peft(model)
     if adapted is None:
         return "the model has no adapter"
@@ -72,7 +72,7 @@ def changed_weight(model: PeftModel) -> str | None:
     """
     The name of a weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads.
 
-    Passed over are quantized and sharded weights, and those that transformers holds in another form than the checkpoint.
+    Passed over are quantized and sharded weights, and those that transformers holds in another form.
     """
     weights = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach()
@@ -114,7 +114,7 @@ def max_lora_rank(rank: int) -> int:
 def gather_adapter(
     model: PeftModel, adapter: str, dist: DistributedBackend, dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """An adapter's whole weights on the CPU, named as peft saves them; every process calls it. `dist` shards the model."""
+    """An adapter's whole weights on the CPU, as peft names them. Every process calls it; `dist` shards the model."""
     parameters = {
         name.replace("_checkpoint_wrapped_module.", ""): parameter
         for name, parameter in model.named_parameters()
@@ -126,5 +126,3 @@ def gather_adapter(
             for name, value in parameters.items()
         }
     return get_peft_model_state_dict(model, state_dict=whole, adapter_name=adapter, save_embedding_layers=False)
-
-

@@ -21,7 +21,7 @@ from ..ranks import local_slice, on_main_process, rank_and_world_size
 from ..run.stopwatch import Stopwatch
 from ..sampling.sampler import Sampler
 from .call import Call
-from .seam import swapped
+from .swap import swapped
 
 
 logger = logging.get_logger(__name__)

@@ -5,7 +5,7 @@
 import contextlib
 import socket
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
 from requests import PreparedRequest, Response
@@ -20,7 +20,7 @@ class OneWait(Retry):
 
     def increment(
         self, method: Any = None, url: Any = None, response: Any = None, error: Any = None, *args: Any, **kwargs: Any
-    ) -> Retry:
+    ) -> Self:
         if isinstance(error, ReadTimeoutError):
             raise error
         return super().increment(method, url, response, error, *args, **kwargs)
@@ -43,15 +43,13 @@ class TimedAdapter(HTTPAdapter):
         vars(retries).update(vars(adapter.max_retries))
         self.max_retries = retries
 
-    def send(
-        self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any
-    ) -> Response:
+    def send(self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any) -> Response:
         return super().send(request, stream=stream, timeout=self.timeout if timeout is None else timeout, **kwargs)
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
         pool = super().get_connection_with_tls_context(*args, **kwargs)
         # Only the thread that waits for an answer knows its connection: note it.
-        pool.ConnectionCls = partial(self._note, type(pool).ConnectionCls)  # type: ignore[misc, assignment]
+        pool.ConnectionCls = partial(self._note, type(pool).ConnectionCls)
         self._pools.add(pool)
         return pool
 

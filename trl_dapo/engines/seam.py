@@ -3,37 +3,49 @@
 """The seam into TRL: its way from prompts to tensors, run in two halves.
 
 TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. Each round of dynamic sampling
-runs it inside [`RecordReplay.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for no
-forward pass. Then it runs once more inside [`RecordReplay.replaying`], on the rows that train, and those two methods
-hand back what was recorded.
+runs it inside [`RecordReplay.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for
+no forward pass. Then it runs once more inside [`RecordReplay.replaying`], on the rows that train, and those two
+methods hand back what was recorded.
 """
 
 import copy
+import math
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
+from accelerate.utils import gather_object
+from datasets import IterableDataset
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, has_length
+from transformers.utils import logging
 from trl.trainer.utils import pad
 
+from ..construction import pace_dataset
+from ..evaluation.prefetch import Prefetch, rows_that_fit
+from ..evaluation.scores import EvaluationScores, problem_id, problem_source
+from ..rewards.checks import wrap_reward
+from ..rewards.dapo_math import completion_text, stated_answer
+from ..rewards.task import SCORES_LEFT_OUT, TaskReward
+from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, save_state
+from ..run.stops import StopCallback
+from ..run.stopwatch import Stopwatch
 from ..sampling.rollouts import Rows
+from ..sampling.sampler import Sampler
+from ..settings.warnings import without_renaming_warnings
+from ..update.phase import UpdatePhase
+from .ahead import RoundAhead
+from .server import bound_requests, describing_loss
+from .swap import swapped
 
 
-@contextmanager
-def swapped(owner: Any, **values: Any) -> Iterator[None]:
-    """Other values for the attributes of an object or the names of a module, for the time of the block."""
-    usual = {name: getattr(owner, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in usual.items():
-            setattr(owner, name, value)
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -54,9 +66,9 @@ class _NoReset:
         """Does nothing."""
 
 
-class RecordReplay(GRPOTrainer):
+class RecordReplay(UpdatePhase):
     """
-    [`~trl.GRPOTrainer`] whose way from prompts to tensors can be recorded and replayed.
+    The update phase with a way from prompts to tensors that can be recorded and replayed.
 
     What samples and what scores is overridden in `_sample` and `_score`, in place of TRL's `_generate` and
     `_calculate_rewards`, which know the two halves.
@@ -79,17 +91,14 @@ class RecordReplay(GRPOTrainer):
     @contextmanager
     def replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
-        metrics, environments = _empty_metrics(), nullcontext()
+        metrics = _empty_metrics()
+        environments: AbstractContextManager[None] = nullcontext()
         if self.environment_factories is not None:
             # Left as TRL leaves them: those of the batch that was sampled last.
             pool = {name: [_NoReset()] * len(rows) for name in self._environment_pool}
             environments = swapped(self, _environment_pool=pool, environments=self.environments)
         with environments, swapped(self, _replayed=(rows.as_generated(), rewards), _metrics=metrics):
             yield metrics["train"]
-
-    def keeping_pending_logs(self) -> Any:
-        """Forgets what reward functions log meanwhile of rows that are none."""
-        return swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list))
 
     def _generate(self, prompts: list) -> tuple:
         if self._replayed is not None:
@@ -137,6 +146,28 @@ class RecordReplay(GRPOTrainer):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
 
+    def score_made_up(
+        self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
+    ) -> torch.Tensor:
+        """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
+        funcs = [
+            wrap_reward(reward_func, name, within=partial(within, name))
+            for reward_func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
+        was_training = self.model.training
+        self.model.train()  # what is evaluated is kept for the scores
+        try:
+            with (
+                # TRL reports how long each function takes, and no tracker is open yet.
+                swapped(self.args, report_to=[]),
+                swapped(self, reward_funcs=funcs, _completion_lengths=list(map(len, completion_ids))),
+                swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
+                self.recording(),
+            ):
+                return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
+        finally:
+            self.model.train(was_training)
+
     def policy_logps(self, rows: Rows) -> list[np.ndarray]:
         """Log-probabilities of the rows' completions under the present policy, one array a row."""
         device, pad_token_id = self.accelerator.device, self._tokenizer.pad_token_id
@@ -146,13 +177,89 @@ class RecordReplay(GRPOTrainer):
         completion_ids, mask = pad(ids, pad_token_id), pad([torch.ones(len(row)) for row in ids], 0)
         with torch.no_grad():
             logps, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,  # type: ignore[arg-type]  # set once it is constructed
+                self.model,
                 torch.cat([prompt_ids, completion_ids], dim=1).long().to(device),
                 torch.cat([prompt_mask, mask], dim=1).long().to(device),
                 completion_ids.size(1),
                 batch_size=self.args.per_device_train_batch_size,
             )
         return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
+
+
+def _empty_metrics() -> dict[str, dict[str, list[float]]]:
+    return {"train": defaultdict(list), "eval": defaultdict(list)}
+
+
+def _empty_logs(logs: dict) -> dict:
+    """The structure of TRL's `_logs`, empty and without a bound."""
+    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
+
+
+class EngineSeam(RecordReplay):
+    """What samples: with which parameters, how long it is awake, what it samples ahead of its time."""
+
+    _is_open = False  # in a trainer that was made without `__init__`
+    _ahead: RoundAhead
+    _prefetch: Prefetch
+
+    def _open_engine(self, sampler: Sampler | None, stopwatch: Stopwatch) -> None:
+        """Makes what samples ahead: evaluation batches, and with a server a round of the next rollout."""
+        client, self._is_open = None, True
+        if self._asks_a_server and self.accelerator.is_main_process:
+            client = self.vllm_generation.vllm_client
+            bound_requests(client, self.args.vllm_request_seconds)
+        self._prefetch = Prefetch(self._generate_for_evaluation)
+        self._ahead = RoundAhead(
+            sampler,
+            num_generations=self.num_generations,
+            client=client,
+            asks_a_server=self._asks_a_server,
+            tokenize=lambda prompts: self._tokenize_prompts(copy.deepcopy(prompts))[0],
+            generate=self._generate_without_scoring,
+            describing_loss=self._describing_loss,
+            keeping_weights=lambda: swapped(self, _last_loaded_step=self.state.global_step),
+            stopwatch=stopwatch,
+        )
+
+    @property
+    def _asks_a_server(self) -> bool:
+        return self.use_vllm and self.args.vllm_mode == "server"
+
+    @property
+    def _engine_schedules(self) -> bool:
+        """Whether the engine takes any number of rows in one call."""
+        return self.use_vllm or self.use_transformers_continuous_batching
+
+    def _describing_loss(self) -> AbstractContextManager[None]:
+        # A rollout function may have asked somebody else.
+        is_lost_here = self._asks_a_server and self.rollout_func is None
+        return describing_loss(self.args) if is_lost_here else nullcontext()
+
+    def _sample(self, prompts: list) -> tuple:
+        if not self._is_open:
+            return super()._sample(prompts)
+        if not self.model.training and (generated := self._prefetch.take(prompts)) is not None:
+            return generated
+        self._ahead.join()
+        parameters: AbstractContextManager[None] = nullcontext()
+        if not self.model.training:
+            asked = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
+            parameters = self.sampling_with(**{name: value for name, value in asked.items() if value is not None})
+        with self._describing_loss(), self._ahead.timing_engine(), parameters:
+            return super()._sample(prompts)
+
+    def _generate_without_scoring(self, prompts: list) -> None:
+        """As TRL's `_generate`, up to where it needs the completions."""
+        prompt_ids, images, fields = self._tokenize_prompts(copy.deepcopy(prompts))
+        self._generate_single_turn(prompt_ids, images, fields, self.num_generations)
+
+    def _generate_for_evaluation(self, prompts: list) -> tuple:
+        """Completions for the prompts of several batches, one batch after the other."""
+        k = self.num_generations_eval
+        # vLLM's server is asked for n completions of every n-th prompt, over all processes. Where a
+        # problem's rows lie in two processes, they are not neighbours any more.
+        with swapped(self, num_generations_eval=math.gcd(k, self.args.per_device_eval_batch_size)):
+            return self._generate(prompts)
 
     @contextmanager
     def sampling_with(self, **parameters: float) -> Iterator[None]:
@@ -193,10 +300,131 @@ class RecordReplay(GRPOTrainer):
             engine._llm_weights_sleeping = True
 
 
-def _empty_metrics() -> dict[str, dict[str, list[float]]]:
-    return {"train": defaultdict(list), "eval": defaultdict(list)}
+class EvaluationSeam(EngineSeam):
+    """Evaluation during training, with scores."""
+
+    _task: TaskReward
+    _scores: EvaluationScores
+    stopwatch: Stopwatch
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
+        dataset = getattr(dataloader, "dataset", None)
+        self._scores.begin(len(dataset) if has_length(dataset) else None)
+        self._metrics["eval"].clear()
+        if self._engine_schedules and not (
+            self.tools or self.environment_factories or self.rollout_func or self._is_vlm
+        ):
+            round_size = self.args.dynamic_sampling_max_round_size
+            num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
+            dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
+        with self.stopwatch.timing("evaluation"), without_renaming_warnings():
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        scores = self._scores.means()
+        assert output.metrics is not None
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        return output
+
+    def _remember_evaluated(self, inputs: list[dict], completions: list, rewards: torch.Tensor) -> None:
+        """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
+        if not self._task.knows_right:
+            logger.warning_once(SCORES_LEFT_OUT)
+            return
+        answers = [stated_answer(completion_text(text)) for text in completions]
+        # What an environment asks stands in other columns than the prompt.
+        ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
+        sources = [problem_source(example) for example in inputs]
+        rows = gather_object(list(zip(sources, ids, answers, strict=True)))
+        rewards = self._task.scaled(rewards, self.args.reward_scaling).cpu()
+        verdicts = zip(self._task.of(rewards).tolist(), self._task.is_right(rewards).tolist(), strict=True)
+        right = [None if math.isnan(reward) else is_right for reward, is_right in verdicts]
+        self._scores.add([tuple(problem) for *problem, _ in rows], [answer for *_, answer in rows], right)
 
 
-def _empty_logs(logs: dict) -> dict:
-    """The structure of TRL's `_logs`, empty and without a bound."""
-    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
+class Checkpoints(EvaluationSeam):
+    """What a checkpoint holds beside the files of transformers, and how a run goes on from it."""
+
+    _sampler: Sampler | None
+    stop: StopCallback
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.stopwatch.timing("checkpoint"):
+            local = None if self.args.save_only_model else self._local_state()  # waits for a round in flight
+            begin_checkpoint(folder, self.args)
+            self.accelerator.wait_for_everyone()
+            if local is not None:
+                save_state(folder, self.args, self._sampler, local)
+            super()._save_checkpoint(model, trial)
+
+    def _local_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank beside the carried groups."""
+        return {
+            "update": self.update_state_dict(),
+            "metrics": dict(self._metrics["train"]),
+            # TRL keeps these in a file that it writes only after the one that says that all is written.
+            "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
+            "ahead": self._ahead.state_dict(),
+        }
+
+    def _misfits(self, local: dict[str, Any]) -> dict[str, tuple]:
+        """Settings that the rows of an unfinished rollout do not fit, the checkpoint's and this run's."""
+        update = local["update"]
+        differs: dict[str, tuple] = {}
+        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
+            differs["steps_per_generation * num_iterations"] = update["generate_every"], self._generate_every
+        if update["rollout"] is not None and self.beta and "ref_per_token_logps" not in update["rollout"][0]:
+            differs["beta"] = 0.0, self.beta
+        return differs
+
+    def _load_local_state(self, local: dict[str, Any], rows_fit: bool) -> None:
+        if self.use_adaptive_entropy and local["entropy"] is not None:
+            self.entropy_coef, self._last_world_entropy = local["entropy"]
+        self._metrics["train"].update(local["metrics"])
+        if rows_fit:
+            self._ahead.load_state_dict(local["ahead"])
+            self.load_update_state_dict(local["update"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # The main process writes `trainer_state.json` next: not before every rank's files are there.
+        self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        with keeping_dtypes(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM's weights are of the last steps
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local_state)
+
+    def get_train_dataloader(self) -> DataLoader:
+        if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):
+            return super().get_train_dataloader()
+        # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
+        # where it starts over differs after a resume.
+        dataset, self.train_dataset = self.train_dataset, pace_dataset()
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = dataset
+
+    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
+        if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
+            return super().get_batch_samples(*args)
+        self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step
+        return [], None

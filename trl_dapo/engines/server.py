@@ -11,7 +11,7 @@ from ..run.checkpoint import last_complete_checkpoint, output_folder
 
 
 def bound_requests(client: Any, seconds: float) -> None:
-    """Gives the requests of TRL's client a timeout, of which TRL's have none, and an end when its session is closed."""
+    """Gives requests of TRL's client a timeout, which they have not, and an end when its session is closed."""
     for prefix, adapter in list(client.session.adapters.items()):
         from .requests_adapter import TimedAdapter  # its packages come with vLLM
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rewards import MathVerifyReward, score_dapo_math
 from ..rewards.dapo_math import completion_text, loggable
-from ..settings.arguments import check_model_path
-from ..settings.model_checks import telling_a_missing_folder
+from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..version import __version__
 from .engines import Job, Sampling, generate_with_server, generate_with_transformers, generate_with_vllm
@@ -260,7 +259,7 @@ def evaluate(
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
         _refuse_other_problems(journal, problems)
-        with telling_a_missing_folder(None if base_url else model):  # a server may name its model as it likes
+        with naming_missing_folders(None if base_url else model):  # a server may name its model as it likes
             _complete(journal, jobs, partial(generate, sampling=sampling), progress)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems

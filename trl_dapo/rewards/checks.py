@@ -10,18 +10,13 @@ generated, as an error without the name of the function.
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
-
-
-if TYPE_CHECKING:
-    from ..trainer import DAPOTrainer
 
 
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
@@ -274,43 +269,8 @@ def wrap_reward(
     return wrapped
 
 
-@contextmanager
-def checked_rewards(trainer: "DAPOTrainer") -> Iterator[None]:
-    """Checks what the reward functions return while TRL calls them; they stay the user's own objects otherwise."""
-    own = trainer.reward_funcs
-    trainer.reward_funcs = [
-        with_checked_values(reward_func, name)
-        for reward_func, name in zip(own, trainer.reward_func_names, strict=True)
-    ]
-    try:
-        yield
-    finally:
-        trainer.reward_funcs = own
-
-
-def raise_on_every_rank(error: Exception | None, rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
-    """
-    Stop all ranks where the reward functions failed on one. Collective: every rank must call it.
-
-    Args:
-        error (`Exception` or `None`):
-            What they raised on this rank.
-        rewards_BF (`torch.Tensor` of shape `(B, F)`):
-            Rewards of all ranks' completions, infinite where a function failed or returned such a reward.
-        names (`Sequence[str]` of length F):
-            Names of the reward functions.
-
-    Raises:
-        Exception: What was raised on this rank.
-        RuntimeError: With what was raised on another.
-        ValueError: If no function failed, but one returned an infinite reward.
-    """
-    messages = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
-    if error is not None:
-        raise error
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise RuntimeError(f"The reward functions failed on process {rank}: {message}")
+def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
+    """Names the reward function that returned an infinite reward, which there is."""
     name = names[int(torch.isinf(rewards_BF).any(dim=0).nonzero()[0])]
     raise ValueError(
         f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that cannot be "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sampling.groups import Criterion, is_correct, task_reward
+from ..sampling.groups import Criterion, count_correct, drop_reasons, is_correct, task_reward
+from .scaling import scale_reward
 
 
 # Reward functions that measure length, TRL's and ours: they never decide.
@@ -153,6 +154,31 @@ class TaskReward:
     def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
         """The task reward of each completion: see [`task_reward`]."""
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
+
+    def scaled(self, rewards_BF: torch.Tensor, scaling: Sequence[float] | None) -> torch.Tensor:
+        """The rewards with the task's own scaled, as `reward_scaling` asks."""
+        if scaling is None:
+            return rewards_BF
+        rewards_BF = rewards_BF.clone()
+        for i in self.is_task_F.nonzero().flatten().tolist():
+            scaled = scale_reward(rewards_BF[:, i].tolist(), *scaling)
+            rewards_BF[:, i] = torch.tensor(scaled, device=rewards_BF.device)
+        return rewards_BF
+
+    def drop_reasons(
+        self, rewards_BF: torch.Tensor, masked_B: torch.Tensor | None, num_generations: int
+    ) -> list[str | None]:
+        """For each group `None`, or why it is dropped; `masked_B` says which completions overlong filtering masks."""
+        rewards_NG = self.of(rewards_BF).view(-1, num_generations)
+        return drop_reasons(rewards_NG, None if masked_B is None else masked_B.view_as(rewards_NG), self.criterion)
+
+    def count_correct(
+        self, rewards_BF: torch.Tensor, masked_B: torch.Tensor | None, reasons: list[str | None]
+    ) -> list[tuple[int, int]]:
+        """Correct and scored completions of each group, as the decision on it takes them."""
+        rewards_NG = self.of(rewards_BF).view(len(reasons), -1)
+        masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
+        return count_correct(rewards_NG, masked_NG, reasons, self.criterion)
 
     def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
         """Which completions are right (boolean `torch.Tensor` of shape `(B,)`)."""

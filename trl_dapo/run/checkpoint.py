@@ -5,10 +5,10 @@
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -16,13 +16,10 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..ranks import rank_and_world_size
 from ..sampling.memory import PromptMemory
 from ..sampling.report import describe_misfit
-
-
-if TYPE_CHECKING:
-    from ..sampling.sampler import Sampler
-    from ..trainer import DAPOTrainer
+from ..sampling.sampler import Sampler
 
 
 logger = logging.get_logger(__name__)
@@ -31,42 +28,45 @@ STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 
 
-def save_state(trainer: "DAPOTrainer", folder: Path) -> None:
-    """Begins a checkpoint with what a trainer needs to go on as if it had not stopped. Every rank must call it."""
-    ahead = None if trainer.args.save_only_model else trainer._ahead.state_dict()  # waits for a round in flight
+def begin_checkpoint(folder: Path, args: TrainingArguments) -> None:
+    """Makes the folder of a checkpoint. One of an earlier run that is written over is not whole any more."""
     folder.mkdir(parents=True, exist_ok=True)
-    if trainer.args.should_save:  # a checkpoint of an earlier run that is written over is not whole any more
+    if args.should_save:
         (folder / WHOLE_NAME).unlink(missing_ok=True)
-    trainer.accelerator.wait_for_everyone()
-    if trainer.args.save_only_model:
-        return
-    sampler, rank = trainer._sampler, trainer.accelerator.process_index
-    local = {
-        "update": trainer.update_state_dict(),
-        "metrics": dict(trainer._metrics["train"]),
-        # TRL keeps these in a file that it writes only after the one that says that all is written.
-        "entropy": (trainer.entropy_coef, trainer._last_world_entropy) if trainer.use_adaptive_entropy else None,
-        "carried": None if sampler is None else sampler.carried_state_dict(),
-        "ahead": ahead,
-        "num_processes": trainer.accelerator.num_processes,
-    }
-    torch.save(local, folder / _rank_name(rank))
-    if trainer.args.should_save:
+
+
+def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, local: dict[str, Any]) -> None:
+    """
+    Writes what a trainer needs to go on as if it had not stopped: the sampler's state, and what is this rank's,
+    loadable with `weights_only=True`. Every rank calls it.
+    """
+    rank, num_ranks = rank_and_world_size()
+    carried = None if sampler is None else sampler.carried_state_dict()
+    torch.save({**local, "carried": carried, "num_processes": num_ranks}, folder / _rank_name(rank))
+    if args.should_save:
         shared = {} if sampler is None else sampler.state_dict()
         (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
         if sampler is not None and sampler.memory is not None:
             sampler.memory.save(folder / MEMORY_NAME)
 
 
-def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
+def load_state(
+    folder: Path,
+    sampler: Sampler | None,
+    misfits: Callable[[dict], dict[str, tuple]],
+    restore: Callable[[dict, bool], None],
+) -> None:
     """
     Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
     behind on all. That is either everything or, where what all ranks share can be read, the rows. What was written
     with other settings is left behind as far as it does not fit, with one warning.
+
+    `misfits` says which settings do not fit a rank's rows, by name; `restore` takes what is a rank's, and whether its
+    rows fit.
     """
-    sampler, num_processes = trainer._sampler, trainer.accelerator.num_processes
+    rank, num_processes = rank_and_world_size()
     shared, problem = _read_shared(folder, sampler)
-    local, lost = _read_local(folder / _rank_name(trainer.accelerator.process_index))
+    local, lost = _read_local(folder / _rank_name(rank))
     has_rows = local is not None and _has_rows(local)
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
@@ -89,10 +89,8 @@ def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
     if local is not None:
-        differs |= _load_local(trainer, local)
-        if not differs:
-            trainer._ahead.load_state_dict(local["ahead"])
-            trainer.load_update_state_dict(local["update"])
+        differs |= misfits(local)
+        restore(local, not differs)
     if all_lost and not differs:
         logger.warning(
             f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
@@ -102,26 +100,12 @@ def load_state(trainer: "DAPOTrainer", folder: Path) -> None:
         logger.warning(warning)
 
 
-def _load_local(trainer: "DAPOTrainer", local: dict[str, Any]) -> dict[str, tuple]:
-    """Loads what is of use with any settings; returns those that do not fit its rows."""
-    update = local["update"]
-    differs: dict[str, tuple] = {}
-    if trainer.use_adaptive_entropy and local["entropy"] is not None:
-        trainer.entropy_coef, trainer._last_world_entropy = local["entropy"]
-    if update["rollout"] is not None and update["generate_every"] != trainer._generate_every:
-        differs["steps_per_generation * num_iterations"] = update["generate_every"], trainer._generate_every
-    if update["rollout"] is not None and trainer.beta and "ref_per_token_logps" not in update["rollout"][0]:
-        differs["beta"] = 0.0, trainer.beta
-    trainer._metrics["train"].update(local["metrics"])
-    return differs
-
-
 def _has_rows(local: dict[str, Any]) -> bool:
     """Whether a rank's state holds rows that were to be trained on."""
     return local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
 
 
-def _read_shared(folder: Path, sampler: "Sampler | None") -> tuple[dict | None, str | None]:
+def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
     """What all ranks share, or `None` and why it cannot be read, in a sentence."""
     path = folder / STATE_NAME
     if not path.exists():
@@ -150,7 +134,7 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     return local, None
 
 
-def _is_shared(shared: Any, sampler: "Sampler | None") -> bool:
+def _is_shared(shared: Any, sampler: Sampler | None) -> bool:
     """Whether it holds what [`save_state`] writes, which is nothing without dynamic sampling."""
     own = {} if sampler is None or not shared else sampler.state_dict()
     return (

@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends of a run beside `max_steps`: rollouts that find nothing, passes over the dataset, tokens generated."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.utils import logging
 
+from ..config import DAPOConfig
 from ..sampling.report import describe_stop
+from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
-
-
-if TYPE_CHECKING:
-    from ..trainer import DAPOTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -27,21 +26,22 @@ class StopCallback(TrainerCallback):
     Every process holds the same sampler, so that all stop at the same step.
 
     Args:
-        trainer ([`DAPOTrainer`]):
-            Whose sampler counts.
+        sampler ([`Sampler`], *optional*): Counts.
+        args ([`DAPOConfig`]): Of the run.
+        is_between_rollouts (`Callable[[], bool]`): Whether what was sampled has trained.
 
     Attributes:
-        found_nothing (`bool`):
-            Whether the run was stopped because `dynamic_sampling_stop_after` rollouts in a row found nothing.
+        found_nothing (`bool`): Whether `dynamic_sampling_stop_after` rollouts in a row found nothing.
     """
 
-    def __init__(self, trainer: "DAPOTrainer") -> None:
-        self.trainer, self.found_nothing = trainer, False
+    def __init__(self, sampler: Sampler | None, args: DAPOConfig, is_between_rollouts: Callable[[], bool]) -> None:
+        self._sampler, self._args, self._is_between_rollouts = sampler, args, is_between_rollouts
+        self.found_nothing = False
 
     @property
     def limits(self) -> list[tuple[float, float]]:
         """How far each end but `max_steps` is: what has been used so far, and the limit."""
-        sampler, args = self.trainer._sampler, self.trainer.args
+        sampler, args = self._sampler, self._args
         if sampler is None:
             return []
         used = (sampler.passes, args.max_passes), (sampler.totals.tokens_generated, args.max_tokens_generated)
@@ -55,8 +55,7 @@ class StopCallback(TrainerCallback):
     @property
     def is_used_up(self) -> bool:
         """Whether passes or tokens are used up, and what was sampled with them has trained."""
-        between_rollouts = self.trainer._step % self.trainer._generate_every == 0
-        return between_rollouts and self.is_past_a_limit
+        return self._is_between_rollouts() and self.is_past_a_limit
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,16 +65,14 @@ class StopCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        sampler = self.trainer._sampler
+        sampler = self._sampler
         if sampler is None:
             return
         if self.is_used_up:
             control.should_training_stop = control.should_log = True
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
-        elif (
-            0 < self.trainer.args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up
-        ):
+        elif 0 < self._args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up:
             self.found_nothing = True
             control.should_training_stop = control.should_log = control.should_save = True
             if state.is_world_process_zero:

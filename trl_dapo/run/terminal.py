@@ -11,22 +11,18 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import PrinterCallback, ProgressCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import has_length
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from ..sampling.sampler import Totals
+from ..config import DAPOConfig
+from ..sampling.sampler import Sampler, Totals
 from .checkpoint import output_folder
 from .log import LOG_HISTORY_NAME
-
-
-if TYPE_CHECKING:
-    from ..config import DAPOConfig
-    from ..trainer import DAPOTrainer
+from .stops import StopCallback
 
 
 HEADER_EVERY = 30  # rows
@@ -61,7 +57,7 @@ def _length(value: float) -> str:
     return f"{value:.1f}" if value < 9999.5 else _count(value)
 
 
-def broken_for(file: IO[str], line: str) -> str:
+def wrapped_for(file: IO[str], line: str) -> str:
     """A line as it is, or on a terminal broken between words."""
     if not file.isatty():
         return line
@@ -254,7 +250,7 @@ def summarize(
     return lines
 
 
-def describe_passes(args: "DAPOConfig", num_steps: int) -> str | None:
+def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
     """
     What `num_train_epochs` does not mean, in one line; `None` where it does not apply.
 
@@ -286,27 +282,36 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
     removes it.
 
     Args:
-        trainer ([`DAPOTrainer`]):
-            Whose sampler counts, and which knows the ends of the run.
-        every (`int`, *optional*, defaults to `1`):
-            Steps to a row.
-        file (`IO[str]`, *optional*):
-            Where rows are written. Defaults to standard output.
+        args ([`DAPOConfig`]): Of the run.
+        stops ([`StopCallback`]): Knows the ends of the run.
+        sampler ([`Sampler`], *optional*): Counts what is sampled.
+        knows_length (`bool`): Whether the dataset's length is known.
+        every (`int`, *optional*, defaults to `1`): Steps to a row.
+        file (`IO[str]`, *optional*): Where rows are written. Defaults to standard output.
     """
 
     training_bar: tqdm | None
 
-    def __init__(self, trainer: "DAPOTrainer", every: int = 1, file: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        args: DAPOConfig,
+        stops: StopCallback,
+        sampler: Sampler | None,
+        knows_length: bool,
+        every: int = 1,
+        file: IO[str] | None = None,
+    ) -> None:
         super().__init__()
-        self.trainer, self.every, self.file = trainer, every, file
-        self.has_bar = not trainer.args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
+        self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, knows_length
+        self.every, self.file = every, file
+        self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
         self._window: list[dict] = []
         self._num_rows = 0
 
     def say(self, text: str) -> None:
         """Writes a line, above the bar."""
         file = self.file or sys.stdout
-        text = broken_for(file, text)
+        text = wrapped_for(file, text)
         if self.training_bar is not None:
             self.training_bar.write(text, file=file)
         else:
@@ -320,10 +325,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
         if not state.is_world_process_zero:
             return
-        if has_length(self.trainer.train_dataset) and (line := describe_passes(self.trainer.args, state.max_steps)):
+        if self._knows_length and (line := describe_passes(self._args, state.max_steps)):
             self.say(line)
         if state.global_step:
-            raised = "max_steps" if self.trainer.args.max_steps > 0 else "num_train_epochs"
+            raised = "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
             is_over = state.global_step >= state.max_steps
             what = f" Nothing is left to train: raise `{raised}`." if is_over else ""
             self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
@@ -360,7 +365,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        if self.trainer.args.logging_style == "full":
+        if self._args.logging_style == "full":
             if self.training_bar is not None:
                 super().on_log(args, state, control, logs, **kwargs)
             else:
@@ -384,7 +389,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
         """What has been used of each limit of the run, and the limit."""
-        return [(state.global_step, state.max_steps), *self.trainer.stop.limits]
+        return [(state.global_step, state.max_steps), *self._stops.limits]
 
     def _seconds_left(self, state: TrainerState) -> float | None:
         """Until the first of the run's ends, at the pace since it was started or resumed."""
@@ -403,10 +408,9 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             return
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
-        sampler = self.trainer._sampler
         lines = summarize(
             state.log_history,
-            None if sampler is None else sampler.totals,
+            None if self._sampler is None else self._sampler.totals,
             step=state.global_step,
             max_steps=state.max_steps,
             seconds=time.perf_counter() - self._started,
@@ -439,10 +443,10 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer: "DAPOTrainer") -> None:
+def print_to_terminal(trainer: Trainer, terminal: TerminalCallback) -> None:
     """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
-            trainer.add_callback(TerminalCallback(trainer))
+            trainer.add_callback(terminal)
             return

@@ -5,9 +5,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 
+from ..ranks import on_main_process
 from .rollouts import Round
 
 
@@ -90,18 +90,13 @@ def ask_group_filter(
         RuntimeError: With what it raised, on the others.
     """
     completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
-    reasons, raised = None, None
-    if PartialState().is_main_process:
-        facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+    facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+
+    def ask() -> list[str | None]:
         rows = [
             {**prompts[i // num_generations][1], "completion": completion, "length": length, "truncated": truncated}
             for i, (completion, length, truncated) in enumerate(facts)
         ]
-        try:
-            reasons = apply_group_filter(group_filter, round_.rewards_BF, reward_names, rows, num_generations)
-        except Exception as error:  # told to the other ranks first, which wait for it
-            raised = error
-    reasons, problem = broadcast_object_list([reasons, raised and repr(raised)])
-    if problem is not None:
-        raise raised or RuntimeError(f"`group_filter` failed on the main process: {problem}")
-    return reasons
+        return apply_group_filter(group_filter, round_.rewards_BF, reward_names, rows, num_generations)
+
+    return on_main_process(ask, failed="`group_filter` failed on the main process")

@@ -10,8 +10,8 @@ import torch
 
 from .groups import REASONS
 from .refill import Batch
-from .rollouts import Round
-from .sampler import MAX_AGE, ORDER, Rollout
+from .rollouts import Round, select_ages
+from .sampler import MAX_AGE, ORDER, Rollout, Sampler
 
 
 # What to change, by the reason that dropped most groups.
@@ -99,6 +99,25 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
             if reward == reward:
                 metrics[f"reward/{source}"] = reward
     return metrics
+
+
+def rollout_log(
+    sampler: Sampler,
+    batch: Batch,
+    reward_names: Sequence[str],
+    weights_F: torch.Tensor,
+    counts_ages: bool,
+    sampling: dict[str, float],
+) -> dict[str, float]:
+    """All metrics of a rollout by the names they are logged under; `sampling` are further ones of the sampler's."""
+    rollout = sampler.rollout
+    metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
+    metrics |= source_metrics(rollout, sampler.sources, weights_F)
+    refill_seconds = sum(round_.seconds for round_ in rollout.sampled[1:])
+    sampling = {**sampling, "refill_seconds": refill_seconds, "passes": sampler.passes}
+    sampling |= sampling_metrics(rollout, batch, sampler.num_generations)
+    metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
+    return metrics | (age_metrics(select_ages(rollout.rounds, batch.train)) if counts_ages else {})
 
 
 def drop_unknown(metrics: dict[str, list[float]]) -> None:

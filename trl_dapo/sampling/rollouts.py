@@ -7,14 +7,16 @@ log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of i
 """
 
 import pickle
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from accelerate import Accelerator
 
+from ..ranks import exchange_bytes, rank_and_world_size
 from .refill import Group
 
 
@@ -159,7 +161,7 @@ class Rows:
         Returns:
             [`Rows`]: This rank's `total / world_size` rows, in the order of their places.
         """
-        rank, world_size = _rank_and_world_size()
+        rank, world_size = rank_and_world_size()
         if world_size == 1:
             return self.take(sorted(range(total), key=places.__getitem__))
         per_rank = total // world_size
@@ -171,7 +173,7 @@ class Rows:
             pickle.dumps(share, protocol=5) if share[0] and destination != rank else b""
             for destination, share in enumerate(shares)
         ]
-        parts = [shares[rank], *(pickle.loads(payload) for payload in _all_to_all(payloads, device) if payload)]
+        parts = [shares[rank], *(pickle.loads(payload) for payload in exchange_bytes(payloads, device) if payload)]
         arrived = [place for part_places, _ in parts for place in part_places]
         together = Rows.empty()
         for _, part in parts:
@@ -243,6 +245,46 @@ class Round:
             self.sources = [None] * len(self.prompts)
 
     @classmethod
+    def sampled(
+        cls,
+        prompts: list[tuple[str, dict]],
+        rows: Rows,
+        rewards_BF: torch.Tensor,
+        *,
+        lengths: list[int],
+        truncated: list[bool],
+        extra_logs: dict[str, list],
+        metrics: dict[str, list[float]],
+        sources: list[str | None],
+        age: int,
+        accelerator: Accelerator,
+    ) -> "Round":
+        """
+        A round that was just sampled: `rows`, `lengths` and `truncated` are this rank's, `rewards_BF` and `extra_logs`
+        all ranks'. Every rank calls it; they must have drawn the same prompts.
+        """
+        names = [name for name, _ in prompts]
+        drawn = [zlib.crc32(repr(names).encode())] * len(rows)
+        columns = torch.tensor([lengths, truncated, drawn], device=accelerator.device)
+        lengths_B, truncated_B, drawn_B = accelerator.gather(columns.T.contiguous()).cpu().T
+        if (drawn_B != drawn_B[0]).any():
+            raise RuntimeError(
+                "The processes drew different prompts: their training datasets differ. Shuffle and filter the dataset "
+                "with a seed that is the same in every process."
+            )
+        return cls(
+            prompts=names,
+            rows=rows,
+            rewards_BF=rewards_BF.cpu(),
+            lengths_B=lengths_B,
+            truncated_B=truncated_B.bool(),
+            extra_logs={name: list(values) for name, values in extra_logs.items() if len(values) == len(rewards_BF)},
+            metrics=metrics,
+            ages=[age] * len(names),
+            sources=sources,
+        )
+
+    @classmethod
     def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, num_generations: int, ages: list[int]) -> "Round":
         """Groups that were sampled and scored before: only their rows, rewards and ages still matter."""
         blank_B = torch.zeros(len(rewards_BF))
@@ -262,7 +304,7 @@ class Round:
     @property
     def held(self) -> range:
         """Places, among all ranks' rows, of those that this rank holds: the ranks' shares follow each other."""
-        rank, _ = _rank_and_world_size()
+        rank, _ = rank_and_world_size()
         return range(rank * len(self.rows), (rank + 1) * len(self.rows))
 
     def local_rows(self, index: int) -> tuple[range, range]:
@@ -340,18 +382,6 @@ def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
     return [rounds[number].ages[index] for number, index in groups]
 
 
-def local_slice(num_rows: int, rank: int, world_size: int) -> slice:
-    """The part of `num_rows` global rows that a rank holds: the ranks' parts are equal and follow each other.
-
-    Raises:
-        ValueError: If the rows cannot be split into equal parts.
-    """
-    per_rank, rest = divmod(num_rows, world_size)
-    if rest:
-        raise ValueError(f"{num_rows} rows cannot be split into equal parts for {world_size} processes.")
-    return slice(rank * per_rank, (rank + 1) * per_rank)
-
-
 class _Converted(Sequence):
     """Rows converted as they are read, one at a time: no second copy of all of them is ever held."""
 
@@ -381,25 +411,3 @@ def _images_in(prompts: list) -> list[list | None]:
         else None
         for prompt in prompts
     ]
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _all_to_all(payloads: list[bytes], device: torch.device) -> list[bytes]:
-    """Sends `payloads[r]` to rank `r`; returns what each rank sent here."""
-    sizes = torch.tensor([len(payload) for payload in payloads], dtype=torch.int64, device=device)
-    incoming = torch.empty_like(sizes)
-    dist.all_to_all_single(incoming, sizes)
-    send = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)[: int(sizes.sum())]
-    received = torch.empty(int(incoming.sum()), dtype=torch.uint8, device=device)
-    dist.all_to_all_single(received, send.to(device), incoming.tolist(), sizes.tolist())
-    buffer, parts = received.cpu().numpy().tobytes(), []
-    start = 0
-    for size in incoming.tolist():
-        parts.append(buffer[start : start + size])
-        start += size
-    return parts

@@ -242,8 +242,8 @@ class Sampler:
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
         self._ahead: _Drawn | None = None
-        self._barren_since = stream.passes  # where in the stream a group was last accepted
-        self._num_told = 0
+        self._passes_at_last_group = stream.passes  # where in the stream a group was last accepted
+        self._num_passes_warned_of = 0
 
     # One rollout
 
@@ -389,7 +389,7 @@ class Sampler:
         num_accepted = sum(reason is None for reason in reasons)
         self.acceptance.update(num_accepted, len(reasons))
         if num_accepted:
-            self._barren_since = self.stream.passes
+            self._passes_at_last_group = self.stream.passes
         if self.memory is not None:
             assert counts is not None
             for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
@@ -431,13 +431,16 @@ class Sampler:
         """
         self._carried = groups
 
-    def new_barren_passes(self) -> int:
+    def new_passes_without_group(self) -> int:
         """
         Whole passes since a group was last accepted, if the first, second, fourth, eighth and so on has ended since
         this was last asked, else 0: a pass over few prompts is soon over, and a line for each would hide all others.
         """
-        told, self._num_told = self._num_told, int(self.stream.passes - self._barren_since)
-        return self._num_told if self._num_told.bit_length() > told.bit_length() else 0
+        told, self._num_passes_warned_of = (
+            self._num_passes_warned_of,
+            int(self.stream.passes - self._passes_at_last_group),
+        )
+        return self._num_passes_warned_of if self._num_passes_warned_of.bit_length() > told.bit_length() else 0
 
     # Checkpoints
 
@@ -472,7 +475,7 @@ class Sampler:
             "sources": self.sources,
             "num_short_rollouts": self.num_short_rollouts,
             "totals": asdict(self.totals),
-            "barren_since": self._barren_since,
+            "barren_since": self._passes_at_last_group,
         }
 
     def carried_state_dict(self) -> dict[str, Any] | None:
@@ -499,11 +502,11 @@ class Sampler:
         }
         if differs.keys() & ORDER:
             self.stream.begin_after(state["stream"])
-            self._barren_since = self.stream.passes
+            self._passes_at_last_group = self.stream.passes
         else:
             self.stream.load_state_dict(state["stream"])
-            self._barren_since = state["barren_since"]
-        self._num_told = int(self.stream.passes - self._barren_since)
+            self._passes_at_last_group = state["barren_since"]
+        self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])

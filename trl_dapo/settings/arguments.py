@@ -5,7 +5,8 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
@@ -60,6 +61,25 @@ def check_model_path(name: str) -> None:
     """
     if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
         raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
+
+
+@contextmanager
+def naming_missing_folders(*models: object) -> Iterator[None]:
+    """
+    Adds which models' names are no folders to the error where one is not found: whoever misspells a path would read
+    of the network alone.
+    """
+    names = [model for model in models if isinstance(model, str)]
+    for name in names:
+        check_model_path(name)
+    try:
+        yield
+    except OSError as error:
+        missing = [f"`{name}`" for name in names if not os.path.exists(name)]
+        if not missing or "huggingface.co" not in str(error):
+            raise
+        are = "is no folder" if len(missing) == 1 else "are no folders"
+        raise OSError(f"{' and '.join(missing)} {are} here. {error}") from error
 
 
 def refuse_unknown_fields(

@@ -22,9 +22,7 @@ class SkipEmptyStep(TrainerCallback):
             The optimizer inside DeepSpeed's, which steps in its backward pass; `None` without DeepSpeed.
     """
 
-    def __init__(
-        self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], torch.optim.Optimizer | None]
-    ) -> None:
+    def __init__(self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any]) -> None:
         self._is_empty, self._deepspeed_optimizer = is_empty, deepspeed_optimizer
         self._hooks: list[RemovableHandle] = []
         self._hidden: list[list[torch.nn.Parameter]] = []

@@ -32,7 +32,7 @@ def ranks_are_in_step(accelerator: Accelerator, shards_weights: bool) -> bool:
 def accumulating(
     accelerator: Accelerator, model: torch.nn.Module, defer: Callable[[], AbstractContextManager] | None
 ) -> Iterator[None]:
-    """What the training loop does around every micro-batch but the last; `defer` is that of weights sharded at load."""
+    """What the training loop does around every micro-batch but the last; `defer` is for weights sharded at load."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED or syncs_each_batch(accelerator):
         context: AbstractContextManager = nullcontext()
     else:
@@ -63,8 +63,9 @@ def run_trimmed(
         rows = torch.tensor(indices or [0], device=ids.device)
         for i, chunk in enumerate(run(ids[rows, columns], mask[rows, columns], completion_width)[:2]):
             if chunk is not None:
-                whole = chunk.new_zeros(len(lengths), num_columns) if found[i] is None else found[i]
+                whole = found[i]
+                if whole is None:
+                    whole = found[i] = chunk.new_zeros(len(lengths), num_columns)
                 whole[rows[: len(indices)], :completion_width] = chunk[: len(indices)]
-                found[i] = whole
     assert found[0] is not None  # there is a pass, if only of one token
     return found[0], found[1]

@@ -21,7 +21,8 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
-from ..settings.model_checks import warnings_at_start, why_positions_are_absolute
+from ..settings.model_checks import why_positions_are_absolute
+from ..settings.rules import check_rules
 from .empty_steps import SkipEmptyStep
 from .microbatches import attention_cost_of
 from .objective import Objective
@@ -41,9 +42,9 @@ class UpdatePhase(GRPOTrainer):
     micro-batches of equal padded cost.
 
     Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
-    draw), counts its own loss tokens over all ranks, and cuts the rows again into the usual number of micro-batches, or
-    with `max_tokens_per_microbatch` into as many as keep that budget. The training loop, DDP, FSDP and DeepSpeed see
-    nothing unusual. docs/design.md says what is cut where.
+    draw), counts its own loss tokens over all ranks, and cuts the rows again into the usual number of micro-batches,
+    or with `max_tokens_per_microbatch` into as many as keep that budget. The training loop, DDP, FSDP and DeepSpeed
+    see nothing unusual. docs/design.md says what is cut where.
     """
 
     # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
@@ -67,64 +68,19 @@ class UpdatePhase(GRPOTrainer):
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
-        self._check_budget()
+        check_rules(
+            self.args,
+            has_images=self._is_vlm,
+            num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
+        )
+        if self._budget is not None:
+            check_rules(self.args, feels_padding=why_positions_are_absolute(self.model.config))
         self.add_callback(
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
                 deepspeed_optimizer=lambda: self.model_wrapped.basic_optimizer if self.is_deepspeed_enabled else None,
             )
         )
-        if self.accelerator.is_main_process:
-            for message in warnings_at_start(self.args, self.model.config, self._steps_in_bfloat16()):
-                logger.warning(message)
-
-    def _steps_in_bfloat16(self) -> bool:
-        """Whether the whole model trains, with no copy of its weights in more than bfloat16."""
-        # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
-        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"):
-            return False
-        parameters = list(self.model.parameters())
-        trained = sum(
-            weight.numel() for weight in parameters if weight.requires_grad and weight.dtype == torch.bfloat16
-        )
-        return 2 * trained > sum(weight.numel() for weight in parameters)
-
-    def _check_budget(self) -> None:
-        """Refuse a budget where rows cannot be cut again."""
-        if self._budget is None:
-            return
-        setting = f"`max_tokens_per_microbatch={self._budget}`"
-        if self._is_vlm:
-            raise ValueError(
-                f"{setting} does not support models with images, whose rows cannot be cut again. Leave it out, and "
-                "bound memory by `per_device_train_batch_size`."
-            )
-        if self.num_ranks_sharing_a_row > 1:
-            raise ValueError(
-                f"{setting} needs ranks of which each has rows of its own, but {self.num_ranks_sharing_a_row} ranks "
-                "share a row (tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or "
-                "leave it out."
-            )
-        self._refuse_to_feel_padding(why_positions_are_absolute(self.model.config))
-
-    def _refuse_to_feel_padding(self, reason: str | None) -> None:
-        if reason is not None:
-            raise ValueError(
-                f"`max_tokens_per_microbatch={self._budget}` does not work for this model, which depends on its "
-                f"padding: {reason}. Leave it out, and bound memory by `per_device_train_batch_size`."
-            )
-
-    def _check_padding(self) -> None:
-        if self._budget is not None and self._depends_on_padding:
-            self._refuse_to_feel_padding("its log-probabilities move when a row is padded")
-        if self._trims_padding or self.loss_type != "dapo" or not self.args.use_dynamic_sampling:
-            return
-        if self.args.dynamic_sampling_surplus == "carry":
-            raise ValueError(
-                "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on "
-                "the padding: a row has other padding in the rollout that it is carried to. Set "
-                "`dynamic_sampling_surplus='discard'`."
-            )
 
     # ---- The window ----
 
@@ -144,7 +100,9 @@ class UpdatePhase(GRPOTrainer):
     def _open_window(self, batches: list) -> None:
         """Generates what the optimizer step needs and cuts its rows into micro-batches."""
         self._tally = Tally()
-        self._check_padding()
+        if self.loss_type == "dapo":
+            moves = "its log-probabilities move when a row is padded"
+            check_rules(self.args, feels_padding=moves if self._depends_on_padding else None)
         parts = []  # what TRL would train on at each micro-step
         for step, batch in enumerate(batches, start=self._step):
             # The policy does not change inside a window, so a rollout that starts in its middle may be made now.

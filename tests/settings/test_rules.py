@@ -1,0 +1,285 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rule book on plain values: no torch, no TRL. That a config asks it is held by `test_config.py`."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trl_dapo.settings.rules import KNOWN_LOSSES, RULES, check_rules, why_refused
+
+
+DEFAULTS = {
+    "num_generations": 16,
+    "loss_type": "dapo",
+    "use_vllm": False,
+    "vllm_mode": "colocate",
+    "vllm_lora_sync": None,
+    "use_transformers_continuous_batching": False,
+    "bf16": False,
+    "fp16": False,
+    "max_completion_length": 256,
+    "mask_truncated_completions": False,
+    "top_entropy_quantile": 1.0,
+    "max_tokens_per_microbatch": None,
+    "use_dynamic_sampling": True,
+    "dynamic_sampling_max_rounds": 10,
+    "dynamic_sampling_on_exhausted": "top_up",
+    "dynamic_sampling_stop_after": 20,
+    "max_passes": None,
+    "max_tokens_generated": None,
+    "dynamic_sampling_rewards": None,
+    "dynamic_sampling_min_accuracy": 0.0,
+    "dynamic_sampling_max_accuracy": 1.0,
+    "dynamic_sampling_mode": "filter",
+    "dynamic_sampling_max_round_size": None,
+    "batch_multiplier": None,
+    "min_replace_ratio": 0.3,
+    "dynamic_sampling_surplus": "discard",
+    "dynamic_sampling_memory": False,
+    "rollouts_ahead": 0,
+    "vllm_request_timeout": None,
+    "overlong_buffer_length": None,
+    "overlong_penalty_factor": 1.0,
+    "overlong_filtering": None,
+    "reward_scaling": None,
+    "log_groups": 4,
+}
+FACTS = {
+    "groups_per_rollout": 8,
+    "has_images": False,
+    "num_ranks_sharing_a_row": 1,
+    "feels_padding": None,
+    "has_group_filter": False,
+    "reward_names": ["accuracy", "format"],
+    "has_rollout_func": False,
+    "has_environments": False,
+    "has_tools": False,
+    "trains_float32": True,
+}
+CARRY = {"dynamic_sampling_surplus": "carry"}
+AHEAD = {"rollouts_ahead": 1, "use_vllm": True, "vllm_mode": "server", **CARRY}
+FILTER = {"has_group_filter": True}
+
+
+def settings(**changed):
+    return SimpleNamespace(**{**DEFAULTS, **changed})
+
+
+def test_the_defaults_break_no_rule():
+    assert why_refused(settings()) is None
+    assert why_refused(settings(), **FACTS) is None
+    check_rules(settings(), **FACTS)
+
+
+def test_the_defaults_here_are_the_configs_and_the_losses_are_those_of_the_objective():
+    from trl_dapo import DAPOConfig
+    from trl_dapo.update.loss import LOSS_MEANS
+
+    fields = DAPOConfig.__dataclass_fields__
+    ours = {name: fields[name].default for name in DEFAULTS if name in DAPOConfig.__annotations__}
+    assert ours == {name: DEFAULTS[name] for name in ours}
+    assert DEFAULTS.keys() <= fields.keys()
+    assert tuple(LOSS_MEANS) == KNOWN_LOSSES
+
+
+ALONE = [
+    (
+        {"max_passes": 2},
+        "`max_passes=2` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. ",
+    ),
+    ({"max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by"),
+    ({"log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which keeps no ledger. Set"),
+]
+MASK = [
+    (
+        {"dynamic_sampling_on_exhausted": "error"},
+        "`dynamic_sampling_on_exhausted='error'` has no effect with `dynamic",
+    ),
+    (CARRY, "`dynamic_sampling_surplus='carry'` has no effect with `dynamic_sampling_mode='mask'`, which samples"),
+    ({"dynamic_sampling_max_round_size": 2}, "`dynamic_sampling_max_round_size=2` has no effect with `dynamic"),
+    ({"batch_multiplier": 3.0}, "`batch_multiplier=3.0` has no effect with `dynamic_sampling_mode='mask'`, which"),
+]
+SETTINGS = [
+    *(({"use_dynamic_sampling": False, **changed}, said) for changed, said in ALONE),
+    *(({"dynamic_sampling_mode": "mask", **changed}, said) for changed, said in MASK),
+    ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with `dynamic_sampling_mode='filter'`. Set `"),
+    (
+        {**CARRY, "dynamic_sampling_mode": "replace"},
+        "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling",
+    ),
+    ({**CARRY, "loss_type": "grpo"}, "`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got 'grpo': TRL's"),
+    ({"vllm_request_timeout": 60.0}, "`vllm_request_timeout=60.0` has no effect without a vLLM server. Leave it out,"),
+    ({"rollouts_ahead": 1}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got transformers generation"),
+    ({**AHEAD, "vllm_mode": "colocate"}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got `vllm_mode="),
+    ({**AHEAD, "use_dynamic_sampling": False}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: the"),
+    ({**AHEAD, "dynamic_sampling_surplus": "discard"}, "`rollouts_ahead=1` needs `dynamic_sampling_surplus='carry'`"),
+    ({"overlong_buffer_length": 4, "max_completion_length": None}, "`overlong_buffer_length=4` needs a `max_completi"),
+    (
+        {"max_tokens_per_microbatch": 64, "loss_type": "grpo"},
+        "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`",
+    ),
+    (
+        {"max_tokens_per_microbatch": 64, "top_entropy_quantile": 0.5},
+        "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0.5`: a quantile over each micro-batch wo",
+    ),
+    ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
+    (
+        {"reward_scaling": [0, 1]},
+        "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum",
+    ),
+    ({"reward_scaling": [1, 1, 0, 1]}, "The source range of `reward_scaling` must begin below its end and both be fi"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), SETTINGS, ids=str)
+def test_settings_that_contradict_each_other_are_refused_with_the_value_first(changed, said):
+    assert why_refused(settings(**changed)).startswith(said)
+    with pytest.raises(ValueError, match=r"\.$"):
+        check_rules(settings(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "facts", "message"),
+    [
+        (
+            {"batch_multiplier": 0.1},
+            {"groups_per_rollout": 4},
+            "`batch_multiplier=0.1` asks for rounds of less than one prompt, with a rollout batch of 4. Raise it to "
+            "at least 0.25.",
+        ),
+        (
+            {"batch_multiplier": 2.0},
+            {"groups_per_rollout": 4},
+            "`batch_multiplier=2.0` asks for rounds of 8 prompts, but without vLLM or continuous batching a round "
+            "runs as one batch and holds at most the generation batch, 4 prompts. Lower it, or set `use_vllm=True` or "
+            "`use_transformers_continuous_batching=True`.",
+        ),
+        (
+            {"max_tokens_per_microbatch": 64},
+            {"has_images": True},
+            "`max_tokens_per_microbatch=64` does not support models with images, whose rows cannot be cut again. "
+            "Leave it out, and bound memory by `per_device_train_batch_size`.",
+        ),
+        (
+            {"max_tokens_per_microbatch": 64},
+            {"num_ranks_sharing_a_row": 2},
+            "`max_tokens_per_microbatch=64` needs ranks of which each has rows of its own, but 2 ranks share a row "
+            "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or leave it out.",
+        ),
+        (
+            {"max_tokens_per_microbatch": 64},
+            {"feels_padding": "its rope type 'dynamic' depends on the number of columns"},
+            "`max_tokens_per_microbatch=64` does not work for this model, which depends on its padding: its rope type "
+            "'dynamic' depends on the number of columns. Leave it out, and bound memory by "
+            "`per_device_train_batch_size`.",
+        ),
+        (
+            CARRY,
+            {"feels_padding": "its log-probabilities move when a row is padded"},
+            "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on the "
+            "padding: a row has other padding in the rollout that it is carried to. Set "
+            "`dynamic_sampling_surplus='discard'`.",
+        ),
+        (
+            {"use_dynamic_sampling": False},
+            FILTER,
+            "A `group_filter` has no effect with `use_dynamic_sampling=False`. Leave it out, or set "
+            "`use_dynamic_sampling=True`.",
+        ),
+        (
+            {},
+            {**FILTER, "reward_names": ["exact", "length", "exact"]},
+            "A `group_filter` is given a group's rewards by name, but 2 reward functions are called 'exact'. Give "
+            "each a name of its own (`__name__`).",
+        ),
+        (
+            {"dynamic_sampling_memory": True},
+            FILTER,
+            "`dynamic_sampling_memory=True` has no effect beside a `group_filter`, which alone decides which groups "
+            "train. Leave it at False, or leave out `group_filter`.",
+        ),
+        (
+            {"dynamic_sampling_max_accuracy": 0.9},
+            FILTER,
+            "`dynamic_sampling_max_accuracy=0.9` has no effect beside a `group_filter`, which alone decides which "
+            "groups train. Leave it at 1.0, or leave out `group_filter`.",
+        ),
+        (
+            AHEAD,
+            {"has_rollout_func": True},
+            "`rollouts_ahead=1` does not support a `rollout_func`, which asks the server itself. Set "
+            "`rollouts_ahead=0`.",
+        ),
+        (
+            AHEAD,
+            {"has_environments": True},
+            "`rollouts_ahead=1` does not support environments, which are reset when their round begins. Set "
+            "`rollouts_ahead=0`.",
+        ),
+        (
+            AHEAD,
+            {"has_tools": True},
+            "`rollouts_ahead=1` does not support tools, which are called between two requests. Set "
+            "`rollouts_ahead=0`.",
+        ),
+        (
+            AHEAD,
+            {"has_images": True},
+            "`rollouts_ahead=1` does not support models with images, which a checkpoint cannot hold. Set "
+            "`rollouts_ahead=0`.",
+        ),
+        (
+            {"use_transformers_continuous_batching": True, "fp16": True},
+            {"trains_float32": True},
+            "`use_transformers_continuous_batching=True` with `fp16=True` rounds the float32 weights that train to "
+            "float16 at every rollout: small steps are lost. Set `fp16=False`, or sample with `use_vllm=True`, or "
+            "without either.",
+        ),
+        (
+            {},
+            {"num_ranks_sharing_a_row": 4},
+            "Dynamic sampling needs ranks of which each has rows of its own, but 4 ranks share a row (tensor, context "
+            "or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set `use_dynamic_sampling=False`.",
+        ),
+        (
+            CARRY,
+            {"has_images": True},
+            "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold them. "
+            "Set `dynamic_sampling_surplus='discard'`.",
+        ),
+    ],
+    ids=str,
+)
+def test_facts_that_settings_do_not_go_with_are_refused_in_these_words(changed, facts, message):
+    assert why_refused(settings(**changed), **facts) == message
+    assert why_refused(settings(**changed), **{**FACTS, **facts}) == message
+    assert why_refused(settings(**changed)) is None  # not known yet
+
+
+@pytest.mark.parametrize(
+    ("changed", "facts"),
+    [
+        ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "feels_padding": "so"}),
+        ({"use_dynamic_sampling": False}, {"num_ranks_sharing_a_row": 2}),
+        ({"loss_type": "grpo"}, {"feels_padding": "so"}),
+        ({"use_transformers_continuous_batching": True, "bf16": True}, {"trains_float32": False}),
+        ({"batch_multiplier": 3.0, "use_vllm": True}, {"groups_per_rollout": 4}),
+        ({"dynamic_sampling_memory": True}, {"has_group_filter": False}),
+        ({"dynamic_sampling_max_round_size": 4}, {"groups_per_rollout": 4}),
+    ],
+    ids=str,
+)
+def test_what_does_not_apply_is_accepted(changed, facts):
+    assert why_refused(settings(**changed), **facts) is None
+
+
+def test_a_fact_alone_asks_only_the_rules_that_need_it():
+    broken = settings(max_passes=2, use_dynamic_sampling=False)
+    assert why_refused(broken, has_images=True) is None
+    assert why_refused(broken, trains_float32=True) is None
+    assert why_refused(broken) is not None
+
+
+def test_every_rule_needs_facts_that_are_named_here():
+    assert {fact for rule in RULES for fact in rule.facts} == FACTS.keys()

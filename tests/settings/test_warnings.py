@@ -1,0 +1,94 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run hears before it begins."""
+
+import warnings
+
+import pytest
+import torch
+from helpers import tiny_config
+from update_helpers import ScriptedUpdate, tiny_policy
+
+from trl_dapo.settings.warnings import warnings_at_start, without_renaming_warnings
+
+
+CONTEXT = 1024  # tokens, as GPT-2 has
+
+
+def test_a_usual_run_is_not_warned_of_anything(tmp_path):
+    assert warnings_at_start(tiny_config(tmp_path), CONTEXT, steps_in_bfloat16=False) == []
+
+
+def test_bfloat16_weights_at_a_small_learning_rate_are_warned_of(tmp_path):
+    (message,) = warnings_at_start(tiny_config(tmp_path, learning_rate=9e-6), CONTEXT, steps_in_bfloat16=True)
+    assert "`learning_rate` is 9e-06" in message
+    for learning_rate, steps_in_bfloat16 in [(1e-5, True), (9e-6, False)]:
+        args = tiny_config(tmp_path, learning_rate=learning_rate)
+        assert warnings_at_start(args, CONTEXT, steps_in_bfloat16) == []
+
+
+def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
+    """What the warning says, on a weight of usual size."""
+    weight = torch.tensor(0.02, dtype=torch.bfloat16)
+    assert weight - 1e-6 == weight
+    assert weight - 1e-4 != weight
+
+
+def test_an_upper_clip_below_the_lower_is_warned_of(tmp_path):
+    def said(epsilon_high):
+        args = tiny_config(tmp_path, epsilon=0.3, epsilon_high=epsilon_high)
+        return warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
+
+    assert said(0.3) == said(None) == []
+    (message,) = said(0.1)
+    assert message.startswith("`epsilon_high` (0.1) is below `epsilon` (0.3): ")
+
+
+def test_a_rollout_of_one_prompt_is_warned_of(tmp_path):
+    args = tiny_config(tmp_path, gradient_accumulation_steps=1)  # 4 rows, 4 completions a prompt
+    (message,) = warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
+    assert "one prompt" in message
+
+
+def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
+    def said(length):
+        args = tiny_config(tmp_path, max_completion_length=length)
+        return warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
+
+    assert said(1023) == said(None) == []
+    (message,) = said(1024)
+    assert "(1024) leaves no room for a prompt in the model's context of 1024 tokens" in message
+
+
+@pytest.mark.parametrize(
+    ("make_model", "is_warned"),
+    [
+        (lambda: tiny_policy().bfloat16(), True),
+        (tiny_policy, False),
+        (lambda: freeze_all_but_the_head(tiny_policy().bfloat16()), False),
+    ],
+    ids=["bfloat16", "float32", "bfloat16, mostly frozen"],
+)
+def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(make_model, is_warned, caplog):
+    ScriptedUpdate(model=make_model(), learning_rate=1e-6)
+    assert ("held in bfloat16" in caplog.text) is is_warned
+
+
+def freeze_all_but_the_head(model):
+    model.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    return model
+
+
+def test_warnings_of_names_that_trl_uses_are_left_out_and_others_are_not():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with without_renaming_warnings():
+            for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
+                warnings.warn(f"`{name}` is deprecated and will be removed in v6.", FutureWarning, stacklevel=1)
+            warnings.warn("`logging_dir` is deprecated", FutureWarning, stacklevel=1)
+        warnings.warn("`gradient_checkpointing` is deprecated", FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in heard] == [
+        "`logging_dir` is deprecated",
+        "`gradient_checkpointing` is deprecated",
+    ]

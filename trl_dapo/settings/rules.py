@@ -1,0 +1,361 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rule book: which settings contradict which, when, why, and the way out. Pure: a plan asks too, without torch.
+
+What a single setting may be stands in `ranges.py`; sizes that do not divide are the arithmetic of `batch_sizes.py`.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ..rewards.scaling import why_unscalable
+
+
+class Rule(NamedTuple):
+    """
+    What is refused.
+
+    Attributes:
+        breaks (`Callable`):
+            Whether the settings and facts, as attributes of one namespace, are refused.
+        message (`str` or `Callable`):
+            The value, the reason and the way out; `{name}` is a setting or a fact. Or makes it of the namespace.
+        facts (`tuple[str, ...]`):
+            What must be known besides the settings.
+    """
+
+    breaks: Callable[[SimpleNamespace], Any]
+    message: str | Callable[[SimpleNamespace], str]
+    facts: tuple[str, ...] = ()
+
+
+# Those that leave out rows which only fill a rollout; `update/loss.py` says how each divides.
+KNOWN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo")
+
+DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
+
+
+def _some_group_fits(s: SimpleNamespace) -> bool:
+    low, high, G = s.dynamic_sampling_min_accuracy, s.dynamic_sampling_max_accuracy, s.num_generations
+    return any((low == 0 or right / G > low) and (high == 1 or right / G < high) for right in range(1, G))
+
+
+def _may_hold_filler(s: SimpleNamespace) -> bool:
+    ends = s.dynamic_sampling_max_rounds > 0 or s.dynamic_sampling_stop_after > 0
+    return (s.dynamic_sampling_on_exhausted == "top_up" and ends) or s.dynamic_sampling_mode == "mask"
+
+
+def _asks_a_server(s: SimpleNamespace) -> bool:
+    return s.use_vllm and s.vllm_mode == "server"
+
+
+def _runs_rounds_as_one_batch(s: SimpleNamespace) -> bool:
+    return s.use_dynamic_sampling and not (s.use_vllm or s.use_transformers_continuous_batching)
+
+
+def _carries(s: SimpleNamespace) -> bool:
+    return s.use_dynamic_sampling and s.dynamic_sampling_surplus == "carry"
+
+
+def _counted_by_sampling(name: str) -> Rule:
+    return Rule(
+        lambda s: getattr(s, name) is not None and not s.use_dynamic_sampling,
+        f"`{name}={{{name}}}` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. Set "
+        "`max_steps` or `num_train_epochs` in its place.",
+    )
+
+
+def _idle_with_mask(name: str, default: Any) -> Rule:
+    return Rule(
+        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask" and getattr(s, name) != default,
+        f"`{name}={{{name}!r}}` has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. "
+        f"Leave it at {default!r} or use `dynamic_sampling_mode='filter'`.",
+    )
+
+
+def _needed_ahead(name: str, needed: Any) -> Rule:
+    return Rule(
+        lambda s: s.rollouts_ahead and getattr(s, name) != needed,
+        f"`rollouts_ahead=1` needs `{name}={needed!r}`, got {{{name}!r}}: the round sampled ahead trains as carried "
+        "groups do. Set it, or `rollouts_ahead=0`.",
+    )
+
+
+def _not_supported_ahead(fact: str, what: str) -> Rule:
+    return Rule(
+        lambda s: s.rollouts_ahead and getattr(s, fact),
+        f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.",
+        (fact,),
+    )
+
+
+def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> Rule:
+    return Rule(
+        lambda s: _runs_rounds_as_one_batch(s) and size_of(s) > s.groups_per_rollout,
+        lambda s: (
+            f"`{name}={getattr(s, name)}` asks for rounds of {size_of(s):g} prompts, but without vLLM or continuous "
+            f"batching a round runs as one batch and holds at most the generation batch, {s.groups_per_rollout} "
+            "prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
+        ),
+        ("groups_per_rollout",),
+    )
+
+
+def _idle_beside_a_filter(name: str, default: Any) -> Rule:
+    return Rule(
+        lambda s: s.has_group_filter and getattr(s, name) != default,
+        f"`{name}={{{name}}}` has no effect beside a `group_filter`, which alone decides which groups train. Leave it "
+        f"at {default}, or leave out `group_filter`.",
+        ("has_group_filter",),
+    )
+
+
+def _rounds_what_trains(given: str, dtype: str) -> Rule:
+    return Rule(
+        lambda s: s.use_transformers_continuous_batching and getattr(s, given) and s.trains_float32,
+        f"`use_transformers_continuous_batching=True` with `{given}=True` rounds the float32 weights that train to "
+        f"{dtype} at every rollout: small steps are lost. Set `{given}=False`, or sample with `use_vllm=True`, or "
+        "without either.",
+        ("trains_float32",),
+    )
+
+
+def _shared_name(s: SimpleNamespace) -> str | None:
+    return next((name for name in s.reward_names if s.reward_names.count(name) > 1), None)
+
+
+# In the order in which they are asked: a user is told of the first that is broken.
+RULES: tuple[Rule, ...] = (
+    # ---- Which groups train ----
+    Rule(
+        lambda s: not 0 <= s.dynamic_sampling_min_accuracy < s.dynamic_sampling_max_accuracy <= 1,
+        "`dynamic_sampling_min_accuracy` and `dynamic_sampling_max_accuracy` must satisfy 0 <= min < max <= 1, got "
+        "{dynamic_sampling_min_accuracy} and {dynamic_sampling_max_accuracy}.",
+    ),
+    Rule(
+        lambda s: not _some_group_fits(s),
+        "No group of {num_generations} completions has an accuracy strictly between "
+        "`dynamic_sampling_min_accuracy={dynamic_sampling_min_accuracy}` and "
+        "`dynamic_sampling_max_accuracy={dynamic_sampling_max_accuracy}`: every group would be dropped. Widen the "
+        "band or raise `num_generations`.",
+    ),
+    Rule(
+        lambda s: isinstance(s.dynamic_sampling_rewards, str),
+        "`dynamic_sampling_rewards` must be a list of names, got the text {dynamic_sampling_rewards!r}. Write "
+        "`[{dynamic_sampling_rewards!r}]`.",
+    ),
+    Rule(
+        lambda s: s.dynamic_sampling_rewards is not None and not s.dynamic_sampling_rewards,
+        "`dynamic_sampling_rewards` is empty: no reward function would decide. Name at least one, or leave it `None` "
+        "for all but the length penalty.",
+    ),
+    # ---- How prompts are sampled ----
+    _counted_by_sampling("max_passes"),
+    _counted_by_sampling("max_tokens_generated"),
+    _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
+    _idle_with_mask("dynamic_sampling_surplus", "discard"),
+    _idle_with_mask("dynamic_sampling_max_round_size", None),
+    _idle_with_mask("batch_multiplier", None),
+    Rule(
+        lambda s: (
+            s.use_dynamic_sampling
+            and s.min_replace_ratio != DEFAULT_REPLACE_RATIO
+            and s.dynamic_sampling_mode != "replace"
+        ),
+        "`min_replace_ratio={min_replace_ratio}` has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`."
+        " Set `dynamic_sampling_mode='replace'`.",
+    ),
+    Rule(
+        lambda s: _carries(s) and s.dynamic_sampling_mode == "replace",
+        "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling_mode='replace'`, which stops before there "
+        "is a surplus. Use `dynamic_sampling_mode='filter'`.",
+    ),
+    Rule(
+        lambda s: _carries(s) and s.loss_type != "dapo",
+        "`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got {loss_type!r}: TRL's other losses cannot "
+        "mix rows of two policies. Set `dynamic_sampling_surplus='discard'`.",
+    ),
+    Rule(
+        lambda s: s.use_dynamic_sampling and s.loss_type not in KNOWN_LOSSES and _may_hold_filler(s),
+        f"`loss_type={{loss_type!r}}` is none of {', '.join(map(repr, KNOWN_LOSSES))}: rows that fill a rollout which "
+        "fell short would weigh in it. Use one of these, or `dynamic_sampling_mode='filter'` with "
+        "`dynamic_sampling_on_exhausted='error'`, or `use_dynamic_sampling=False`.",
+    ),
+    # ---- vLLM's server ----
+    Rule(
+        lambda s: s.vllm_request_timeout is not None and not _asks_a_server(s),
+        "`vllm_request_timeout={vllm_request_timeout}` has no effect without a vLLM server. Leave it out, or set "
+        "`use_vllm=True` and `vllm_mode='server'`.",
+    ),
+    Rule(
+        lambda s: s.rollouts_ahead and not _asks_a_server(s),
+        lambda s: (
+            "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got "
+            f"{f'`vllm_mode={s.vllm_mode!r}`' if s.use_vllm else 'transformers generation'}, which samples on those "
+            "that train. Set `use_vllm=True` and `vllm_mode='server'`, or `rollouts_ahead=0`."
+        ),
+    ),
+    _needed_ahead("use_dynamic_sampling", True),
+    _needed_ahead("dynamic_sampling_mode", "filter"),
+    _needed_ahead("dynamic_sampling_surplus", "carry"),
+    _needed_ahead("loss_type", "dapo"),
+    # ---- Overlong completions ----
+    Rule(
+        lambda s: s.overlong_buffer_length is not None and s.max_completion_length is None,
+        "`overlong_buffer_length={overlong_buffer_length}` needs a `max_completion_length`: the punishment is "
+        "measured from it.",
+    ),
+    Rule(
+        lambda s: s.overlong_buffer_length is not None and s.overlong_buffer_length > s.max_completion_length,
+        "`overlong_buffer_length` must be between 1 and `max_completion_length` ({max_completion_length}), got "
+        "{overlong_buffer_length}.",
+    ),
+    Rule(
+        lambda s: s.overlong_penalty_factor != DEFAULT_PENALTY_FACTOR and s.overlong_buffer_length is None,
+        "`overlong_penalty_factor={overlong_penalty_factor}` has no effect without `overlong_buffer_length`. Set the "
+        "buffer (the paper: a fifth of `max_completion_length`).",
+    ),
+    Rule(
+        lambda s: s.overlong_filtering is False and s.mask_truncated_completions,
+        "`overlong_filtering=False` contradicts `mask_truncated_completions=True`: they are two names of one setting. "
+        "Set only one of them.",
+    ),
+    # ---- Micro-batches, LoRA, reward scaling, the ledger ----
+    Rule(
+        lambda s: s.max_tokens_per_microbatch is not None and s.loss_type != "dapo",
+        "`max_tokens_per_microbatch={max_tokens_per_microbatch}` needs `loss_type='dapo'`, got {loss_type!r}: TRL's "
+        "other losses change with the micro-batches. Leave it out, and bound memory by "
+        "`per_device_train_batch_size`.",
+    ),
+    Rule(
+        lambda s: s.max_tokens_per_microbatch is not None and s.top_entropy_quantile < 1.0,
+        "`max_tokens_per_microbatch={max_tokens_per_microbatch}` contradicts "
+        "`top_entropy_quantile={top_entropy_quantile}`: a quantile over each micro-batch would change with them. Set "
+        "`top_entropy_quantile=1.0`, or bound memory by `per_device_train_batch_size`.",
+    ),
+    Rule(
+        lambda s: s.vllm_lora_sync is not None and not s.use_vllm,
+        "`vllm_lora_sync={vllm_lora_sync!r}` has no effect without vLLM. Set `use_vllm=True`.",
+    ),
+    Rule(
+        lambda s: s.reward_scaling is not None and len(s.reward_scaling) != 4,
+        "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target maximum; got "
+        "{reward_scaling}.",
+    ),
+    Rule(
+        lambda s: s.reward_scaling is not None and why_unscalable(*s.reward_scaling),
+        lambda s: why_unscalable(*s.reward_scaling) or "",
+    ),
+    Rule(
+        lambda s: s.log_groups != DEFAULT_LOG_GROUPS and not s.use_dynamic_sampling,
+        "`log_groups={log_groups}` has no effect with `use_dynamic_sampling=False`, which keeps no ledger. Set "
+        "`use_dynamic_sampling=True`, or leave `log_groups` out.",
+    ),
+    # ---- Once the batch sizes are known ----
+    Rule(
+        lambda s: (
+            s.use_dynamic_sampling
+            and s.batch_multiplier is not None
+            and int(s.batch_multiplier * s.groups_per_rollout) < 1
+        ),
+        lambda s: (
+            f"`batch_multiplier={s.batch_multiplier}` asks for rounds of less than one prompt, with a rollout batch "
+            f"of {s.groups_per_rollout}. Raise it to at least {1 / s.groups_per_rollout:.3g}."
+        ),
+        ("groups_per_rollout",),
+    ),
+    _round_too_large("dynamic_sampling_max_round_size", lambda s: s.dynamic_sampling_max_round_size or 0),
+    _round_too_large("batch_multiplier", lambda s: (s.batch_multiplier or 0) * s.groups_per_rollout),
+    # ---- Once the model, the ranks and what a user handed over are known ----
+    Rule(
+        lambda s: s.max_tokens_per_microbatch is not None and s.has_images,
+        "`max_tokens_per_microbatch={max_tokens_per_microbatch}` does not support models with images, whose rows "
+        "cannot be cut again. Leave it out, and bound memory by `per_device_train_batch_size`.",
+        ("has_images",),
+    ),
+    Rule(
+        lambda s: s.max_tokens_per_microbatch is not None and s.num_ranks_sharing_a_row > 1,
+        "`max_tokens_per_microbatch={max_tokens_per_microbatch}` needs ranks of which each has rows of its own, but "
+        "{num_ranks_sharing_a_row} ranks share a row (tensor, context or sequence parallelism). Use data parallelism "
+        "(DDP, FSDP, ZeRO), or leave it out.",
+        ("num_ranks_sharing_a_row",),
+    ),
+    Rule(
+        lambda s: s.max_tokens_per_microbatch is not None and s.feels_padding is not None,
+        "`max_tokens_per_microbatch={max_tokens_per_microbatch}` does not work for this model, which depends on its "
+        "padding: {feels_padding}. Leave it out, and bound memory by `per_device_train_batch_size`.",
+        ("feels_padding",),
+    ),
+    Rule(
+        lambda s: _carries(s) and s.loss_type == "dapo" and s.feels_padding is not None,
+        "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on the "
+        "padding: a row has other padding in the rollout that it is carried to. Set "
+        "`dynamic_sampling_surplus='discard'`.",
+        ("feels_padding",),
+    ),
+    Rule(
+        lambda s: s.has_group_filter and not s.use_dynamic_sampling,
+        "A `group_filter` has no effect with `use_dynamic_sampling=False`. Leave it out, or set "
+        "`use_dynamic_sampling=True`.",
+        ("has_group_filter",),
+    ),
+    Rule(
+        lambda s: s.has_group_filter and _shared_name(s) is not None,
+        lambda s: (
+            "A `group_filter` is given a group's rewards by name, but "
+            f"{s.reward_names.count(_shared_name(s))} reward functions are called {_shared_name(s)!r}. Give each a "
+            "name of its own (`__name__`)."
+        ),
+        ("has_group_filter", "reward_names"),
+    ),
+    _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0),
+    _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0),
+    _idle_beside_a_filter("dynamic_sampling_memory", False),
+    _not_supported_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
+    _not_supported_ahead("has_environments", "environments, which are reset when their round begins"),
+    _not_supported_ahead("has_tools", "tools, which are called between two requests"),
+    _not_supported_ahead("has_images", "models with images, which a checkpoint cannot hold"),
+    _rounds_what_trains("bf16", "bfloat16"),
+    _rounds_what_trains("fp16", "float16"),
+    Rule(
+        lambda s: s.use_dynamic_sampling and s.num_ranks_sharing_a_row > 1,
+        "Dynamic sampling needs ranks of which each has rows of its own, but {num_ranks_sharing_a_row} ranks share a "
+        "row (tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set "
+        "`use_dynamic_sampling=False`.",
+        ("num_ranks_sharing_a_row",),
+    ),
+    Rule(
+        lambda s: _carries(s) and s.has_images,
+        "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold them. Set "
+        "`dynamic_sampling_surplus='discard'`.",
+        ("has_images",),
+    ),
+)
+
+
+def why_refused(settings: Any, **facts: Any) -> str | None:
+    """
+    The first rule that a run breaks: of the settings alone, or, where facts are given, of those that these decide.
+
+    Args:
+        settings (`Any`):
+            Has every field of a recipe in its `__dict__`: a [`DAPOConfig`], or the namespace of a plan.
+        **facts (`Any`):
+            What is known of a run besides, by the names that the rules give it.
+
+    Returns:
+        `str` or `None`: The message.
+    """
+    known = SimpleNamespace(**{**vars(settings), **facts})
+    for rule in RULES:
+        is_asked = facts.keys() >= {*rule.facts} if rule.facts else not facts
+        if is_asked and rule.breaks(known):
+            return rule.message.format_map(vars(known)) if isinstance(rule.message, str) else rule.message(known)
+    return None
+
+
+def check_rules(settings: Any, **facts: Any) -> None:
+    """Refuses what [`why_refused`] refuses, as a `ValueError` with its message."""
+    if (message := why_refused(settings, **facts)) is not None:
+        raise ValueError(message)
