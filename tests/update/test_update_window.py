@@ -11,6 +11,7 @@ from update_helpers import (
     ROWS,
     TIMED,
     Row,
+    ScriptedDAPO,
     ScriptedGRPO,
     ScriptedUpdate,
     apart,
@@ -142,9 +143,9 @@ def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget
     update = {"num_iterations": num_iterations, "max_tokens_per_microbatch": budget}
     settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 4, "per_device_train_batch_size": 8}
     script = make_rows(64)
-    whole = run(ScriptedUpdate, script, **settings, **update)
+    whole = run(ScriptedDAPO, script, **settings, **update)
 
-    class Saves(ScriptedUpdate):
+    class Saves(ScriptedDAPO):
         def training_step(self, *args):
             if len(self.gradients) == 1 and not (tmp_path / "state.pt").exists():
                 torch.save(self.update_state_dict(), tmp_path / "state.pt")
@@ -153,7 +154,7 @@ def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget
     run(Saves, script, **settings, **update)
     steps_left = 2 * num_iterations - 1  # of the rollout
     loop = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": steps_left}
-    resumed = ScriptedUpdate([], **loop, **update)
+    resumed = ScriptedDAPO([], **loop, **update)
     resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     resumed.train()
     assert len(resumed.gradients) == steps_left
@@ -161,11 +162,11 @@ def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget
 
 
 def test_a_checkpoint_between_rollouts_holds_no_rows():
-    trainer = run(ScriptedUpdate, ROWS, 4)
+    trainer = run(ScriptedDAPO, ROWS, 4)
     assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "rollout": None}
 
 
 def test_a_rollout_of_another_shape_is_not_resumed():
     state = {"step": 2, "generate_every": 4, "rollout": [collate(ROWS)] * 4}
     with pytest.raises(ValueError, match="= 4 micro-batches, but this run has 8"):
-        ScriptedUpdate(gradient_accumulation_steps=8).load_update_state_dict(state)
+        ScriptedDAPO(gradient_accumulation_steps=8).load_update_state_dict(state)

@@ -366,6 +366,32 @@ class Checkpoints(EvaluationSeam):
                 save_state(folder, self.args, self._sampler, local)
             super()._save_checkpoint(model, trial)
 
+    def update_state_dict(self) -> dict:
+        """What the update phase needs to go on from a checkpoint, on this rank, loadable with `weights_only=True`."""
+        phase = self._step % self._generate_every
+        return {
+            "step": self._step if phase else 0,
+            "generate_every": self._generate_every,
+            "rollout": self._buffered_inputs if phase else None,
+        }
+
+    def load_update_state_dict(self, state: dict) -> None:
+        """Goes on from where [`Checkpoints.update_state_dict`] left off; inside a rollout only with its sizes."""
+        if state["rollout"] is not None and state["generate_every"] != self._generate_every:
+            raise ValueError(
+                "The checkpoint lies inside a rollout of `steps_per_generation * num_iterations` = "
+                f"{state['generate_every']} micro-batches, but this run has {self._generate_every}. Resume with the "
+                "settings it was saved with."
+            )
+        self._step = state["step"]
+        self._buffered_inputs = state["rollout"] and [
+            {
+                key: value.to(self.accelerator.device) if torch.is_tensor(value) else value
+                for key, value in part.items()
+            }
+            for part in state["rollout"]
+        ]
+
     def _local_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank beside the carried groups."""
         return {

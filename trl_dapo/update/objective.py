@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..config import DAPOConfig
 from .loss import clipped_loss, clipped_tokens, kl_to_reference, probability_ratio, token_mean
 from .old_logps import fill_old_logps
 from .tally import Tally
@@ -85,3 +86,10 @@ class Objective:
             tally.add(aux_loss=aux_loss.detach() / mean_num_microbatches)
         tally.add_tokens(mask, entropies, clipped_tokens(ratio, advantages, *clip), inputs.get("age"))
         return loss
+
+
+def adapted_entropy_coef(coef: float, entropy: float, args: DAPOConfig) -> float:
+    """The entropy coefficient, moved by one notch towards the target by TRL's rule."""
+    if entropy <= args.entropy_target:
+        return min(coef + args.entropy_coef_delta, args.entropy_coef_max)
+    return max(coef - args.entropy_coef_delta, args.entropy_coef_min)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..settings.model_checks import has_rotary_positions, why_positions_are_absolute
 
+
+logger = logging.get_logger(__name__)
 
 # Mean difference in log-probability above which a model depends on its padding. A shift by 32 moves tiny random models
 # with absolute positions by 0.08 to 0.5; where positions are counted without padding, only rounding is left.
@@ -18,18 +21,23 @@ PADDING_TOLERANCE = 0.02
 LogProbabilities = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-def why_padding_matters(
+def depends_on_padding(
     model: PreTrainedModel, logps: LogProbabilities, pad_token_id: int, has_images: bool, accelerator: Accelerator
-) -> str | None:
-    """What makes a model depend on its padding, or `None`. Every rank calls it: finding out may take the model."""
+) -> bool:
+    """Whether a model depends on its padding; a warning says so. Every rank asks: finding out may take the model."""
     reason = why_positions_are_absolute(model.config)
     # Turned by their positions, queries and keys know distances alone, though rounding differs. Models with images
     # take no plain row, and have rotary positions.
     if reason is None and not has_rotary_positions(model.config) and not has_images:
         moved = _moved_by_padding(model, logps, pad_token_id, accelerator)
         if moved > PADDING_TOLERANCE:
-            return f"a row's log-probabilities move by {moved:.2g} in the mean when it is padded"
-    return reason
+            reason = f"a row's log-probabilities move by {moved:.2g} in the mean when it is padded"
+    if reason is not None and accelerator.is_main_process:
+        logger.warning(
+            f"This model depends on its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives them, "
+            "and are not cut to equal cost."
+        )
+    return reason is not None
 
 
 @torch.no_grad()

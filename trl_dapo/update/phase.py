@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, Trainer
-from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
     shuffle_sequence_dict,
@@ -25,15 +24,12 @@ from ..settings.model_checks import why_positions_are_absolute
 from ..settings.rules import check_rules
 from .empty_steps import SkipEmptyStep
 from .microbatches import attention_cost_of
-from .objective import Objective
-from .padding import why_padding_matters
+from .objective import Objective, adapted_entropy_coef
+from .padding import depends_on_padding
 from .passes import accumulating, ranks_are_in_step, run_trimmed
 from .rows import MODEL_INPUTS, check_keys
 from .tally import Tally, metrics_of_passes, metrics_of_tokens
 from .window import Cutter, weigh
-
-
-logger = logging.get_logger(__name__)
 
 
 class UpdatePhase(GRPOTrainer):
@@ -41,10 +37,8 @@ class UpdatePhase(GRPOTrainer):
     [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
     micro-batches of equal padded cost.
 
-    Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take (the same random assignment, from the same
-    draw), counts its own loss tokens over all ranks, and cuts the rows again into the usual number of micro-batches,
-    or with `max_tokens_per_microbatch` into as many as keep that budget. The training loop, DDP, FSDP and DeepSpeed
-    see nothing unusual. docs/design.md says what is cut where.
+    Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take, from the same draw, and cuts them again.
+    The training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
     """
 
     # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
@@ -68,11 +62,7 @@ class UpdatePhase(GRPOTrainer):
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
-        check_rules(
-            self.args,
-            has_images=self._is_vlm,
-            num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
-        )
+        check_rules(self.args, has_images=self._is_vlm, num_ranks_sharing_a_row=self.num_ranks_sharing_a_row)
         if self._budget is not None:
             check_rules(self.args, feels_padding=why_positions_are_absolute(self.model.config))
         self.add_callback(
@@ -120,8 +110,7 @@ class UpdatePhase(GRPOTrainer):
 
     @property
     def _steps_per_generation(self) -> int:
-        """Micro-steps of a rollout, which TRL works out where nobody set them."""
-        assert self.args.steps_per_generation is not None
+        assert self.args.steps_per_generation is not None  # TRL works it out where nobody set it
         return self.args.steps_per_generation
 
     @property
@@ -140,6 +129,7 @@ class UpdatePhase(GRPOTrainer):
 
     @cached_property
     def _cutter(self) -> Cutter:
+        shards = self.is_fsdp_enabled or self.is_distributed_loading_by_transformers
         return Cutter(
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
@@ -149,9 +139,7 @@ class UpdatePhase(GRPOTrainer):
             trims=self._trims_padding,
             recuts=self._trims_padding and self.top_entropy_quantile >= 1.0,
             has_own_rows=self.num_ranks_sharing_a_row == 1,
-            in_step=ranks_are_in_step(
-                self.accelerator, self.is_fsdp_enabled or self.is_distributed_loading_by_transformers
-            ),
+            in_step=ranks_are_in_step(self.accelerator, shards),
         )
 
     @property
@@ -171,25 +159,15 @@ class UpdatePhase(GRPOTrainer):
         def logps(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> torch.Tensor:
             return GRPOTrainer._get_per_token_logps_and_entropies(self, self.model, ids, mask, num_columns)[0]
 
-        reason = why_padding_matters(
-            self.model, logps, self._tokenizer.pad_token_id, self._is_vlm, accelerator=self.accelerator
-        )
-        if reason is not None and self.accelerator.is_main_process:
-            logger.warning(
-                f"This model depends on its padding: {reason}. Micro-batches keep the widths that GRPOTrainer gives "
-                "them, and are not cut to equal cost."
-            )
-        return reason is not None
+        return depends_on_padding(self.model, logps, self._tokenizer.pad_token_id, self._is_vlm, self.accelerator)
 
     # ---- The objective ----
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self.loss_type != "dapo":
             return self._compute_other_loss(model, inputs)
-        # TRL's own is not wrapped: it divides by the rollout's tokens, it has no word for rows whose old
-        # log-probabilities are unknown (NaN: sampled by the current policy), it moves the router on a step without
-        # a loss token, and its metrics gather one value a row, which fails or hangs where ranks hold unequal
-        # numbers of rows.
+        # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
+        # ones, moves the router on a step without a loss token, and hangs where ranks hold unequal numbers of rows.
         mask = inputs["completion_mask"]
         attention_mask = torch.cat([inputs["prompt_mask"], mask], dim=1)
         if "tool_mask" in inputs:
@@ -292,22 +270,13 @@ class UpdatePhase(GRPOTrainer):
             metrics["aux_loss"] = totals["aux_loss"] / num_ranks
         if self._entropy_bonus_enabled:
             metrics["policy_loss"] = totals["policy_loss"] / num_ranks
+            if mode == "train" and self.use_adaptive_entropy and totals["active_tokens"] > 0:
+                self._last_world_entropy = totals["active_entropy"] / totals["active_tokens"]
+                self.entropy_coef = adapted_entropy_coef(self.entropy_coef, self._last_world_entropy, self.args)
             if mode == "train":
-                self._adapt_entropy_coef(totals)
                 metrics["entropy_coef"] = self.entropy_coef
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
-
-    def _adapt_entropy_coef(self, totals: dict[str, float]) -> None:
-        """Moves the entropy coefficient by one notch towards the target, by TRL's rule."""
-        if not self.use_adaptive_entropy or totals["active_tokens"] == 0:
-            return
-        entropy, args = totals["active_entropy"] / totals["active_tokens"], self.args
-        if entropy <= args.entropy_target:
-            self.entropy_coef = min(self.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max)
-        else:
-            self.entropy_coef = max(self.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min)
-        self._last_world_entropy = entropy
 
     # ---- Log-probabilities without gradient ----
 
@@ -322,38 +291,9 @@ class UpdatePhase(GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
-        wants_more = options.keys() - {"compute_entropy"}
         # Trimmed where the pass with gradient is, which in evaluation it is not.
-        is_whole = torch.is_grad_enabled() or wants_more or not self.model.training
+        is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
         if batch_size is None or is_whole or not self._trims_padding:
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
         trimmed = partial(run, model, **options)
         return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._cutter), None
-
-    # ---- Checkpoints ----
-
-    def update_state_dict(self) -> dict:
-        """What the update phase needs to go on from a checkpoint, on this rank, loadable with `weights_only=True`."""
-        phase = self._step % self._generate_every
-        return {
-            "step": self._step if phase else 0,
-            "generate_every": self._generate_every,
-            "rollout": self._buffered_inputs if phase else None,
-        }
-
-    def load_update_state_dict(self, state: dict) -> None:
-        """Goes on from where [`UpdatePhase.update_state_dict`] left off; inside a rollout only with its sizes."""
-        if state["rollout"] is not None and state["generate_every"] != self._generate_every:
-            raise ValueError(
-                "The checkpoint lies inside a rollout of `steps_per_generation * num_iterations` = "
-                f"{state['generate_every']} micro-batches, but this run has {self._generate_every}. Resume with the "
-                "settings it was saved with."
-            )
-        self._step = state["step"]
-        self._buffered_inputs = state["rollout"] and [
-            {
-                key: value.to(self.accelerator.device) if torch.is_tensor(value) else value
-                for key, value in part.items()
-            }
-            for part in state["rollout"]
-        ]
