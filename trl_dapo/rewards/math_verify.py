@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from .dapo_math import completion_text, gold_text, loggable
-from .math_worker import GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT
-from .math_worker import __name__ as worker_module
+from .math_worker import GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
 
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ _SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may n
 _LARGEST_BATCH = 128
 
 _KILLED = "[killed]"
-
 
 
 class _Verdict(NamedTuple):
@@ -57,7 +55,6 @@ class _Job:
 
     @property
     def decided(self) -> _Verdict:
-        """The verdict, once there is one."""
         assert self.verdict is not None
         return self.verdict
 
@@ -84,7 +81,7 @@ class _Worker:
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
             f"import sys; sys.path[:] = {path!a}; "
-            f"from {worker_module} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
+            f"from {serve.__module__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
         )
         try:
             process = subprocess.Popen(
@@ -106,7 +103,7 @@ class _Worker:
         return cls(process, process.stdin, process.stdout, lifeline)
 
     def send(self, jobs: list[_Job]) -> None:
-        """Hand over one batch. That the worker is gone shows when its answers are read."""
+        """Hands over one batch. That the worker is gone shows when its answers are read."""
         self.batch.extend(jobs)
         line = json.dumps([[job.gold, job.text] for job in jobs], ensure_ascii=False) + "\n"
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
@@ -117,7 +114,7 @@ class _Worker:
             pass
 
     def receive(self) -> bool:
-        """Note the answers that have arrived; returns whether the worker is still there."""
+        """Notes the answers that have arrived; returns whether the worker is still there."""
         data = os.read(self.stdout.fileno(), 1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
@@ -131,7 +128,6 @@ class _Worker:
         return bool(data)
 
     def stop(self) -> None:
-        """Kill the process if it lives, and reap it."""
         self.process.kill()
         self.close_pipes()
         self.process.wait()
@@ -270,7 +266,7 @@ class MathVerifyReward:
             _stop_all(self._workers)
 
     def _score(self, jobs: list[_Job]) -> None:
-        """Give every job its verdict: keeps each worker busy with one batch until nothing is left."""
+        """Gives every job its verdict: keeps each worker busy with one batch until nothing is left."""
         self._num_ended = self._num_killed_at_start = 0
         # Neighbours go to one worker: they are mostly completions of one prompt and share its parsed gold answer.
         size = max(1, min(_LARGEST_BATCH, len(jobs) // (4 * self.num_workers)))
@@ -309,7 +305,7 @@ class MathVerifyReward:
         return open_batches
 
     def _bury(self, worker: _Worker) -> None:
-        """Find out why a worker is gone, and give the job that it failed at its verdict, or one more try."""
+        """Finds out why a worker is gone; the job that it failed at gets its verdict, or one more try."""
         # The pipe is closed a moment before the process is gone: to kill it now would hide how it ended.
         status = worker.process.wait()
         worker.close_pipes()

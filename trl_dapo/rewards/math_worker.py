@@ -3,8 +3,10 @@
 """A worker process of `math_verify.py`: nothing here runs in the trainer, and only here math-verify is imported."""
 
 import json
+import logging
 import math
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -100,9 +102,6 @@ class _Scorer:
     """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
 
     def __init__(self) -> None:
-        import logging
-        import re
-
         import math_verify
         from latex2sympy2_extended import NormalizationConfig
 
