@@ -17,12 +17,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """
-    Tokenizer of one token a byte, which can read any prompt.
-
-    Returns:
-        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
-    """
+    """Tokenizer of one token a byte, which can read any prompt."""
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
@@ -36,18 +31,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_character_tokenizer(characters: str, chat_template: str) -> PreTrainedTokenizerFast:
-    """
-    Tokenizer of one token a character, for those that are given.
-
-    Args:
-        characters (`str`):
-            Each once; any other is unknown.
-        chat_template (`str`):
-            How messages become a prompt.
-
-    Returns:
-        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
-    """
+    """Tokenizer of one token a character, for those that are given."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *characters])}
     by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     by_character.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
@@ -60,20 +44,7 @@ def build_character_tokenizer(characters: str, chat_template: str) -> PreTrained
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
-    """
-    Qwen3 with random weights, 0.1 million parameters by default.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
-            Decides the vocabulary and the special tokens.
-        seed (`int`):
-            Seed of the weights.
-        **sizes:
-            Fields of [`~transformers.Qwen3Config`] to change.
-
-    Returns:
-        [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
-    """
+    """Qwen3 with random weights, 0.1 million parameters by default; `sizes` are fields of its config."""
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -96,15 +67,6 @@ def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list
 
 
 def save_tiny_model(path: Path, seed: int) -> None:
-    """
-    Writes a random model and its tokenizer.
-
-    Args:
-        path (`pathlib.Path`):
-            Folder to write to.
-        seed (`int`):
-            Seed of the weights.
-    """
     tokenizer = build_tokenizer()
     build_model(tokenizer, seed).save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -23,27 +23,17 @@ SCORES_LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
-    """
-    Which reward functions decide, and by what rule. Made by [`TaskReward.choose`].
+    """Which reward functions decide, and by what rule. Made by [`TaskReward.choose`]."""
 
-    Attributes:
-        names, shaping (`tuple[str, ...]`):
-            The reward functions that decide; and those that do not, and have a weight.
-        weights_F, is_task_F (`torch.Tensor` of shape `(F,)`):
-            Weight of each reward function in the task reward, and whether it decides. Of one that decides alone the
-            weight is 1, or -1 where it is negative: its size matters to the advantages only.
-        criterion ([`Criterion`]):
-            What a group must show to train.
-        knows_right (`bool`):
-            Whether a completion is right or wrong by it. Not so where several functions decide and none was named: the
-            sum of an accuracy and a format reward is above any threshold for well-formatted nonsense.
-    """
-
-    names: tuple[str, ...]
-    shaping: tuple[str, ...]
+    names: tuple[str, ...]  # of those that decide
+    shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
+    # In the task reward. Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the
+    # advantages only, and the reward is compared as it was given.
     weights_F: torch.Tensor
     is_task_F: torch.Tensor
     criterion: Criterion
+    # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
+    # for well-formatted nonsense.
     knows_right: bool
 
     @classmethod

@@ -22,25 +22,13 @@ def task_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, is_task_F: to
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """
-    What a group must show to train.
+    """What a group must show to train."""
 
-    Args:
-        min_accuracy, max_accuracy (`float`):
-            Accuracy lies above one and below the other; an end at 0.0 or 1.0 asks for nothing but spread.
-        accuracy_threshold (`float`):
-            A completion is correct if its task reward is above this, by more than `tolerance`.
-        full_score (`float`):
-            Task reward of a completion that cannot do better. Only tells `all_correct` from `constant`.
-        tolerance (`float`):
-            Rewards that differ by no more than this are equal.
-    """
-
-    min_accuracy: float = 0.0
-    max_accuracy: float = 1.0
-    accuracy_threshold: float = 0.0
-    full_score: float = 1.0
-    tolerance: float = 1e-6
+    min_accuracy: float = 0.0  # accuracy must be above this; 0.0 asks for no accuracy at all, only for spread
+    max_accuracy: float = 1.0  # and below this; 1.0 sets no bound
+    accuracy_threshold: float = 0.0  # a correct completion's task reward is above this, by more than `tolerance`
+    full_score: float = 1.0  # task reward of a completion that cannot do better: tells `all_correct` from `constant`
+    tolerance: float = 1e-6  # rewards that differ by no more than this are equal
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_accuracy < self.max_accuracy <= 1.0:
