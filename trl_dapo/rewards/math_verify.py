@@ -217,11 +217,8 @@ class MathVerifyReward:
     ) -> list[float | None]:
         """
         Args:
-            completions (`list[str]` or `list[list[dict]]`):
-                Completions, plain or conversational. Of a conversational one the last message is scored.
-            solution (`list[str]`):
-                Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward,
-                TRL's way to skip a sample.
+            completions, solution:
+                As in [`math_verify_reward`].
             log_extra (`callable`, *optional*):
                 Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
             log_metric (`callable`, *optional*):
@@ -230,10 +227,6 @@ class MathVerifyReward:
                 number of gold answers given up so far as `math_verify/hopeless_golds`.
             **kwargs:
                 Whatever else the trainer passes; not used.
-
-        Raises:
-            TypeError: If a completion or a gold answer is of no kind that can be read.
-            RuntimeError: If no worker can be started.
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -375,7 +368,8 @@ def math_verify_reward(
         completions (`list[str]` or `list[list[dict]]`):
             Completions, plain or conversational. Of a conversational one the last message is scored.
         solution (`list[str]`):
-            Gold answers.
+            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
+            way to skip a sample.
         **kwargs:
             Whatever else the trainer passes, such as `log_extra`.
 

@@ -27,8 +27,8 @@ class TaskReward:
 
     names: tuple[str, ...]  # of those that decide
     shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
-    # In the task reward. Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the
-    # advantages only, and the reward is compared as it was given.
+    # Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the advantages only,
+    # and the reward is compared as it was given.
     weights_F: torch.Tensor
     is_task_F: torch.Tensor
     criterion: Criterion
