@@ -23,11 +23,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytewise.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return _with_template(bytewise, CHAT_TEMPLATE, pad_token="<|pad|>", eos_token="<|end|>")
 
 
 def build_character_tokenizer(characters: str, chat_template: str) -> PreTrainedTokenizerFast:
@@ -36,11 +32,13 @@ def build_character_tokenizer(characters: str, chat_template: str) -> PreTrained
     by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     by_character.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
     by_character.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=by_character, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
+    return _with_template(by_character, chat_template, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def _with_template(tokenizer: Tokenizer, chat_template: str, **tokens: str) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **tokens)
+    fast.chat_template = chat_template
+    return fast
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:

@@ -53,6 +53,8 @@ class PromptMemory:
     # there, the promise itself 16 % more, its fourth power 1 % fewer.
     LOOKS_POWER = 3
 
+    _STATE = ("seed", "_num_draws", "_num_first", "_sum_rate", "_sum_square")
+
     def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
         if longest_wait < 1:
             raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
@@ -147,20 +149,11 @@ class PromptMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside the file, JSON-able."""
-        return {
-            "seed": self.seed,
-            "num_draws": self._num_draws,
-            "num_first": self._num_first,
-            "sum_rate": self._sum_rate,
-            "sum_square": self._sum_square,
-        }
+        return {name.lstrip("_"): getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seed = state["seed"]
-        self._num_draws = state["num_draws"]
-        self._num_first = state["num_first"]
-        self._sum_rate = state["sum_rate"]
-        self._sum_square = state["sum_square"]
+        for name in self._STATE:
+            setattr(self, name, state[name.lstrip("_")])
 
 
 def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
