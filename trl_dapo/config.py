@@ -273,27 +273,25 @@ class DAPOConfig(GRPOConfig):
             with without_renaming_warnings():
                 super().__post_init__()
         except ValueError as error:
+            if "must be divisible by num_generations" not in str(error):
+                raise
             # TRL names a size that it worked out itself, and no way out.
-            if "must be divisible by num_generations" in str(error):
-                raise ValueError(self._describe_torn_group(asked)) from None
-            raise
+            assert self.num_generations is not None
+            assert self.steps_per_generation is not None
+            message = describe_torn_group(
+                num_generations=self.num_generations,
+                per_device_train_batch_size=self.per_device_train_batch_size,
+                num_processes=self.world_size,
+                steps_per_generation=self.steps_per_generation,
+                generation_batch_size=asked,
+            )
+            raise ValueError(message) from None
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
                 f"{self.world_size}. Launch with `accelerate launch` or `torchrun`, which set WORLD_SIZE, or unset it."
             )
         check_rules(self, groups_per_rollout=self.groups_per_rollout)
-
-    def _describe_torn_group(self, generation_batch_size: int | None) -> str:
-        assert self.num_generations is not None
-        assert self.steps_per_generation is not None
-        return describe_torn_group(
-            num_generations=self.num_generations,
-            per_device_train_batch_size=self.per_device_train_batch_size,
-            num_processes=self.world_size,
-            steps_per_generation=self.steps_per_generation,
-            generation_batch_size=generation_batch_size,
-        )
 
     @property
     def _in_prompts(self) -> bool:

@@ -24,20 +24,17 @@ logger = logging.getLogger(__name__)
 
 DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
-_PARQUET_BATCH = 1_000  # rows
 _LONGEST_ANSWER = 300  # characters; what the paper's rule reads of a completion
 
-_ANSWER_LINE_PROMPT = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
-    'Remember to put your answer on its own line after "Answer:".'
-)
-_BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-_THINK_PROMPT = (
-    "{problem}\n\nThink first: write your reasoning between <think> and </think>, at the very start of your response. "
-    "Then put your final answer within \\boxed{{}}."
-)
-PROMPT_STYLES = {"answer_line": _ANSWER_LINE_PROMPT, "boxed": _BOXED_PROMPT, "think": _THINK_PROMPT, "as_is": None}
+PROMPT_STYLES = {
+    "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
+    "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+    'Remember to put your answer on its own line after "Answer:".',
+    "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+    "think": "{problem}\n\nThink first: write your reasoning between <think> and </think>, at the very start of your "
+    "response. Then put your final answer within \\boxed{{}}.",
+    "as_is": None,
+}
 _IMAGE_COLUMNS = ("images", "image")  # TRL's names
 _IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
 
@@ -63,10 +60,8 @@ _WRAPPERS = (
 
 
 class _Schema(NamedTuple):
-    """Where one family of datasets keeps the problem and its gold answer."""
-
     name: str
-    problem: str
+    problem: str  # the columns of both
     answer: str
 
 
@@ -106,15 +101,14 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
-    Problems may have images, in a column `image` or `images`: as the hub stores them, or paths.
-
-    Knows the columns of verl (`prompt` messages, `reward_model.ground_truth`), slime (`prompt`, `label`), open-r1
-    (`prompt` with `answer`, else `solution`), GSM8K (`question`, `answer` ending in `#### N`), MATH (`problem` with
-    `answer`, else a worked `solution` with a box), AIME (`Problem`, `Answer`) and `question` with `ground_truth`. Of
-    rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem
-    with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper
-    and whitespace around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them
-    and the `.0` of a float. How many of each is logged, and kept in `dataset.info.description`.
+    Problems may have images, in a column `image` or `images`: as the hub stores them, or paths. Knows the columns of
+    verl (`prompt` messages, `reward_model.ground_truth`), slime (`prompt`, `label`), open-r1 (`prompt` with `answer`,
+    else `solution`), GSM8K (`question`, `answer` ending in `#### N`), MATH (`problem` with `answer`, else a worked
+    `solution` with a box), AIME (`Problem`, `Answer`) and `question` with `ground_truth`. Of rows with the same
+    problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem with conflicting
+    answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper and whitespace
+    around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them and the `.0` of
+    a float. How many of each is logged, and kept in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
@@ -170,16 +164,13 @@ def load_math_dataset(
     label, default_source, rows = _open_rows(path_or_hub_id, split, name)
     problems: dict[str, dict[str, Any]] = {}
     conflicting: set[str] = set()
-    num_rows = 0
-    schema = None
-    has_stopped = False
+    schema, has_stopped = None, False
     for place, row in rows:
         schema = schema or _recognise(label, row)
         messages, solution = _read_row(label, place, row, schema)
         images = _read_images(label, place, row)
         if images:
             messages = [{**m, "content": m["content"].replace(_IMAGE_MARK, "").strip()} for m in messages]
-        num_rows += 1
         problem = _unwrapped(messages[-1]["content"])
         key = _stable_id(problem, images)
         known = problems.setdefault(
@@ -196,12 +187,12 @@ def load_math_dataset(
         known["num_rows"] += 1
         if known["solution"] != solution:
             conflicting.add(key)
-        has_stopped = limit is not None and len(problems) - len(conflicting) >= offset + limit
-        if has_stopped:
+        if has_stopped := limit is not None and len(problems) - len(conflicting) >= offset + limit:
             break
-    if not num_rows:
+    if not problems:
         raise ValueError(f"{label} is empty: expected rows with {_expected_columns()}.")
 
+    num_rows = sum(problem["num_rows"] for problem in problems.values())
     num_conflicting_rows = sum(problems[key]["num_rows"] for key in conflicting)
     kept = [problem for key, problem in problems.items() if key not in conflicting]
     num_duplicates = num_rows - num_conflicting_rows - len(kept)
@@ -224,9 +215,7 @@ def load_math_dataset(
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
     dataset = datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
     images = [problem["images"] for problem in chosen]
-    if not any(images):
-        return dataset
-    return dataset.add_column("images", images, feature=datasets.List(datasets.Image()))
+    return dataset.add_column("images", images, feature=datasets.List(datasets.Image())) if any(images) else dataset
 
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
@@ -243,8 +232,7 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
         ValueError: If they share an `id`.
     """
     train_ids = set(train_dataset["id"])
-    shared = [id_ for id_ in eval_dataset["id"] if id_ in train_ids]
-    if shared:
+    if shared := [id_ for id_ in eval_dataset["id"] if id_ in train_ids]:
         raise ValueError(
             f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (ids "
             f"{', '.join(shared[:3])}{', ...' if len(shared) > 3 else ''}). Choose ranges that do not overlap with "
@@ -255,7 +243,7 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
 def _open_rows(
     path_or_hub_id: str | os.PathLike, split: str, name: str | None
 ) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
-    """What the rows come from, in words; the source to give rows without one; and the rows, each with its place."""
+    """What the rows come from, in words; the source of rows that name none; and the rows, each with its place."""
     path = Path(path_or_hub_id).expanduser()
     if path.suffix not in FILE_SUFFIXES:
         if path.exists():
@@ -293,7 +281,7 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
-                yield from _numbered(row for batch in file.iter_batches(_PARQUET_BATCH) for row in batch.to_pylist())
+                yield from _numbered(row for batch in file.iter_batches(1_000) for row in batch.to_pylist())
             return
         for place, row in _json_lines(path) if path.suffix == ".jsonl" else _numbered(_json_rows(path)):
             if not isinstance(row, dict):
@@ -402,13 +390,11 @@ def _gold(answer: Any, schema: _Schema) -> str:
             return ""
         elif schema.answer == "solution":
             answer = _last_box(answer) or ("" if schema.name == "worked MATH" else answer)
-    elif schema.name in ("GSM8K", "worked MATH"):
+    elif schema.name in ("GSM8K", "worked MATH") or (isinstance(answer, float) and math.isinf(answer)):
         return ""
     try:
         text = (gold_text(answer) or "").strip()
     except TypeError:
-        return ""
-    if isinstance(answer, float) and math.isinf(answer):
         return ""
     # Full-width and other digits become those that a model writes; the typographic minus is no sign to either reward.
     text = "".join("-" if c == "\N{MINUS SIGN}" else str(unicodedata.decimal(c, c)) for c in text)

@@ -82,9 +82,8 @@ def _value(node: ast.expr) -> int | float:
         if node.func.id in ("factorial", "comb", "perm"):
             _refuse_above(_LARGEST_FACTORIAL, max(arguments, default=0), f"the argument of {node.func.id}")
         if node.func.id == "round" and len(arguments) == 2:
-            _refuse_above(
-                _MOST_BITS, abs(arguments[1]), "the digits of round"
-            )  # of an integer it computes 10**-digits
+            # Of an integer it computes 10**-digits.
+            _refuse_above(_MOST_BITS, abs(arguments[1]), "the digits of round")
         value = _FUNCTIONS[node.func.id](*arguments)
     else:
         raise ValueError(f"`{ast.unparse(node)}` is not arithmetic.")

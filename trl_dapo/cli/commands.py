@@ -15,7 +15,6 @@ from ..settings.arguments import (
     check_train_arguments,
     one_line,
     split_launch_options,
-    whole_number,
 )
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import find_accelerate_config, find_recipe, list_recipes
@@ -27,15 +26,10 @@ PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
-    Runs a command line.
+    Runs a command line and returns its exit status.
 
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Command line, without the program's name. Defaults to this process's.
-
-    Returns:
-        `int`: Exit status: 0 for success, 2 for a mistake, which is told in one line, 130 after Ctrl-C, 141 where who
-        reads the output has closed it, and 3 for a training run that was stopped because its rollouts found nothing.
+    0 is success, 2 a mistake, which is told in one line, 130 Ctrl-C, 141 that who reads the output has closed it,
+    and 3 a training run that was stopped because its rollouts found nothing.
     """
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
@@ -70,7 +64,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "quickstart", help="see a small model get better on this machine, now", formatter_class=formatter
     )
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
-    quickstart.add_argument("--seed", type=whole_number(RANGES["seed"]), default=42, help="seed of everything random")
+    quickstart.add_argument("--seed", type=RANGES["seed"].read, default=42, help="seed of everything random")
     quickstart.set_defaults(run=_quickstart)
 
     commands.add_parser(

@@ -132,22 +132,16 @@ def make_parser() -> TrlParser:
 
 
 def launch(argv: Sequence[str] | None = None) -> int:
-    """
-    Trains what a command line says.
-
-    Args:
-        argv (`Sequence[str]`, *optional*):
-            Command line, without the program's name. Defaults to this process's.
-
-    Returns:
-        `int`: Exit status: 0; 2 after a mistake in the command line, the recipe or the data, told in one line; 3 where
-        the run was stopped because its rollouts found nothing; 130 where it was interrupted.
-    """
+    """Trains what a command line says; returns the exit status, after a mistake or Ctrl-C with one line of it."""
     try:
         launch_args, training_args, model_args = make_parser().parse_args_and_config(argv)
         train_dataset, eval_dataset = load_datasets(launch_args, training_args)
-        reward_funcs = [load_function("reward_funcs", name, REWARDS) for name in launch_args.reward_funcs]
-        tools = [load_function("tools", name, TOOLS) for name in launch_args.tools or []]
+        given = {
+            "reward_funcs": [load_function("reward_funcs", name, REWARDS) for name in launch_args.reward_funcs],
+            "tools": [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None,
+            "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
+        }
         if not launch_args.tiny_model and model_args.model_name_or_path is None:
             raise ValueError(
                 "`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run."
@@ -166,9 +160,7 @@ def launch(argv: Sequence[str] | None = None) -> int:
 
     try:
         with bars_on_terminals_only():
-            status = train(
-                launch_args, training_args, model_args, train_dataset, eval_dataset, reward_funcs, tools, checkpoint
-            )
+            status = train(launch_args, training_args, model_args, checkpoint, given)
     except SetupError as error:
         print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
         status = MISTAKE
@@ -186,18 +178,10 @@ def train(
     launch_args: LaunchArguments,
     training_args: DAPOConfig,
     model_args: ModelConfig,
-    train_dataset: Dataset,
-    eval_dataset: Dataset | None,
-    reward_funcs: list[Callable],
-    tools: list[Callable],
     checkpoint: str | None,
+    given: dict[str, Any],
 ) -> int:
-    """
-    Trains, and saves the model, or the adapter, into `output_dir`.
-
-    Returns:
-        `int`: Exit status: 0, or 3 where the run was stopped because its rollouts found nothing.
-    """
+    """Trains with what is `given` to the trainer, and saves the model, or the adapter, into `output_dir`."""
     from ..run.preflight import SetupError
     from ..run.terminal import wrapped_for
     from ..trainer import DAPOTrainer
@@ -217,13 +201,10 @@ def train(
     try:
         trainer = DAPOTrainer(
             model,
-            [*reward_funcs],
-            training_args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            tools=tools or None,
+            args=training_args,
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
+            **given,
         )
     except (ValueError, OSError, ImportError) as error:
         raise SetupError(str(error)) from error
@@ -265,7 +246,6 @@ def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tu
 
 
 def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
-    """The problems that the arguments with this prefix name, if any."""
     name = getattr(launch_args, f"{prefix}dataset_name")
     if name is None:
         return None
@@ -279,23 +259,7 @@ def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
 
 
 def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
-    """
-    A function that a recipe names.
-
-    Args:
-        option (`str`):
-            The field that names it, for the message.
-        name (`str`):
-            One of `known`, or a dotted import path; modules of the working directory are found.
-        known (`dict[str, Callable]`):
-            Functions that have a name of their own.
-
-    Returns:
-        `Callable`: The function.
-
-    Raises:
-        ValueError, ImportError: If there is none.
-    """
+    """A function that a recipe names: one of `known`, or a dotted import path, also from the working directory."""
     if name in known:
         return known[name]
     module, _, attribute = name.rpartition(".")
@@ -312,9 +276,7 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
-    """
-    The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last that was written to its end.
-    """
+    """The checkpoint that `resume_from_checkpoint` asks for: a path, or `true` for the last complete one."""
     asked = training_args.resume_from_checkpoint
     if asked is None or str(asked).lower() == "false":
         return None
@@ -326,12 +288,7 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
 
 
 def tiny_model(training_args: DAPOConfig) -> str:
-    """
-    A random Qwen3 model of about 0.1 M parameters with a byte-level tokenizer, made in `output_dir/tiny_model`.
-
-    Returns:
-        `str`: Its path.
-    """
+    """The path of a random model of about 0.1 M parameters, made in `output_dir/tiny_model`."""
     from .tiny import save_tiny_model
 
     path = Path(output_folder(training_args)) / "tiny_model"

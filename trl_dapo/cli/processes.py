@@ -12,19 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_config: str | None) -> int:
     """
-    Runs `trl-dapo train` through `accelerate launch`.
+    Runs `trl-dapo train` through `accelerate launch`; returns the status of the first process that failed.
 
-    Args:
-        argv (`Sequence[str]`):
-            Command line of `trl-dapo train`, without its name.
-        num_processes (`int`, *optional*):
-            Processes to start; accelerate's to decide if not given.
-        accelerate_config (`str`, *optional*):
-            File of accelerate's, as `accelerate config` writes one.
-
-    Returns:
-        `int`: Exit status of the processes: of the first that failed. `accelerate launch` itself ends with a traceback
-        of its own and status 1, whatever they said.
+    `accelerate launch` itself ends with a traceback of its own and status 1, whatever they said.
     """
     options = [] if accelerate_config is None else ["--config_file", accelerate_config]
     if num_processes is not None:

@@ -66,21 +66,9 @@ FAMILIES = (
 
 class Problems:
     """
-    Arithmetic of mixed difficulty, split into problems to train on and problems held out.
+    Arithmetic of mixed difficulty, split by the seed into problems to train on and 1,000 held out.
 
     A held-out sum or product is not trained on the other way round either: with `12+34` held out, `34+12` is too.
-
-    Args:
-        seed (`int`):
-            Decides the split and what [`~Problems.draw`] draws.
-
-    Example:
-
-    ```python
-    >>> problems = Problems(seed=42)
-    >>> len(problems.held_out)
-    1000
-    ```
     """
 
     def __init__(self, seed: int) -> None:
@@ -96,16 +84,7 @@ class Problems:
             self.train[family.name] = [_problem(family, *pair) for pair in rest if frozenset(pair) not in seen]
 
     def teach(self, num_examples: int) -> list[str]:
-        """
-        Problems with the answers of a teacher who slips: now and then the answer is off by 1 or by 10.
-
-        Args:
-            num_examples (`int`):
-                Number of examples.
-
-        Returns:
-            `list[str]`: Examples like `17+05=220`, or, where the teacher slipped, `17+05=320`.
-        """
+        """Problems with the answers of a teacher who slips: `17+05=220`, now and then off by 1 or by 10."""
         slip = {family.name: family.slip for family in FAMILIES}
         examples = []
         for problem in self.draw(num_examples):
@@ -116,16 +95,7 @@ class Problems:
         return examples
 
     def draw(self, num_problems: int) -> list[Problem]:
-        """
-        Training problems, each family as often as its share says.
-
-        Args:
-            num_problems (`int`):
-                Number of problems; the same one may come twice.
-
-        Returns:
-            `list[Problem]`: The problems.
-        """
+        """Training problems, each family as often as its share says; the same one may come twice."""
         names = self._random.choices(list(self.train), [family.share for family in FAMILIES], k=num_problems)
         return [self._random.choice(self.train[name]) for name in names]
 
@@ -143,12 +113,7 @@ def _units_first(number: int) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """
-    Tokenizer of one token a character, for digits, `+`, `*` and `=`. Its chat template puts `=` behind a problem.
-
-    Returns:
-        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
-    """
+    """Tokenizer of one token a character; its chat template puts `=` behind a problem."""
     return tiny.build_character_tokenizer(
         "0123456789+*=",
         "{%- for message in messages -%}"
@@ -160,20 +125,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> PreTrainedModel:
-    """
-    Qwen3 with random weights, 0.8 million parameters by default.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
-            Decides the vocabulary and the special tokens.
-        seed (`int`):
-            Seed of the weights.
-        **sizes:
-            Fields of [`~transformers.Qwen3Config`] to change.
-
-    Returns:
-        [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
-    """
+    """Qwen3 with random weights, 0.8 million parameters by default; `sizes` are fields of its config."""
     set_seed(seed)
     settings: dict[str, Any] = {
         "hidden_size": 128,
@@ -201,25 +153,7 @@ def warm_up(
     learning_rate: float = 1.5e-3,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> None:
-    """
-    Supervised steps on problems with their answers; the loss counts the answer's tokens only.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            Model to train, in place.
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
-            From [`build_tokenizer`].
-        problems ([`Problems`]):
-            Where the batches are drawn from.
-        num_steps (`int`):
-            Number of steps.
-        batch_size (`int`, *optional*, defaults to `128`):
-            Problems a step.
-        learning_rate (`float`, *optional*, defaults to `1.5e-3`):
-            Peak of the one-cycle schedule.
-        on_step (`Callable`, *optional*):
-            Called with the loss after each step.
-    """
+    """Supervised steps in place, on problems with their answers; the loss counts the answer's tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=num_steps, pct_start=0.1)
     equals = tokenizer.convert_tokens_to_ids("=")
@@ -242,22 +176,7 @@ def warm_up(
 
 
 def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
-    """
-    Evaluates a checkpoint on problems, four samples each at temperature 1.
-
-    Args:
-        checkpoint (`Path`):
-            Folder of the model and its tokenizer.
-        problems (`list[Problem]`):
-            What to ask.
-        output_dir (`Path`):
-            Folder of the evaluation. An earlier one in it is deleted.
-        seed (`int`):
-            Seed of the sampling.
-
-    Returns:
-        `dict`: The summary that [`~trl_dapo.evaluation.evaluate`] returns.
-    """
+    """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
     shutil.rmtree(output_dir, ignore_errors=True)
     return evaluate(
@@ -293,20 +212,7 @@ def exact_answer_reward(
 
 
 def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAPOConfig:
-    """
-    Settings of the quickstart's DAPO phase: 16 prompts x 8 completions, one optimizer step a rollout batch.
-
-    Args:
-        output_dir (`str` or `os.PathLike`):
-            Where the run is kept.
-        seed (`int`):
-            Seed of the run.
-        num_steps (`int`):
-            Number of optimizer steps.
-
-    Returns:
-        [`DAPOConfig`]: The settings.
-    """
+    """Settings of the DAPO phase: 16 prompts x 8 completions, one optimizer step a rollout batch."""
     return DAPOConfig(
         output_dir=str(output_dir),
         seed=seed,
@@ -344,25 +250,10 @@ def run_quickstart(
     console: Console | None = None,
 ) -> QuickstartResult:
     """
-    Make a small model, warm it up on arithmetic, train it with DAPO, and measure the gain on held-out problems.
+    Makes a small model, warms it up on arithmetic, trains it with DAPO, and measures the gain on held-out problems.
 
-    Needs no network, no GPU and no download.
-
-    Args:
-        output_dir (`str` or `os.PathLike`, *optional*, defaults to `"outputs/quickstart"`):
-            Folder for `warm_up/` and `trained/` (models with tokenizer), `eval_warm_up/` and `eval_trained/` (their
-            evaluations on held-out problems), `trainer_state.json` and `run.png`.
-        seed (`int`, *optional*, defaults to `42`):
-            Seed of everything random.
-        num_warm_up_steps (`int`, *optional*, defaults to `250`):
-            Supervised steps.
-        num_steps (`int`, *optional*, defaults to `150`):
-            Optimizer steps of DAPO.
-        console ([`~rich.console.Console`], *optional*):
-            Where to write. Defaults to standard output.
-
-    Returns:
-        [`QuickstartResult`]: The comparison of both models, and where the checkpoint and the plot lie.
+    Needs no network, no GPU and no download. `output_dir` gets `warm_up/` and `trained/` (models with tokenizer),
+    `eval_warm_up/` and `eval_trained/`, `trainer_state.json` and `run.png`.
     """
     console = console or Console()
     output_dir = Path(output_dir)

@@ -17,63 +17,32 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """
-    Tokenizer of one token a byte, which can read any prompt.
-
-    Returns:
-        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
-    """
+    """Tokenizer of one token a byte, which can read any prompt."""
     specials = ["<|pad|>", "<|end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytewise.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, pad_token="<|pad|>", eos_token="<|end|>", padding_side="left"
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return _with_template(bytewise, CHAT_TEMPLATE, pad_token="<|pad|>", eos_token="<|end|>")
 
 
 def build_character_tokenizer(characters: str, chat_template: str) -> PreTrainedTokenizerFast:
-    """
-    Tokenizer of one token a character, for those that are given.
-
-    Args:
-        characters (`str`):
-            Each once; any other is unknown.
-        chat_template (`str`):
-            How messages become a prompt.
-
-    Returns:
-        [`~transformers.PreTrainedTokenizerFast`]: The tokenizer.
-    """
+    """Tokenizer of one token a character, for those that are given."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *characters])}
     by_character = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     by_character.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
     by_character.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=by_character, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
+    return _with_template(by_character, chat_template, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def _with_template(tokenizer: Tokenizer, chat_template: str, **tokens: str) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **tokens)
+    fast.chat_template = chat_template
+    return fast
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: Any) -> Qwen3ForCausalLM:
-    """
-    Qwen3 with random weights, 0.1 million parameters by default.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerFast`]):
-            Decides the vocabulary and the special tokens.
-        seed (`int`):
-            Seed of the weights.
-        **sizes:
-            Fields of [`~transformers.Qwen3Config`] to change.
-
-    Returns:
-        [`~transformers.Qwen3ForCausalLM`]: The model, on the CPU.
-    """
+    """Qwen3 with random weights, 0.1 million parameters by default; `sizes` are fields of its config."""
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -96,15 +65,6 @@ def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list
 
 
 def save_tiny_model(path: Path, seed: int) -> None:
-    """
-    Writes a random model and its tokenizer.
-
-    Args:
-        path (`pathlib.Path`):
-            Folder to write to.
-        seed (`int`):
-            Seed of the weights.
-    """
     tokenizer = build_tokenizer()
     build_model(tokenizer, seed).save_pretrained(path)
     tokenizer.save_pretrained(path)

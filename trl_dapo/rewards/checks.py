@@ -27,26 +27,7 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 
 
 def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dataset") -> None:
-    """
-    Refuse a dataset without prompts.
-
-    Args:
-        columns (`Sequence[str]` or `None`):
-            The dataset's columns; `None` where they are not known, as of some streamed datasets: nothing is refused.
-        dataset (`str`, *optional*, defaults to `"train_dataset"`):
-            What to call the dataset.
-
-    Raises:
-        ValueError: If there is no column `prompt`.
-
-    Example:
-
-    ```python
-    >>> check_prompt_column(["question", "answer"])
-    Traceback (most recent call last):
-    ValueError: `train_dataset` has no column `prompt`; its columns are `question`, `answer`. ...
-    ```
-    """
+    """Refuses a dataset without prompts; `None` are columns that are not known."""
     if columns is None or "prompt" in columns:
         return
     raise ValueError(
@@ -64,26 +45,7 @@ def check_reward_columns(
     dataset: str = "train_dataset",
     has_environments: bool = False,
 ) -> None:
-    """
-    Refuse a reward function that TRL cannot call on the rows of a dataset.
-
-    Args:
-        reward_funcs (`Iterable`):
-            Reward functions, also asynchronous ones, `functools.partial` and objects with a `__call__`. Reward models
-            and their names pass, as does what has no signature, or takes whatever it is given.
-        names (`Iterable[str]`):
-            Their names, in the same order.
-        columns (`Sequence[str]` or `None`):
-            The dataset's columns, those that `remove_unused_columns` leaves. `None` where they are not known, or where
-            a `rollout_func` may add some: nothing is refused.
-        dataset (`str`, *optional*, defaults to `"train_dataset"`):
-            What to call the dataset.
-        has_environments (`bool`, *optional*, defaults to `False`):
-            Whether there is an `environment_factory`; TRL passes `environments` then.
-
-    Raises:
-        ValueError: If a function asks for what neither TRL nor the dataset gives, or does not accept what they give.
-    """
+    """Refuses a reward function that TRL cannot call on a dataset's rows; `None` are columns that are not known."""
     if columns is None:
         return
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
@@ -101,11 +63,8 @@ def check_reward_columns(
             else:
                 # A column that no function reads yet, where there is one.
                 free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)
-                rename = (
-                    f'Rename a column, as in `dataset.rename_column("{free}", "{missing[0]}")`, or give'
-                    if free
-                    else "Give"
-                )
+                example = f'`dataset.rename_column("{free}", "{missing[0]}")`'
+                rename = f"Rename a column, as in {example}, or give" if free else "Give"
                 hint = f"{rename} the parameter a default."
             raise ValueError(
                 f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
@@ -124,22 +83,7 @@ def check_reward_columns(
 def check_reward_funcs(
     reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, overlong_buffer_length: int | None
 ) -> None:
-    """
-    Refuse what is no reward function, and weights that no run is meant to have.
-
-    Args:
-        reward_funcs (`Sequence`):
-            What the user passes: functions, models and names of models. `None` where an environment rewards.
-        reward_weights (`Sequence[float]` or `None`):
-            The config's `reward_weights`.
-        overlong_buffer_length (`int` or `None`):
-            The config's `overlong_buffer_length`, which adds a reward function of its own.
-
-    Raises:
-        TypeError: If one of them cannot be called.
-        ValueError: If all weights are 0, or if there is one too many, and a punishment that it may be meant for. Any
-            other number is TRL's to refuse.
-    """
+    """Refuses what is no reward function, and weights that no run is meant to have; TRL refuses the rest."""
     for reward_func in reward_funcs:
         if not (reward_func is None or isinstance(reward_func, str) or callable(reward_func)):
             raise TypeError(
@@ -162,24 +106,7 @@ def check_reward_funcs(
 
 
 def check_reward_values(name: str, values: Any, num_rows: int) -> list:
-    """
-    Refuse what a reward function may not return.
-
-    Args:
-        name (`str`):
-            The reward function's name.
-        values (`Iterable`):
-            What it returned: a number (also of numpy or torch), a `bool`, `None` or NaN for each completion.
-        num_rows (`int`):
-            Number of completions.
-
-    Returns:
-        `list`: The values, also of an iterator, which can be read only once.
-
-    Raises:
-        TypeError: If it returned no list, or a value that is no number.
-        ValueError: If it returned more or fewer values than there are completions.
-    """
+    """What a reward function returned, as a list; refuses what it may not return."""
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
         if inspect.iscoroutine(values):
             values.close()
@@ -209,18 +136,7 @@ def check_reward_values(name: str, values: Any, num_rows: int) -> list:
 
 
 def with_checked_values(reward_func: RewardFunc, name: str) -> RewardFunc:
-    """
-    A reward function whose values are checked by [`check_reward_values`] whenever it is called.
-
-    Args:
-        reward_func (`Callable`):
-            The reward function. A reward model is returned as it is.
-        name (`str`):
-            Its name.
-
-    Returns:
-        `Callable`: The function, asynchronous if the given one is.
-    """
+    """A reward function whose values are checked whenever it is called. A reward model stays as it is."""
     return wrap_reward(reward_func, name, then=functools.partial(check_reward_values, name))
 
 
@@ -230,22 +146,7 @@ def wrap_reward(
     within: Callable[[], AbstractContextManager] = nullcontext,
     then: Callable[[Any, int], Any] = lambda values, num_rows: values,
 ) -> RewardFunc:
-    """
-    A reward function that does more whenever it is called.
-
-    Args:
-        reward_func (`Callable`):
-            The reward function. A reward model is returned as it is.
-        name (`str`):
-            Its name.
-        within (`Callable[[], ContextManager]`, *optional*):
-            Makes what each call is made in.
-        then (`Callable[[Any, int], Any]`, *optional*):
-            Called with what it returned and the number of completions; returns what stands in its place.
-
-    Returns:
-        `Callable`: The function, asynchronous if the given one is.
-    """
+    """A reward function that is called `within` a context, and `then` of whose values stands in their place."""
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
     inner: Any = reward_func
@@ -279,7 +180,6 @@ def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:
-    """The parameters of a reward function; none where it has no signature."""
     if isinstance(reward_func, (str, torch.nn.Module)):
         return []
     try:
@@ -291,10 +191,8 @@ def _parameters(reward_func: Any) -> list[inspect.Parameter]:
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty and parameter.kind not in (
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.VAR_KEYWORD,
-    )
+    takes_the_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not takes_the_rest
 
 
 def _is_reward(value: Any) -> bool:

@@ -134,14 +134,8 @@ def normalize_answer(answer: str) -> str:
     return answer.strip()
 
 
-def _last_answer_line(text: str) -> str | None:
-    """What follows the last `Answer:` of `text`, to the end of that line."""
-    answers = _ANSWER_LINE.findall(text)
-    return answers[-1] if answers else None
-
-
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` of `text`, braces balanced; `None` if it is missing or never closed."""
+    r"""The content of the last `\boxed{}`, braces balanced; `None` if it is missing or never closed."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -157,7 +151,6 @@ def last_boxed(text: str) -> str | None:
 
 
 def check_boxed_mode(boxed: str) -> None:
-    """Refuse an unknown way of reading boxed answers."""
     if boxed not in BOXED_MODES:
         raise ValueError(f"`boxed` must be one of {', '.join(map(repr, BOXED_MODES))}, got {boxed!r}.")
 
@@ -205,23 +198,15 @@ def score_dapo_math(
 
 
 def stated_answer(text: str) -> str | None:
-    r"""
-    The answer that a completion states: its last `Answer:` line, or else its last `\boxed{}`.
-
-    Args:
-        text (`str`):
-            The completion, of which as much is read as [`score_dapo_math`] reads.
-
-    Returns:
-        `str` or `None`: The answer, normalised if it stands in an `Answer:` line; `None` where there is none.
-    """
+    r"""A completion's last `Answer:` line, normalised, or else its last `\boxed{}`; `None` where there is neither."""
     answer, _ = _read_answer(text, "fallback")
     return None if answer == NO_ANSWER else answer
 
 
 def _read_answer(text: str, boxed: str) -> tuple[str, bool]:
     """The answer, `NO_ANSWER` where there is none, and whether it is to be compared as a boxed one."""
-    line = None if boxed == "strict" else _last_answer_line(text[-_ANSWER_WINDOW:])
+    lines = [] if boxed == "strict" else _ANSWER_LINE.findall(text[-_ANSWER_WINDOW:])
+    line = lines[-1] if lines else None
     content = last_boxed(text[-_BOXED_WINDOW:]) if line is None and boxed != "never" else None
     if content is not None or boxed == "strict":
         return NO_ANSWER if content is None else content, True
@@ -242,19 +227,7 @@ def without_delimiters(answer: str) -> str:
 
 
 def gold_text(gold: Any) -> str | None:
-    """
-    A gold answer as text.
-
-    Args:
-        gold (`str` or `float`):
-            What the dataset has. A whole number loses the `.0` that a column of floats gives it.
-
-    Returns:
-        `str` or `None`: The text; `None` where there is no gold answer: `None`, NaN or an empty text.
-
-    Raises:
-        TypeError: If it is neither text nor a number.
-    """
+    """A gold answer as text, a whole number without `.0`; `None` for `None`, NaN and an empty text."""
     if gold is None or isinstance(gold, str):
         return gold if gold and not gold.isspace() else None
     if not isinstance(gold, (numbers.Real, Decimal)):
@@ -268,20 +241,7 @@ def gold_text(gold: Any) -> str | None:
 
 
 def content_text(content: Any) -> str:
-    """
-    The text of one message.
-
-    Args:
-        content (`str`, `list` or `dict`):
-            A message's content: text, `None` (a bare tool call), one part with a `text` or a list of parts, of which
-            text and the parts with a `text` count.
-
-    Returns:
-        `str`: The text, empty if there is none.
-
-    Raises:
-        TypeError: If it is of another kind.
-    """
+    """The text of a message's content: text, `None`, a part, or a list of parts of which those with text count."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -297,19 +257,7 @@ def content_text(content: Any) -> str:
 
 
 def completion_text(completion: str | list[dict[str, Any]]) -> str:
-    """
-    The text that a reward function scores: a plain completion, or the last message of a conversational one.
-
-    Args:
-        completion (`str` or `list[dict]`):
-            What TRL passes for one completion. For what a message may hold see [`content_text`].
-
-    Returns:
-        `str`: The text, empty if there is none.
-
-    Raises:
-        TypeError: If it is of another kind.
-    """
+    """The text that a reward function scores: a plain completion, or its last message's."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, (list, tuple)) and not completion:

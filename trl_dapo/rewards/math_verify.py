@@ -28,24 +28,15 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from .dapo_math import completion_text, gold_text, loggable
+from .math_worker import GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
 
 
 logger = logging.getLogger(__name__)
 
-_STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
 _SMALLEST_MEMORY_LIMIT = 256 << 20  # bytes; below this math-verify itself may not fit
-_CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
 _LARGEST_BATCH = 128
-_NUM_CACHED_GOLDS = 4096
-_LOGGED_CHARACTERS = 200
-_RETIRED = 3  # exit status of a worker that asks to be replaced
 
-_UNPARSEABLE = "[unparseable]"
-_SKIPPED = "[skipped]"
 _KILLED = "[killed]"
-
-_READY = "ready"
-_GOLD_READ = "gold"
 
 
 class _Verdict(NamedTuple):
@@ -64,7 +55,6 @@ class _Job:
 
     @property
     def decided(self) -> _Verdict:
-        """The verdict, once there is one."""
         assert self.verdict is not None
         return self.verdict
 
@@ -91,7 +81,7 @@ class _Worker:
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         code = (
             f"import sys; sys.path[:] = {path!a}; "
-            f"from {__name__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
+            f"from {serve.__module__} import serve; serve({timeout!r}, {memory_limit!r}, {workers_end})"
         )
         try:
             process = subprocess.Popen(
@@ -113,7 +103,7 @@ class _Worker:
         return cls(process, process.stdin, process.stdout, lifeline)
 
     def send(self, jobs: list[_Job]) -> None:
-        """Hand over one batch. That the worker is gone shows when its answers are read."""
+        """Hands over one batch. That the worker is gone shows when its answers are read."""
         self.batch.extend(jobs)
         line = json.dumps([[job.gold, job.text] for job in jobs], ensure_ascii=False) + "\n"
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
@@ -124,21 +114,20 @@ class _Worker:
             pass
 
     def receive(self) -> bool:
-        """Note the answers that have arrived; returns whether the worker is still there."""
+        """Notes the answers that have arrived; returns whether the worker is still there."""
         data = os.read(self.stdout.fileno(), 1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if message == _READY:
+            if message == READY:
                 self.is_ready = True
-            elif message == _GOLD_READ:
+            elif message == GOLD_READ:
                 self.gold_read = self.batch[0].gold
             else:
                 self.batch.popleft().verdict = _Verdict(*message)
         return bool(data)
 
     def stop(self) -> None:
-        """Kill the process if it lives, and reap it."""
         self.process.kill()
         self.close_pipes()
         self.process.wait()
@@ -228,11 +217,8 @@ class MathVerifyReward:
     ) -> list[float | None]:
         """
         Args:
-            completions (`list[str]` or `list[list[dict]]`):
-                Completions, plain or conversational. Of a conversational one the last message is scored.
-            solution (`list[str]`):
-                Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward,
-                TRL's way to skip a sample.
+            completions, solution:
+                As in [`math_verify_reward`].
             log_extra (`callable`, *optional*):
                 Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
             log_metric (`callable`, *optional*):
@@ -241,10 +227,6 @@ class MathVerifyReward:
                 number of gold answers given up so far as `math_verify/hopeless_golds`.
             **kwargs:
                 Whatever else the trainer passes; not used.
-
-        Raises:
-            TypeError: If a completion or a gold answer is of no kind that can be read.
-            RuntimeError: If no worker can be started.
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -261,7 +243,7 @@ class MathVerifyReward:
                 _stop_all(self._workers)
                 raise
             num_ended, num_hopeless = self._num_ended, len(self._hopeless_golds)
-        verdicts = [_Verdict(None, _SKIPPED) if pair is None else jobs[pair].decided for pair in pairs]
+        verdicts = [_Verdict(None, SKIPPED) if pair is None else jobs[pair].decided for pair in pairs]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
             log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
@@ -277,7 +259,7 @@ class MathVerifyReward:
             _stop_all(self._workers)
 
     def _score(self, jobs: list[_Job]) -> None:
-        """Give every job its verdict: keeps each worker busy with one batch until nothing is left."""
+        """Gives every job its verdict: keeps each worker busy with one batch until nothing is left."""
         self._num_ended = self._num_killed_at_start = 0
         # Neighbours go to one worker: they are mostly completions of one prompt and share its parsed gold answer.
         size = max(1, min(_LARGEST_BATCH, len(jobs) // (4 * self.num_workers)))
@@ -308,7 +290,7 @@ class MathVerifyReward:
             open_jobs = []
             for job in batch:
                 if job.verdict is None and job.gold in self._hopeless_golds:
-                    job.verdict = _Verdict(None, _SKIPPED)
+                    job.verdict = _Verdict(None, SKIPPED)
                 if job.verdict is None:
                     open_jobs.append(job)
             if open_jobs:
@@ -316,7 +298,7 @@ class MathVerifyReward:
         return open_batches
 
     def _bury(self, worker: _Worker) -> None:
-        """Find out why a worker is gone, and give the job that it failed at its verdict, or one more try."""
+        """Finds out why a worker is gone; the job that it failed at gets its verdict, or one more try."""
         # The pipe is closed a moment before the process is gone: to kill it now would hide how it ended.
         status = worker.process.wait()
         worker.close_pipes()
@@ -327,11 +309,11 @@ class MathVerifyReward:
             # by itself would end the same way again.
             if status >= 0 or self._num_killed_at_start > self.num_workers:
                 raise RuntimeError(
-                    f"A math-verify worker ended with status {status} before it was ready (limit {_STARTUP_LIMIT} s); "
+                    f"A math-verify worker ended with status {status} before it was ready (limit {STARTUP_LIMIT} s); "
                     f"its own message is on stderr. Check that `{sys.executable}` can import math_verify, and that "
                     "there is memory for it."
                 )
-        elif worker.batch and status != _RETIRED:
+        elif worker.batch and status != RETIRED:
             job = worker.batch[0]
             stage = "completion" if worker.gold_read == job.gold else "gold"
             # The time that it used is a completion's own doing. Another end may be an accident, such as a machine that
@@ -386,7 +368,8 @@ def math_verify_reward(
         completions (`list[str]` or `list[list[dict]]`):
             Completions, plain or conversational. Of a conversational one the last message is scored.
         solution (`list[str]`):
-            Gold answers.
+            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
+            way to skip a sample.
         **kwargs:
             Whatever else the trainer passes, such as `log_extra`.
 
@@ -406,139 +389,3 @@ def math_verify_reward(
     ```
     """
     return _default(completions, solution, **kwargs)
-
-
-# Below: the worker's side. Nothing above imports math-verify, nothing below runs in the trainer.
-
-
-def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
-    """Main function of a worker: score batches from stdin until it is closed, end at once if the lifeline is."""
-    signals = {signal.SIGALRM, signal.SIGPROF, signal.SIGIO}
-    for number in signals:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
-    signal.alarm(_STARTUP_LIMIT)
-    _end_with(lifeline)
-    # The answers have stdout for themselves: whatever a library prints must not mix with them.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    scorer = _Scorer()
-    _limit_memory(memory_limit)
-    signal.alarm(0)
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
-    os.dup2(devnull, 2)
-
-    def answer(message: Any) -> None:
-        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # a trainer that is slow to read is not our delay
-        answers.write(json.dumps(message).encode() + b"\n")
-        signal.setitimer(signal.ITIMER_REAL, remaining)
-
-    answer(_READY)
-    announced = None
-    while line := sys.stdin.buffer.readline():
-        for gold, text in json.loads(line):
-            signal.setitimer(signal.ITIMER_PROF, timeout)
-            signal.setitimer(signal.ITIMER_REAL, _CLOCK_FACTOR * timeout)
-            scorer.read_gold(gold)
-            # Also where it was known, be it from the scorer's test of itself: the trainer knows only what it is told.
-            if gold != announced:
-                answer(_GOLD_READ)
-                announced = gold
-            verdict = scorer.score(gold, text)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            answer(verdict)
-            if _address_space() > memory_limit // 2:
-                # What sympy has cached may leave too little for the next completion, which would be blamed for it.
-                os._exit(_RETIRED)
-
-
-def _limit_memory(memory_limit: int) -> None:
-    import resource
-
-    _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
-    if ceiling != resource.RLIM_INFINITY:
-        memory_limit = min(memory_limit, ceiling)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    except (OSError, ValueError):
-        pass  # macOS knows the limit but does not set it
-
-
-def _address_space() -> float:
-    """Address space of this process in bytes; 0 where there is no /proc, infinite where it is used up."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:
-        return 0
-    except MemoryError:
-        return math.inf
-
-
-def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process with SIGIO, whatever it is doing, once the other end of `lifeline` is closed."""
-    import fcntl
-
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
-
-
-class _Scorer:
-    """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
-
-    def __init__(self) -> None:
-        import logging
-        import re
-
-        import math_verify
-        from latex2sympy2_extended import NormalizationConfig
-
-        # It warns that its own time limits are off, and of every text that it cannot parse.
-        logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-        self._math_verify = math_verify
-        self._extraction_config = [
-            math_verify.LatexExtractionConfig(
-                normalization_config=NormalizationConfig(units=True),
-                boxed_match_priority=0,
-                try_extract_without_anchor=False,
-            )
-        ]
-        # Every pattern of that configuration needs one of these; a truncated completion often has neither, and the
-        # patterns take quadratic time to find that out.
-        self._anchor = re.compile(r"(?i:answer)|\\boxed\{")
-        self._golds: dict[str, list] = {}
-        # A release of math-verify that cannot be used this way must not look like wrong answers.
-        self.read_gold("1")
-        if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
-            raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")
-
-    def read_gold(self, gold: str) -> None:
-        """Parse a gold answer, unless it is known."""
-        if gold in self._golds:
-            return
-        if len(self._golds) >= _NUM_CACHED_GOLDS:
-            self._golds.clear()
-        self._golds[gold] = self._math_verify.parse(gold, parsing_timeout=None)
-
-    def score(self, gold: str, text: str) -> tuple[float | None, str]:
-        """Reward and extracted answer of one completion whose gold answer has been read."""
-        parsed_gold = self._golds[gold]
-        if not parsed_gold:
-            return None, _SKIPPED
-        if self._anchor.search(text) is None:
-            return 0.0, _UNPARSEABLE
-        parsed = self._math_verify.parse(
-            text, extraction_config=self._extraction_config, extraction_mode="first_match", parsing_timeout=None
-        )
-        written = [part for part in parsed if isinstance(part, str)]
-        # One equal pair is enough for math-verify too, which compares the symbolic ones first, at their price.
-        is_same = any(
-            isinstance(part, str) and part.strip() and part.strip() == answer.strip()
-            for part in parsed_gold
-            for answer in written
-        )
-        is_correct = is_same or self._math_verify.verify(parsed_gold, parsed, timeout_seconds=None)
-        return float(is_correct), written[0][:_LOGGED_CHARACTERS] if written else _UNPARSEABLE

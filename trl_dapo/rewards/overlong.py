@@ -7,7 +7,6 @@ from typing import Any
 
 
 def check_overlong_buffer(max_length: int, buffer_length: int, penalty_factor: float) -> None:
-    """Refuse lengths and factors under which equation 13 has no meaning."""
     if buffer_length <= 0:
         raise ValueError(f"The overlong buffer must have at least 1 token, got {buffer_length}.")
     if buffer_length > max_length:
@@ -103,16 +102,7 @@ class SoftOverlongPunishment:
     def __call__(
         self, completion_ids: list[list[int]], completion_lengths: list[int] | None = None, **kwargs: Any
     ) -> list[float]:
-        """
-        Args:
-            completion_ids (`list[list[int]]`):
-                Token ids of each completion, without padding.
-            completion_lengths (`list[int]`, *optional*):
-                Tokens that the model itself wrote, where that is fewer than there are ids: tool results and
-                environment turns are not the model's to shorten.
-            **kwargs:
-                Whatever else the trainer passes; not used.
-        """
+        """`completion_lengths`, where given, counts what the model itself wrote: tool results are not its own."""
         lengths = [len(ids) for ids in completion_ids] if completion_lengths is None else completion_lengths
         return soft_overlong_punishment(
             lengths,

@@ -23,31 +23,17 @@ SCORES_LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReward:
-    """
-    Which reward functions decide, and by what rule. Made by [`TaskReward.choose`].
+    """Which reward functions decide, and by what rule. Made by [`TaskReward.choose`]."""
 
-    Args:
-        names (`tuple[str, ...]`):
-            The reward functions that decide.
-        shaping (`tuple[str, ...]`):
-            Those that do not, and have a weight: they only shape the advantages of the groups that train.
-        weights_F (`torch.Tensor` of shape `(F,)`):
-            Weight of each reward function in the task reward. Of one that decides alone it is 1, or -1 where its
-            weight is negative: its size matters to the advantages only, and the reward is compared as it was given.
-        is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
-            Whether each decides.
-        criterion ([`Criterion`]):
-            What a group must show to train.
-        knows_right (`bool`):
-            Whether a completion is right or wrong by it. Not so where several functions decide and none was named: the
-            sum of an accuracy and a format reward is above any threshold for well-formatted nonsense.
-    """
-
-    names: tuple[str, ...]
-    shaping: tuple[str, ...]
+    names: tuple[str, ...]  # of those that decide
+    shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
+    # Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the advantages only,
+    # and the reward is compared as it was given.
     weights_F: torch.Tensor
     is_task_F: torch.Tensor
     criterion: Criterion
+    # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
+    # for well-formatted nonsense.
     knows_right: bool
 
     @classmethod
@@ -64,23 +50,9 @@ class TaskReward:
         drops_groups: bool = True,
     ) -> "TaskReward":
         """
-        Args:
-            names (`Sequence[str]` of length F):
-                Names of the reward functions.
-            weights_F (`torch.Tensor` of shape `(F,)`):
-                Their weights.
-            chosen (`Sequence[str]`, *optional*):
-                Names of those that decide. Defaults to all but length penalties and those of weight 0.
-            min_accuracy, max_accuracy, accuracy_threshold (`float`, *optional*):
-                As in [`Criterion`].
-            best (`float`, *optional*, defaults to `1.0`):
-                Reward of a completion that cannot do better.
-            drops_groups (`bool`, *optional*, defaults to `True`):
-                Whether groups are dropped by it. If not, a length penalty may stand alone: nothing is right by it.
+        Those decide that are `chosen`, or all but length penalties and those of weight 0.
 
-        Raises:
-            ValueError: If a name is unknown, a length penalty's or two functions', if one of several has no weight, if
-                nothing is left to decide, or if a setting needs a right and a wrong where there is none.
+        Where `drops_groups` is false a length penalty may stand alone: nothing is right by it.
         """
         weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
         candidates = [name for name in names if name not in LENGTH_PENALTIES]
@@ -152,7 +124,6 @@ class TaskReward:
             raise ValueError(_ambiguous(setting, ", ".join(map(repr, self.names))))
 
     def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
-        """The task reward of each completion: see [`task_reward`]."""
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
 
     def scaled(self, rewards_BF: torch.Tensor, scaling: Sequence[float] | None) -> torch.Tensor:
@@ -181,17 +152,10 @@ class TaskReward:
         return count_correct(rewards_NG, masked_NG, reasons, self.criterion)
 
     def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
-        """Which completions are right (boolean `torch.Tensor` of shape `(B,)`)."""
         return is_correct(self.of(rewards_BF), self.criterion)
 
     def describe(self, filtered: bool = False) -> str:
-        """
-        One line for the start of a run: what decides, by what threshold, and what only shapes.
-
-        Args:
-            filtered (`bool`, *optional*, defaults to `False`):
-                Whether a user's `group_filter` decides which groups train.
-        """
+        """One line for the start of a run: what decides, by what threshold, and what only shapes."""
         names = ", ".join(map(repr, self.names))
         subject = f"the weighted sum of {names}"
         if len(self.names) == 1:

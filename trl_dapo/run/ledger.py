@@ -39,6 +39,7 @@ from ..sampling.refill import Batch, Group
 from ..sampling.rollouts import Round
 from ..sampling.sampler import Rollout, Sampler
 from .checkpoint import output_folder
+from .files import keep_earlier, replacing
 
 
 logger = logging.get_logger(__name__)
@@ -51,19 +52,7 @@ TEXT = ("prompt", "completions")
 
 
 class Ledger(TrainerCallback):
-    """
-    Follows a trainer's sampler and writes down what became of every group. The main process writes.
-
-    Args:
-        sampler ([`Sampler`]):
-            What it follows.
-        task ([`TaskReward`]):
-            Says what is scored and what is right.
-        reward_names (`Sequence[str]`):
-            Names of the reward functions.
-        num_texts (`int`):
-            Groups a rollout whose text is kept.
-    """
+    """Writes down what became of every group of a trainer's sampler. The main process writes."""
 
     def __init__(self, sampler: Sampler, task: TaskReward, reward_names: Sequence[str], num_texts: int) -> None:
         self._sampler = sampler
@@ -84,16 +73,7 @@ class Ledger(TrainerCallback):
         self._parts.begin(self._sampler.num_rollouts if state.global_step else 0)
 
     def add_round(self, round_: Round, reasons: Sequence[str | None]) -> None:
-        """
-        Reads the text of some of a round's groups, before the sampler lets go of it. Collective: every rank must call
-        it.
-
-        Args:
-            round_ ([`Round`]):
-                The round that the sampler is about to take in.
-            reasons (`Sequence[str | None]`):
-                For each of its groups: `None`, or why it is dropped.
-        """
+        """Reads the text of some groups of a round that the sampler is about to take in. Collective."""
         rollout = self._sampler.rollout
         if rollout.num_rounds == 0:
             self._verdicts, self._texts = {}, {}
@@ -105,15 +85,7 @@ class Ledger(TrainerCallback):
         self._texts = {group: texts[group] for group in chosen}
 
     def end_rollout(self, batch: Batch, step: int) -> None:
-        """
-        Writes the groups of the rollout that has ended.
-
-        Args:
-            batch ([`Batch`]):
-                What became of them.
-            step (`int`):
-                Optimizer steps made.
-        """
+        """Writes the groups of the rollout that has ended."""
         rollout = self._sampler.rollout
         if self._parts is None or not rollout.num_rounds:
             return
@@ -129,26 +101,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
-    """
-    Which groups' text is kept: one of every verdict first, then a second of each, and so on, the earliest of each.
-    Prompts come shuffled, so the earliest are as good a sample as any, and every rank chooses the same.
-
-    Args:
-        verdicts (`Mapping[Hashable, Hashable]`):
-            For each group, in order: `None`, or why it is dropped.
-        number (`int`):
-            Groups to choose.
-
-    Returns:
-        `list[Hashable]`: In their order.
-
-    Example:
-
-    ```python
-    >>> choose({"a": None, "b": None, "c": None, "d": "all_wrong"}, 2)
-    ['a', 'd']
-    ```
-    """
+    """One group of every verdict, then a second of each, the earliest first: the same groups on every rank."""
     seen: Counter[Hashable] = Counter()
     turns = []
     for place, verdict in enumerate(verdicts.values()):
@@ -179,16 +132,7 @@ def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Grou
 
 
 def as_text(messages: Any) -> str:
-    """
-    A prompt or a completion, plain or conversational, as one text.
-
-    Args:
-        messages (`str` or `list[dict]`):
-            Text, or messages of which each may hold images and calls of tools.
-
-    Returns:
-        `str`: A single message's content; of several each with its role. What UTF-8 has no bytes for is escaped.
-    """
+    """A single message's content; of several each with its role. What UTF-8 has no bytes for is escaped."""
     if not (isinstance(messages, list) and messages and all(isinstance(message, Mapping) for message in messages)):
         text = str(messages)
     elif len(messages) == 1:
@@ -226,26 +170,7 @@ def describe_groups(
     reward_names: Sequence[str],
     texts: Mapping[Group, tuple[str, list[str]]],
 ) -> pa.Table:
-    """
-    The rows of a rollout that has sampled at least one round.
-
-    Args:
-        rollout ([`Rollout`]):
-            What was sampled.
-        batch ([`Batch`]):
-            What became of it.
-        step (`int`):
-            Optimizer steps made.
-        task ([`TaskReward`]):
-            Says what is scored and what is right.
-        reward_names (`Sequence[str]` of length F):
-            Names of the reward functions.
-        texts (`Mapping[Group, tuple[str, list[str]]]`):
-            Prompt and completions of the groups whose text is kept.
-
-    Returns:
-        `pyarrow.Table`: A row a group, in prompt order, with the columns that the module names.
-    """
+    """The rows of a rollout that has sampled at least one round: a row a group, in prompt order."""
     rounds, first = rollout.sampled, len(rollout.rounds) - rollout.num_rounds
     groups = rollout.sampled_groups
     outcomes = {
@@ -294,13 +219,7 @@ def _lists(values_NG: torch.Tensor) -> pa.ListArray:
 
 
 class Parts:
-    """
-    A folder of parquet files that grows by whole rollouts.
-
-    Args:
-        folder (`Path`):
-            The folder.
-    """
+    """A folder of parquet files that grows by whole rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -308,20 +227,9 @@ class Parts:
         self._rows: pa.Table | None = None  # of the last part, where it may grow
 
     def begin(self, num_rollouts: int) -> None:
-        """
-        Opens the folder for what follows on so many rollouts of this run: rows of later ones are about to be written
-        again, and are taken out. From 0 on, a folder that is there is another run's, and is kept as `rollouts-1`,
-        `rollouts-2` and so on.
-
-        Args:
-            num_rollouts (`int`):
-                Number of the next rollout.
-        """
-        if num_rollouts == 0 and self.folder.exists():
-            numbers = itertools.count(1)
-            self.folder.rename(
-                next(kept for n in numbers if not (kept := self.folder.with_name(f"{self.folder.name}-{n}")).exists())
-            )
+        """Takes out the rows of this rollout and later ones; at 0 the folder is another run's, and is kept."""
+        if num_rollouts == 0:
+            keep_earlier(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob("part-*.tmp"):  # of a run that was killed at it
             path.unlink()
@@ -344,13 +252,7 @@ class Parts:
             break
 
     def append(self, rows: pa.Table) -> None:
-        """
-        Adds the rows of a rollout: all of them, or none if the process is killed.
-
-        Args:
-            rows (`pyarrow.Table`):
-                From [`describe_groups`].
-        """
+        """Adds the rows of a rollout: all of them, or none if the process is killed."""
         if self._rows is not None and self._rows.schema == rows.schema:
             rows = pa.concat_tables([self._rows, rows]).combine_chunks()
         else:
@@ -365,12 +267,10 @@ class Parts:
 
 
 def _replace(path: Path, rows: pa.Table) -> None:
-    """Writes a part beside its place and puts it there, in one step."""
-    temporary = path.with_suffix(".tmp")
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column
     pq.write_table(rows, whole, compression=_compression(rows.schema), write_statistics=False)
-    temporary.write_bytes(whole.getvalue())
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(whole.getvalue())
 
 
 def _compression(schema: pa.Schema) -> dict[str, str]:

@@ -3,9 +3,7 @@
 """What a run leaves for whoever reads it: its settings, and a log that grows with it."""
 
 import dataclasses
-import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import logging
 
 from .checkpoint import output_folder
+from .files import keep_earlier, replacing
 
 
 logger = logging.get_logger(__name__)
@@ -27,12 +26,10 @@ _NOT_SET |= {"gradient_checkpointing", "hub_token"}
 
 class LogHistoryCallback(TrainerCallback):
     """
-    Appends every entry of the log to `log_history.jsonl` in the run's output folder, one JSON object a line, and puts
-    the settings that are not the defaults into `settings.json`.
+    Appends every entry of the log to `log_history.jsonl`, and writes the settings that are not the defaults.
 
-    A run that starts begins a file of its own; what an earlier one wrote there is kept as `log_history-1.jsonl`,
-    `log_history-2.jsonl` and so on. A run that resumes keeps the entries of its checkpoint: steps beyond it are about
-    to be taken again.
+    A run that starts begins a file of its own and keeps an earlier one's as `log_history-1.jsonl`; one that resumes
+    keeps the entries of its checkpoint, beyond which steps are taken again.
     """
 
     def __init__(self) -> None:
@@ -53,11 +50,10 @@ class LogHistoryCallback(TrainerCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(changed_settings(args), indent=1, default=str)
         path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
-        if not state.log_history and path.exists():
-            _keep(path)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
-        os.replace(temporary, path)
+        if not state.log_history:
+            keep_earlier(path)
+        with replacing(path) as temporary:
+            temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
 
     def _end(self, error: OSError) -> None:
         logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
@@ -75,23 +71,7 @@ class LogHistoryCallback(TrainerCallback):
 
 
 def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
-    """
-    The settings of a run that are not the defaults.
-
-    Args:
-        args ([`~transformers.TrainingArguments`]):
-            The run's configuration.
-
-    Returns:
-        `dict[str, dict]`: `value` and `default` of each, by its name.
-
-    Example:
-
-    ```python
-    >>> changed_settings(DAPOConfig("out", epsilon_high=0.3, report_to="none"))["epsilon_high"]
-    {'value': 0.3, 'default': 0.28}
-    ```
-    """
+    """The settings of a run that are not the defaults: `value` and `default` of each, by its name."""
     values, changed = args.to_dict(), {}
     worked_out = {**_WORKED_OUT, "bf16": not args.fp16, "steps_per_generation": args.gradient_accumulation_steps}
     worked_out["disable_tqdm"] = logging.get_verbosity() > logging.WARNING
@@ -106,13 +86,6 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
         if name in values and name not in not_set and values[name] != default:
             changed[name] = {"value": values[name], "default": default}
     return changed
-
-
-def _keep(path: Path) -> None:
-    """Moves the log of an earlier run out of the way."""
-    numbers = itertools.count(1)
-    free = next(kept for n in numbers if not (kept := path.with_name(f"{path.stem}-{n}{path.suffix}")).exists())
-    path.rename(free)
 
 
 def _line(entry: dict, state: TrainerState) -> str:

@@ -13,26 +13,10 @@ class AcceptanceRate:
     """
     Running estimate of the share of groups that are accepted, shared by all rollouts of a run.
 
-    The rate and its trend are fitted by least squares to the rounds so far and read off at the next round, so that a
-    rate that rises or falls as the policy learns is not met one step late. Evidence fades with every round; a round
-    that contradicts the estimate by more than three standard deviations fades all that came before it at once.
-
-    Args:
-        decay (`float`, *optional*, defaults to `0.95`):
-            Factor on the evidence of all earlier rounds with every new one.
-        drift (`float`, *optional*, defaults to `0.01`):
-            Prior standard deviation of the change of the rate per round.
-
-    Example:
-
-    ```python
-    >>> acceptance = AcceptanceRate()
-    >>> acceptance.rate
-    0.5
-    >>> acceptance.update(num_accepted=30, num_groups=98)
-    >>> round(acceptance.rate, 2)
-    0.31
-    ```
+    The rate and its trend are fitted by least squares and read off at the next round, so that a rate that rises or
+    falls as the policy learns is not met one step late. Evidence fades by `decay` with every round; a round that
+    contradicts the estimate by more than three standard deviations fades all that came before it at once. `drift` is
+    the prior standard deviation of the change of the rate per round.
     """
 
     # What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small
@@ -88,13 +72,7 @@ class AcceptanceRate:
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
     def update(self, num_accepted: int, num_groups: int) -> None:
-        """
-        Learns from one round.
-
-        Args:
-            num_accepted (`int`): Groups of the round that were accepted.
-            num_groups (`int`): Groups of the round.
-        """
+        """Learns from one round."""
         if not 0 <= num_accepted <= num_groups:
             raise ValueError(f"Cannot accept {num_accepted} of {num_groups} groups.")
         rate, variance = self._fit()
@@ -116,32 +94,16 @@ class AcceptanceRate:
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues from what [`~AcceptanceRate.state_dict`] returned."""
         for name in self._STATE:
             setattr(self, name, state[name])
 
     def round_size(self, deficit: int, target: int, *, is_rare: bool = False) -> int:
-        """
-        Prompts that the next round asks for.
-
-        The smallest n that covers the deficit d with a margin of z standard deviations,
-        `n r - z sqrt(n r (1 - r) + n^2 v) >= d`, where r is the acceptance rate and v its variance: the two terms
-        under the root are the binomial noise of the round and the uncertainty of the rate. The margin ends where one
-        more prompt costs what it saves (the newsvendor's rule): `c phi(z) = s`, where phi is the normal density, s the
-        standard deviation at the expected size, and c the cost of one more round. A rate so uncertain that no margin
-        is worth its price gets none.
-
-        Args:
-            deficit (`int`):
-                Groups still missing, at least 1.
-            target (`int`):
-                Groups of the whole batch, by which the cost of one more round is measured.
-            is_rare (`bool`, *optional*, defaults to `False`):
-                Whether one more round must be rare: it costs more, and what is too much is not lost but carried.
-
-        Returns:
-            `int`
-        """
+        """Prompts that the next round asks for; one more round `is_rare` where it stops engine and training."""
+        # The smallest n that covers the deficit d with a margin of z standard deviations, the binomial noise of the
+        # round and what is not known of the rate r: n r - z sqrt(n r (1 - r) + n^2 v) >= d. The margin ends where one
+        # more prompt costs what it saves (the newsvendor's rule): c phi(z) = s, with the normal density phi, the
+        # standard deviation s at the expected size, and the cost c of one more round. A rate so uncertain that no
+        # margin is worth its price gets none.
         rate, variance = self._fit()
         # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
         # a run that accepts nothing must not generate ever more.

@@ -21,38 +21,7 @@ def apply_group_filter(
     rows: Sequence[dict],
     num_generations: int,
 ) -> list[str | None]:
-    """
-    Asks a user's rule about each group.
-
-    Args:
-        group_filter (`Callable`):
-            Called with a group's rewards, a list for each reward function's name (NaN where it gave none), and its
-            rows. Returns `None` to train on the group, or the reason to drop it.
-        rewards_BF (`torch.Tensor` of shape `(B, F)`):
-            Rewards of all completions; those of a group follow each other.
-        reward_names (`Sequence[str]` of length F):
-            Names of the reward functions.
-        rows (`Sequence[dict]` of length B):
-            The completions, each with its example's columns.
-        num_generations (`int`):
-            Completions of a group.
-
-    Returns:
-        `list[str | None]`: one for each group.
-
-    Raises:
-        TypeError: If it returns anything but `None` or a reason.
-
-    Example:
-
-    ```python
-    >>> def too_long(rewards, rows):
-    ...     return "long" if any(len(row["completion"]) > 4 for row in rows) else None
-    >>> rows = [{"completion": "right"}, {"completion": "no"}]
-    >>> apply_group_filter(too_long, torch.zeros(2, 1), ["right"], rows, num_generations=2)
-    ['long']
-    ```
-    """
+    """For each group what a user's rule says of it: `None` to train on it, or the reason to drop it."""
     reasons = []
     for start in range(0, len(rows), num_generations):
         group = slice(start, start + num_generations)
@@ -70,25 +39,7 @@ def apply_group_filter(
 def ask_group_filter(
     group_filter: GroupFilter, round_: Round, prompts: Sequence[tuple[str, dict]], reward_names: Sequence[str]
 ) -> list[str | None]:
-    """
-    Asks a user's rule about each group of a round, once, on the main process: every rank must take the same decision.
-    Collective: every rank must call it.
-
-    Args:
-        group_filter, reward_names:
-            As in [`apply_group_filter`].
-        round_ ([`Round`]):
-            The round.
-        prompts (`Sequence[tuple[str, dict]]`):
-            Name and example of each of its prompts.
-
-    Returns:
-        `list[str | None]`: one for each group, on every rank.
-
-    Raises:
-        Exception: What the rule raised, on the main process.
-        RuntimeError: With what it raised, on the others.
-    """
+    """Asks a user's rule about a round's groups, once, on the main process. Collective."""
     completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
     facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
 

@@ -1,9 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a group trains, and if not, why it is dropped.
-
-Suffixes name the dimensions: B completions, F reward functions, N groups, G completions of one prompt (B = N * G).
-"""
+"""Whether a group trains, and if not, why it is dropped."""
 
 from dataclasses import dataclass
 
@@ -14,30 +11,7 @@ REASONS = ("all_correct", "all_wrong", "constant", "outside_band", "unscored", "
 
 
 def task_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, is_task_F: torch.Tensor) -> torch.Tensor:
-    """
-    The task reward, which decides whether a group trains: the weighted sum over the task's reward functions only.
-
-    Length penalties and format bonuses are left out, so an all-wrong group cannot pass on them. A function that gave
-    no reward (NaN) adds nothing; a completion that none of the task's functions scored stays NaN.
-
-    Args:
-        rewards_BF (`torch.Tensor` of shape `(B, F)`):
-            Reward of each completion under each reward function; NaN where the function returned `None`.
-        weights_F (`torch.Tensor` of shape `(F,)`):
-            Weight of each reward function.
-        is_task_F (`torch.Tensor` of shape `(F,)`, boolean):
-            Whether the reward function is one of the task's. At least one must be.
-
-    Returns:
-        `torch.Tensor` of shape `(B,)`, float64: the task reward, NaN where none of the task's functions gave one.
-
-    Example:
-
-    ```python
-    >>> task_reward(torch.tensor([[1.0, -0.4]]), torch.tensor([2.0, 1.0]), torch.tensor([True, False]))
-    tensor([2.], dtype=torch.float64)
-    ```
-    """
+    """The weighted sum over the task's reward functions, in float64; NaN where none of them gave a reward."""
     is_task_F = is_task_F.to(rewards_BF.device)
     if not is_task_F.any():
         raise ValueError(f"No reward function decides which groups train, got is_task_F={is_task_F.tolist()}.")
@@ -48,27 +22,13 @@ def task_reward(rewards_BF: torch.Tensor, weights_F: torch.Tensor, is_task_F: to
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """
-    What a group must show to train.
+    """What a group must show to train."""
 
-    Args:
-        min_accuracy (`float`, *optional*, defaults to `0.0`):
-            A group trains only if its accuracy is above this. `0.0` asks for no accuracy at all, only for spread.
-        max_accuracy (`float`, *optional*, defaults to `1.0`):
-            A group trains only if its accuracy is below this. `1.0` sets no bound.
-        accuracy_threshold (`float`, *optional*, defaults to `0.0`):
-            A completion is correct if its task reward is above this, by more than `tolerance`.
-        full_score (`float`, *optional*, defaults to `1.0`):
-            Task reward of a completion that cannot do better. Only tells `all_correct` from `constant`.
-        tolerance (`float`, *optional*, defaults to `1e-6`):
-            Rewards that differ by no more than this are equal.
-    """
-
-    min_accuracy: float = 0.0
-    max_accuracy: float = 1.0
-    accuracy_threshold: float = 0.0
-    full_score: float = 1.0
-    tolerance: float = 1e-6
+    min_accuracy: float = 0.0  # accuracy must be above this; 0.0 asks for no accuracy at all, only for spread
+    max_accuracy: float = 1.0  # and below this; 1.0 sets no bound
+    accuracy_threshold: float = 0.0  # a correct completion's task reward is above this, by more than `tolerance`
+    full_score: float = 1.0  # task reward of a completion that cannot do better: tells `all_correct` from `constant`
+    tolerance: float = 1e-6  # rewards that differ by no more than this are equal
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_accuracy < self.max_accuracy <= 1.0:
@@ -81,46 +41,16 @@ class Criterion:
 
 
 def is_correct(rewards: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """
-    Which completions are correct: those whose task reward lies above the threshold by more than the tolerance.
-
-    Args:
-        rewards (`torch.Tensor` of any shape):
-            Task rewards; a NaN is not correct.
-        criterion ([`Criterion`]):
-            Holds the threshold and the tolerance.
-
-    Returns:
-        `torch.Tensor` of the same shape, boolean.
-    """
+    """Whether task rewards, of any shape, lie above the threshold by more than the tolerance; NaN does not."""
     return rewards > criterion.accuracy_threshold + criterion.tolerance
 
 
 def drop_reasons(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
     """
-    For each group: `None` if it trains, else the reason (one of `REASONS`) why it teaches nothing.
+    For each group `None` if it trains, else which of `REASONS` it teaches nothing for.
 
-    The spread is `max - min`, never a standard deviation: the mean of equal floats need not equal them, so that of a
-    constant group can be above zero. A group is accepted or dropped whole.
-
-    Args:
-        rewards_NG (`torch.Tensor` of shape `(N, G)`):
-            Task rewards, one row per group. A NaN counts for nothing.
-        masked_NG (`torch.Tensor` of shape `(N, G)`, boolean, or `None`):
-            Completions that the loss will mask (overlong filtering). They do not decide: a group whose only spread
-            lies in them is dropped, since completions that are left out would push all others the same way.
-        criterion ([`Criterion`]):
-            What a group must show.
-
-    Returns:
-        `list[str | None]` of length N.
-
-    Example:
-
-    ```python
-    >>> drop_reasons(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), None, Criterion())
-    [None, 'all_wrong']
-    ```
+    Completions that the loss will mask do not decide: if a group's only spread lies in them, leaving them out would
+    push all others the same way. NaN counts for nothing.
     """
     if rewards_NG.dim() != 2 or rewards_NG.shape[1] < 2:
         raise ValueError(f"A group needs at least 2 completions to compare, got rewards of shape {rewards_NG.shape}.")
@@ -151,6 +81,7 @@ def _would_pass(
     """Whether each group has spread over the rows that count, and whether it passes on them."""
     top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
     bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
+    # Never a standard deviation: the mean of equal floats need not equal them, so that of a constant group can be > 0.
     spread_N = top_N - bottom_N > criterion.tolerance
     correct_NG = counts_NG & is_correct(rewards_NG, criterion)
     accuracy_N = correct_NG.sum(dim=1).double() / counts_NG.sum(dim=1)
@@ -166,29 +97,7 @@ def _would_pass(
 def count_correct(
     rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, reasons: list[str | None], criterion: Criterion
 ) -> list[tuple[int, int]]:
-    """
-    Correct and scored completions of each group, as the decision on the group takes them.
-
-    An accepted group has correct completions and wrong ones. Where graded rewards lie all on one side of the
-    threshold, those in the upper half of the group's range are its correct ones.
-
-    Args:
-        rewards_NG, masked_NG, criterion:
-            As in [`drop_reasons`].
-        reasons (`list[str | None]` of length N):
-            What [`drop_reasons`] returned for them.
-
-    Returns:
-        `list[tuple[int, int]]` of length N: correct and scored completions.
-
-    Example:
-
-    ```python
-    >>> rewards = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.5, 0.6]])
-    >>> count_correct(rewards, None, [None, None], Criterion())
-    [(1, 3), (1, 3)]
-    ```
-    """
+    """Correct and scored completions of each group, as the decision on the group, `reasons`, takes them."""
     rewards_NG = rewards_NG.double()
     live_NG = ~rewards_NG.isnan()
     if masked_NG is not None:
@@ -199,5 +108,6 @@ def count_correct(
     top_N = rewards_NG.masked_fill(~live_NG, -torch.inf).amax(dim=1)
     bottom_N = rewards_NG.masked_fill(~live_NG, torch.inf).amin(dim=1)
     upper_N = (live_NG & (rewards_NG > ((top_N + bottom_N) / 2)[:, None])).sum(dim=1)
+    # Where an accepted group's graded rewards lie all on one side of the threshold, its upper half is correct.
     one_sided_N = accepted_N & ((correct_N == 0) | (correct_N == scored_N))
     return list(zip(torch.where(one_sided_N, upper_N, correct_N).tolist(), scored_N.tolist(), strict=True))

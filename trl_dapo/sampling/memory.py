@@ -13,18 +13,7 @@ import pyarrow.parquet as pq
 
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
-    """
-    Probability that `num_generations` completions are neither all correct nor all wrong when the pass rate follows
-    Beta(`correct`, `wrong`): one minus the two ends of the beta-binomial distribution.
-
-    Args:
-        correct (`float`): First parameter of the Beta distribution, above zero.
-        wrong (`float`): Second parameter of the Beta distribution, above zero.
-        num_generations (`int`): Completions of the group.
-
-    Returns:
-        `float` between 0 and 1.
-    """
+    """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
     all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
     all_wrong = math.exp(_log_likelihood(0, num_generations, correct, wrong))
     return max(1.0 - all_correct - all_wrong, 0.0)
@@ -45,37 +34,16 @@ class _Record:
 
 class PromptMemory:
     """
-    Pass-rate history of every prompt, and what it predicts.
+    Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank.
 
     A prompt's pass rate has a Beta posterior. The prior is the population of prompts, fitted to every prompt's first
-    group. The evidence is what was generated for this prompt; it fades because the policy changes, and loses half its
-    weight in `HALF_LIFE` optimizer steps. The posterior gives the probability that a new group of the prompt would be
-    accepted. A prompt less promising than one never seen is skipped for some passes, the less promising the more, but
-    each comes back for a look within `longest_wait` passes.
+    group. The evidence is what was generated for this prompt; it fades because the policy changes. A prompt less
+    promising than one never seen is skipped for some passes, the less promising the more, but each comes back within
+    `longest_wait` passes.
 
     Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
     groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
     bound.
-
-    Nothing in it depends on the rank.
-
-    Args:
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the skipping.
-        longest_wait (`int`, *optional*, defaults to `32`):
-            Passes within which even the least promising prompt is looked at again.
-
-    Example:
-
-    ```python
-    >>> memory = PromptMemory()
-    >>> memory.update("hopeless", num_correct=0, num_scored=16, step=0)
-    >>> memory.update("useful", num_correct=5, num_scored=16, step=0)
-    >>> round(memory.expected_acceptance("hopeless", step=1, num_generations=16), 2)
-    0.32
-    >>> memory.draw_skip("useful", step=1, num_generations=16)
-    False
-    ```
     """
 
     # Optimizer steps in which evidence loses half its weight. Four times as many generate as much, a quarter 2 % more
@@ -84,6 +52,8 @@ class PromptMemory:
     # A prompt half as promising as an unseen one is looked at an eighth as often. The square generates 3 % more groups
     # there, the promise itself 16 % more, its fourth power 1 % fewer.
     LOOKS_POWER = 3
+
+    _STATE = ("seed", "_num_draws", "_num_first", "_sum_rate", "_sum_square")
 
     def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
         if longest_wait < 1:
@@ -98,32 +68,11 @@ class PromptMemory:
         self._sum_square = 2 / 3
 
     def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:
-        """
-        Probability that a new group of this prompt would be accepted.
-
-        Args:
-            prompt_id (`str`): The prompt.
-            step (`int`): Optimizer steps made.
-            num_generations (`int`): Completions of the group.
-
-        Returns:
-            `float` between 0 and 1.
-        """
+        """Probability that a new group of this prompt would be accepted."""
         return expected_acceptance(*self._posterior(self._records.get(prompt_id), step), num_generations)
 
     def draw_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
-        """
-        Draws whether to pass over this prompt now. Processes that ask the same questions in the same order get the
-        same answers.
-
-        Args:
-            prompt_id (`str`): The prompt.
-            step (`int`): Optimizer steps made.
-            num_generations (`int`): Completions of the group.
-
-        Returns:
-            `bool`: `False` for a prompt never seen.
-        """
+        """Draws whether to pass over this prompt now; the same on all processes that ask the same in order."""
         record = self._records.get(prompt_id)
         if record is None:
             return False
@@ -138,15 +87,7 @@ class PromptMemory:
         return skip
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int) -> None:
-        """
-        Learns from one generated group.
-
-        Args:
-            prompt_id (`str`): The prompt.
-            num_correct (`int`): Correct completions.
-            num_scored (`int`): Completions that have a reward.
-            step (`int`): Optimizer steps made.
-        """
+        """Learns from one generated group."""
         if not 0 <= num_correct <= num_scored:
             raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
         num_wrong = num_scored - num_correct
@@ -190,10 +131,7 @@ class PromptMemory:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
-        """
-        Writes one row per prompt seen as a parquet file, whole or not at all: id, pass rate over all its groups, times
-        seen, correct and scored completions, last step, passes skipped in a row, and the faded evidence.
-        """
+        """Writes a row for each prompt seen as a parquet file, whole or not at all."""
         records = self._records.values()
         columns: dict[str, list] = {"prompt_id": list(self._records)}
         columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
@@ -204,29 +142,18 @@ class PromptMemory:
         os.replace(temporary, path)
 
     def load(self, path: str | os.PathLike) -> None:
-        """Reads what [`~PromptMemory.save`] wrote."""
         names = [field.name for field in fields(_Record)]
         self._records = {
             row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in pq.read_table(path).to_pylist()
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the file, JSON-able (`dict`)."""
-        return {
-            "seed": self.seed,
-            "num_draws": self._num_draws,
-            "num_first": self._num_first,
-            "sum_rate": self._sum_rate,
-            "sum_square": self._sum_square,
-        }
+        """What a resumed run needs beside the file, JSON-able."""
+        return {name.lstrip("_"): getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from what [`~PromptMemory.state_dict`] returned."""
-        self.seed = state["seed"]
-        self._num_draws = state["num_draws"]
-        self._num_first = state["num_first"]
-        self._sum_rate = state["sum_rate"]
-        self._sum_square = state["sum_square"]
+        for name in self._STATE:
+            setattr(self, name, state[name.lstrip("_")])
 
 
 def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:

@@ -28,23 +28,7 @@ ADVICE = {
 
 
 def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
-    """
-    TRL's metrics over everything that a rollout sampled, as if it had been one batch.
-
-    Rewards and lengths are computed from all rows. Of the rest only each round's value is known: least of the minima,
-    greatest of the maxima, else the mean over rows.
-
-    Args:
-        rounds (`Sequence[Round]`):
-            The rounds that were sampled.
-        reward_names (`Sequence[str]` of length F):
-            Names of the reward functions.
-        weights_F (`torch.Tensor` of shape `(F,)`):
-            Their weights.
-
-    Returns:
-        `dict[str, float]`: NaN where nothing was scored; empty without a round.
-    """
+    """TRL's metrics over everything that a rollout sampled, as if it had been one batch; NaN without a score."""
     if not rounds:
         return {}
     metrics = _merged([(round_.metrics, len(round_.rewards_BF)) for round_ in rounds])
@@ -66,21 +50,7 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
 
 
 def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
-    """
-    Acceptance rate and mean reward of what a rollout sampled of each source.
-
-    Args:
-        rollout ([`Rollout`]):
-            What was sampled.
-        sources (`Sequence[str]`):
-            The sources to tell of.
-        weights_F (`torch.Tensor` of shape `(F,)`):
-            Weights of the reward functions.
-
-    Returns:
-        `dict[str, float]`: `dynamic_sampling/acceptance_rate/<source>` of those sampled, `reward/<source>` of those
-        scored.
-    """
+    """Acceptance rate and mean reward of what a rollout sampled of each source."""
     if not rollout.num_rounds:
         return {}
     rounds = rollout.sampled
@@ -121,7 +91,6 @@ def rollout_log(
 
 
 def drop_unknown(metrics: dict[str, list[float]]) -> None:
-    """Drops the metrics that have no value but NaN."""
     for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
         del metrics[name]
 
@@ -132,7 +101,7 @@ def _mean_and_std(values: torch.Tensor) -> tuple[float, float]:
 
 
 def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float]:
-    """One value for each metric of several rounds, each round with its number of rows."""
+    """One value for each metric of several rounds: least minimum, greatest maximum, else the mean over rows."""
     values: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for metrics, num_rows in rounds:
         for name, (value, *_) in metrics.items():
@@ -150,20 +119,7 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
 
 
 def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> dict[str, float]:
-    """
-    The sampler's own metrics of one rollout, without their prefix `dynamic_sampling/`.
-
-    Args:
-        rollout ([`Rollout`]):
-            What was sampled.
-        batch ([`Batch`]):
-            What became of it.
-        num_generations (`int`):
-            Completions of a group.
-
-    Returns:
-        `dict[str, float]`: `acceptance_rate` only where a round was sampled.
-    """
+    """The sampler's own metrics of one rollout, without their prefix `dynamic_sampling/`."""
     num_trained = len(batch.train)
     metrics: dict[str, float] = {
         "rounds": rollout.num_rounds,
@@ -183,34 +139,16 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
 
 
 def age_metrics(ages: Sequence[int]) -> dict[str, float]:
-    """
-    How old the groups are that train.
-
-    Args:
-        ages (`Sequence[int]`):
-            For each group, how many rollouts ago its policy was the present one.
-
-    Returns:
-        `dict[str, float]`: Number of groups by age.
-    """
+    """Number of groups that train by how many rollouts ago their policy was the present one."""
     return {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
 
 
 def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str, float]:
     """
-    Where the time of a rollout went.
+    Where the seconds of a rollout went, from [`Stopwatch.lap`].
 
-    Args:
-        seconds (`dict[str, float]`):
-            From [`Stopwatch.lap`]: the `total`, and what the trainer spent in the `engine`, in `rewards`, in an
-            `evaluation`, in a `checkpoint`, and in its `wait` for a round sampled `ahead`, beside it.
-        asks_a_server (`bool`):
-            Whether the engine is a server's: then it samples where the trainer does not, and one waits for the other.
-
-    Returns:
-        `dict[str, float]`: Seconds. What the trainer did adds up to the total: `sampling`, or its `wait` for a server,
-        `rewards`, `other` (evaluations and checkpoints) and `update`, which is the rest. So does what a server did:
-        `sampling`, evaluations, and `idle`.
+    What the trainer did adds up to the total: `sampling`, or its `wait` for a server, `rewards`, `other` (evaluations
+    and checkpoints) and `update`, which is the rest. So does what a server did: `sampling`, evaluations, and `idle`.
     """
     spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | seconds
     other = spent["evaluation"] + spent["checkpoint"]
@@ -227,15 +165,7 @@ def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str
 
 
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
-    """
-    Which reward functions scored nothing of what a rollout sampled; `None` where each scored something.
-
-    Args:
-        rollout ([`Rollout`]):
-            The rollout.
-        names (`Sequence[str]` of length F):
-            Names of the reward functions.
-    """
+    """Which reward functions scored nothing of what a rollout sampled; `None` where each scored something."""
     if not rollout.num_rounds:
         return None
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rollout.sampled])
@@ -250,19 +180,7 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
 
 
 def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:
-    """
-    What a rollout found that used up its rounds, why the rest was dropped, and what to do.
-
-    Args:
-        rollout ([`Rollout`]):
-            The rollout.
-        max_rounds (`int`):
-            `dynamic_sampling_max_rounds`.
-        num_short (`int`, *optional*, defaults to `0`):
-            Rollouts in a row that fell short, this one included.
-        num_trained (`int`, *optional*):
-            Groups that train all the same; `None` where the run stops.
-    """
+    """What a rollout found that used up its rounds, and what to do; the run stops where `num_trained` is `None`."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
     carried = f" beside {len(rollout.carried)} carried" if rollout.carried else ""
     what = (
@@ -282,17 +200,7 @@ def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, nu
 
 
 def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
-    """
-    Why a run stops that finds nothing, what to do, and where to go on from.
-
-    Args:
-        rollout ([`Rollout`]):
-            The last rollout.
-        num_rollouts (`int`):
-            Rollouts in a row that found nothing.
-        checkpoint (`str`):
-            Where the run's state is saved.
-    """
+    """Why a run stops that finds nothing, what to do, and where to go on from."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
     what = f"a rollout of {_rounds(rollout)}" if num_rollouts == 1 else f"{num_rollouts} rollouts in a row"
     return (
@@ -311,20 +219,7 @@ def advise(rollout: Rollout) -> str:
 
 
 def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str | None:
-    """
-    What of a checkpoint does not fit a run and is left behind.
-
-    Args:
-        folder (`str`):
-            The checkpoint.
-        differs (`dict[str, tuple]`):
-            The settings that differ: the checkpoint's value and the run's.
-        has_rows (`bool`):
-            Whether the checkpoint holds rows that were to be trained on.
-
-    Returns:
-        `str`, or `None` where nothing is left behind.
-    """
+    """What of a checkpoint does not fit a run and is left behind; `None` where nothing is."""
     settings = ", ".join(f"`{name}` ({theirs!r} there, {mine!r} here)" for name, (theirs, mine) in differs.items())
     lost = []
     if has_rows:

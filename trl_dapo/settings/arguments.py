@@ -5,13 +5,13 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from .ranges import COUNT, Range
+from .ranges import COUNT
 from .recipe_files import find_recipe
 
 
@@ -28,16 +28,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_output_dir(folder: str | os.PathLike) -> None:
-    """
-    Refuse a folder that cannot be written to, or made.
-
-    Args:
-        folder (`str` or `os.PathLike`):
-            Where a command is to leave its files.
-
-    Raises:
-        OSError: If that is impossible; it says why.
-    """
+    """Refuses a folder that cannot be written to, or made."""
     if not os.fspath(folder):  # of a shell's variable that is not set; as a path it is the working folder
         raise FileNotFoundError("`output_dir` is empty: name a folder.")
     path = Path(folder).expanduser().absolute()
@@ -49,26 +40,14 @@ def check_output_dir(folder: str | os.PathLike) -> None:
 
 
 def check_model_path(name: str) -> None:
-    """
-    Refuse the path of a model that is not there.
-
-    Args:
-        name (`str`):
-            A folder, or the name of a model on the Hub: a word, or two with one slash between them.
-
-    Raises:
-        FileNotFoundError: If it can only be a path, and there is nothing.
-    """
+    """Refuses what can only be the path of a model, and leads nowhere."""
     if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
         raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
 
 
 @contextmanager
 def naming_missing_folders(*models: object) -> Iterator[None]:
-    """
-    Adds which models' names are no folders to the error where one is not found: whoever misspells a path would read
-    of the network alone.
-    """
+    """Adds to the error of a model that is not found which names are no folders here: one may be misspelt."""
     names = [model for model in models if isinstance(model, str)]
     for name in names:
         check_model_path(name)
@@ -85,22 +64,7 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
 def refuse_unknown_fields(
     said_by: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
 ) -> None:
-    """
-    Refuse fields that no config has, each with the nearest that there is.
-
-    Args:
-        said_by (`str`):
-            Who names them.
-        given (`Iterable[str]`):
-            Their names.
-        known (`Iterable[str]`):
-            Fields that there are.
-        options (`Iterable[str]`, *optional*):
-            The command's own options, which one may have meant too.
-
-    Raises:
-        ValueError: In one line.
-    """
+    """Refuses fields that no config has, each with the nearest field or option of the command that there is."""
     known = [*known]
     unknown = sorted({*given} - {*known})
     if not unknown:
@@ -114,17 +78,9 @@ def refuse_unknown_fields(
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
     """
-    Refuse a recipe that cannot be read, a run that could not be saved, and one of nothing.
+    Refuses a recipe that cannot be read, a run that could not be saved, and one of nothing. Fields are the parser's.
 
-    Args:
-        argv (`Sequence[str]`):
-            Command line of `trl-dapo train`, without its name. Its fields are left to the parser.
-
-    Returns:
-        `list[str]`: The command line, with the file of the recipe where it was named.
-
-    Raises:
-        ValueError, OSError: In one line.
+    Returns the command line, with the file of the recipe where it was named.
     """
     settings: dict = {}
     # TRL's parser knows `--config` as a word of its own alone.
@@ -157,40 +113,10 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     return argv
 
 
-def whole_number(allowed: Range) -> Callable[[str], int]:
-    """
-    Type of an option of `argparse`.
-
-    Args:
-        allowed ([`Range`]):
-            What is accepted.
-
-    Returns:
-        `Callable`: Reads a number, or raises [`~argparse.ArgumentTypeError`].
-    """
-
-    def read(text: str) -> int:
-        if not re.fullmatch("-?[0-9]+", text) or int(text) not in allowed:
-            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
-        return int(text)
-
-    return read
-
-
 def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """
-    The options of `trl-dapo train` that say which processes run it, named as in TRL's command line, and the rest.
-
-    Args:
-        argv (`Sequence[str]`):
-            Command line of `trl-dapo train`, without its name.
-
-    Returns:
-        `tuple[argparse.Namespace, list[str]]`: `num_processes` and `accelerate_config`, each `None` where it is not
-        given; and what is left of the command line.
-    """
+    """The options of `trl-dapo train` that say which processes run it, and the rest of the command line."""
     parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=whole_number(COUNT))
+    parser.add_argument("--num_processes", "--num-processes", type=COUNT.read)
     parser.add_argument("--accelerate_config", "--accelerate-config")
     return parser.parse_known_args(argv)
 

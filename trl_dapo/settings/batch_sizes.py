@@ -9,23 +9,10 @@ from typing import Any
 
 def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int) -> dict[str, int]:
     """
-    TRL's batch sizes for batches in prompts.
+    TRL's batch sizes for `settings.prompts_per_rollout` and `prompts_per_step`, of which one may be `None`.
 
-    Args:
-        settings (`Any`):
-            Has `prompts_per_rollout` and `prompts_per_step`, of which one may be `None` for the other,
-            `num_generations`, `per_device_train_batch_size`, and what is returned as far as it was set.
-        defaults (`Mapping[str, Any]`):
-            Of what is returned; they state nothing.
-        num_processes (`int`):
-            Processes of the launch.
-
-    Returns:
-        `dict[str, int]`: `gradient_accumulation_steps`, `steps_per_generation` and `generation_batch_size`.
-
-    Raises:
-        ValueError: If something does not divide; the message names the nearest sizes that do. Or if what was set is
-            neither the default nor what is worked out; a config made from another's fields states the latter.
+    What was set besides must be one of the `defaults`, or what is worked out: a config made from another's fields
+    states that.
     """
     num_generations, per_device_train_batch_size = settings.num_generations, settings.per_device_train_batch_size
     rollout, step = settings.prompts_per_rollout, settings.prompts_per_step
@@ -70,13 +57,7 @@ def describe_torn_group(
     steps_per_generation: int,
     generation_batch_size: int | None = None,
 ) -> str:
-    """
-    Why a rollout does not hold whole groups, with the nearest sizes that do. Arguments as TRL's fields, the last only
-    where it was set.
-
-    Returns:
-        `str`.
-    """
+    """Why a rollout does not hold whole groups, with the nearest sizes that do. Arguments as TRL's fields."""
     microbatch = num_processes * per_device_train_batch_size
     num_rows = microbatch * steps_per_generation
     divisors = [size for size in range(2, num_rows + 1) if num_rows % size == 0]
@@ -98,7 +79,6 @@ def describe_torn_group(
 
 
 def describe_launch(num_processes: int, per_device_train_batch_size: int) -> str:
-    """Processes and rows of a micro-batch, as messages name them."""
     return f"{_count(num_processes, 'process')} x `per_device_train_batch_size={per_device_train_batch_size}`"
 
 
@@ -111,12 +91,7 @@ def describe_batches(
     num_iterations: int,
     max_tokens_per_microbatch: int | None,
 ) -> str:
-    """
-    One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps. Arguments as TRL's fields.
-
-    Returns:
-        `str`.
-    """
+    """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
     size, num_rows = per_device_train_batch_size, per_device_train_batch_size * num_processes * steps_per_generation
     num_steps = steps_per_generation * num_iterations / gradient_accumulation_steps
     step = size * num_processes * gradient_accumulation_steps / num_generations

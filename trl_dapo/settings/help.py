@@ -19,38 +19,15 @@ _REFERENCE = re.compile(r"\[`~?(?:\w+\.)*(\w+)`\]")
 
 
 class Entry(NamedTuple):
-    """
-    What a docstring says of one field.
+    """What a docstring says of one field, on one line, with references such as [`~trl.GRPOConfig`] as names."""
 
-    Args:
-        heading (`str`):
-            The `> Heading` that it stands under; empty where there is none.
-        default (`str`, *optional*):
-            The default, as it is written.
-        text (`str`):
-            The description on one line, with references such as [`~trl.GRPOConfig`] as names: outside of Python they
-            lead nowhere.
-    """
-
-    heading: str
-    default: str | None
+    heading: str  # the `> Heading` that it stands under; empty where there is none
+    default: str | None  # as it is written
     text: str
 
 
 def read_fields(doc: str) -> dict[str, Entry]:
-    """
-    Reads the fields that a docstring describes.
-
-    Args:
-        doc (`str`):
-            A class's docstring in TRL's format: fields under `Args:` or `Parameters:`, with or without headings.
-
-    Returns:
-        `dict[str, Entry]`: By the field's name, in order.
-
-    Raises:
-        ValueError: If a line is neither a field, nor a heading, nor the text of one.
-    """
+    """The fields that a class's docstring in TRL's format describes under `Args:` or `Parameters:`, in order."""
     heading, entries = "", {}
     section = _SECTION.search(inspect.cleandoc(doc) + "\n")
     text = _REFERENCE.sub(r"`\1`", section[1]) if section else ""
@@ -69,18 +46,9 @@ def read_fields(doc: str) -> dict[str, Entry]:
 
 def help_from_docstring(cls: type[T]) -> type[T]:
     """
-    Gives the fields that a dataclass declares their `help`, which [`~transformers.HfArgumentParser`] shows, from the
-    class's docstring. Inherited fields keep theirs. Python's `-OO` takes the docstrings away: then there is no help.
+    Gives the fields that a dataclass declares their `help`, which [`~transformers.HfArgumentParser`] shows.
 
-    Args:
-        cls (`type`):
-            A dataclass.
-
-    Returns:
-        `type`: The same class.
-
-    Raises:
-        ValueError: If a field is not described, or what is described is not a field.
+    Inherited fields keep theirs. Python's `-OO` takes the docstrings away: then there is no help.
     """
     if sys.flags.optimize >= 2:
         return cls

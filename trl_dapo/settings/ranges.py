@@ -2,36 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values single settings may have, this package's and those of TRL's that decide what is sampled and trained.
 
-Of their ends one alone hangs on another setting, that of vLLM's window; what else contradicts another setting is for
-`config.py` to say. Pure: a plan asks too, without torch.
+Of their ends one alone hangs on another setting, that of vLLM's window; what contradicts another setting stands in
+`rules.py`. Pure: a plan asks too, without torch.
 """
 
+import argparse
 import math
+import re
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
     """
-    The numbers that a setting may be.
+    The numbers that a setting may be: both ends included unless `is_open`, infinity never.
 
-    Attributes:
-        least, most (`float`):
-            Ends; infinity is never in.
-        is_whole (`bool`):
-            Whether only whole numbers are.
-        is_open (`bool`):
-            Whether `least` itself is out.
-        or_none (`bool`):
-            Whether it may be `None`.
-        hint (`str`):
-            What else to say of a value that is out.
+    `hint` is what else to say of a value that is out.
     """
 
     least: float
     most: float = math.inf
     is_whole: bool = False
-    is_open: bool = False
+    is_open: bool = False  # `least` itself is out
     or_none: bool = False
     hint: str = ""
 
@@ -53,6 +45,12 @@ class Range(NamedTuple):
         elif not self.is_whole:
             ends += " and finite"
         return f"a whole number of {ends}" if self.is_whole else ends
+
+    def read(self, text: str) -> int:
+        """Type of an option of `argparse` that takes a whole number."""
+        if not re.fullmatch("-?[0-9]+", text) or int(text) not in self:
+            raise argparse.ArgumentTypeError(f"must be {self}, got {text!r}")
+        return int(text)
 
 
 ANY = Range(-math.inf)
@@ -132,43 +130,13 @@ CHOICES: dict[str, tuple] = {
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
-    """
-    Refuses what a setting may not be.
-
-    Args:
-        name (`str`):
-            The setting's.
-        value (`Any`):
-            What it is.
-        allowed ([`Range`]):
-            What it may be.
-
-    Raises:
-        ValueError: If it is out, with the value and what may be.
-    """
+    """Refuses what a setting may not be, with the value and what may be."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be {allowed}, got {value!r}.{allowed.hint and ' ' + allowed.hint}")
 
 
 def check_values(settings: Any) -> None:
-    """
-    Refuses what no setting may be.
-
-    Args:
-        settings (`Any`):
-            Has an attribute of each name in `RANGES` and `CHOICES`, and `use_vllm`.
-
-    Raises:
-        ValueError: If a value is out, with it and what may be.
-
-    Example:
-
-    ```python
-    >>> check_values(DAPOConfig("out", temperature=-1))
-    Traceback (most recent call last):
-    ValueError: `temperature` must be above 0 and finite, got -1.
-    ```
-    """
+    """Refuses what no setting may be; of `settings` every name in `RANGES` and `CHOICES` is an attribute."""
     for name, allowed in RANGES.items():
         check_value(name, getattr(settings, name), allowed)
     for name, choices in CHOICES.items():

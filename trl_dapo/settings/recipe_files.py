@@ -12,48 +12,21 @@ _NUM_FIRST_LINES = 2  # of a recipe's header: its hardware, and what it trains
 
 
 def find_recipe(name_or_path: str, option: str = "--config") -> Path:
-    """
-    The file of a recipe.
-
-    Args:
-        name_or_path (`str`):
-            A path, or the name of a recipe of this package, such as `"smoke_cpu"`.
-        option (`str`, *optional*, defaults to `"--config"`):
-            What it was given to, for the message.
-
-    Returns:
-        `pathlib.Path`: Its file.
-
-    Raises:
-        FileNotFoundError: If there is none; a name is answered with those that are known.
-    """
+    """The file of a recipe: a path, or the name of one of this package."""
     return _find(name_or_path, RECIPES, option)
 
 
 def find_accelerate_config(name_or_path: str) -> Path:
-    """
-    The file of an accelerate configuration.
-
-    Args:
-        name_or_path (`str`):
-            A path, or the name of a configuration of this package, such as `"fsdp2"`.
-
-    Returns:
-        `pathlib.Path`: Its file.
-
-    Raises:
-        FileNotFoundError: If there is none; a name is answered with those that are known.
-    """
+    """The file of an accelerate configuration: a path, or the name of one of this package."""
     return _find(name_or_path, ACCELERATE_CONFIGS, "--accelerate_config")
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of what a folder holds."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def list_recipes() -> str:
-    """Every recipe by name, with the hardware that it is for and what it trains, and how to launch one."""
+    """Every recipe by name, with its hardware and what it trains, and how to launch one."""
     lines = []
     for name in names_in(RECIPES):
         first_lines = find_recipe(name).read_text().splitlines()[:_NUM_FIRST_LINES]

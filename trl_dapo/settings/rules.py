@@ -13,21 +13,11 @@ from ..rewards.scaling import why_unscalable
 
 
 class Rule(NamedTuple):
-    """
-    What is refused.
-
-    Attributes:
-        breaks (`Callable`):
-            Whether the settings and facts, as attributes of one namespace, are refused.
-        message (`str` or `Callable`):
-            The value, the reason and the way out; `{name}` is a setting or a fact. Or makes it of the namespace.
-        facts (`tuple[str, ...]`):
-            What must be known besides the settings.
-    """
+    """What is refused, asked of one namespace of settings and facts."""
 
     breaks: Callable[[SimpleNamespace], Any]
-    message: str | Callable[[SimpleNamespace], str]
-    facts: tuple[str, ...] = ()
+    message: str | Callable[[SimpleNamespace], str]  # the value, the reason, the way out; `{name}` is one of either
+    facts: tuple[str, ...] = ()  # what must be known besides the settings
 
 
 # Those that leave out rows which only fill a rollout; `update/loss.py` says how each divides.
@@ -335,19 +325,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def why_refused(settings: Any, **facts: Any) -> str | None:
-    """
-    The first rule that a run breaks: of the settings alone, or, where facts are given, of those that these decide.
-
-    Args:
-        settings (`Any`):
-            Has every field of a recipe in its `__dict__`: a [`DAPOConfig`], or the namespace of a plan.
-        **facts (`Any`):
-            What is known of a run besides, by the names that the rules give it.
-
-    Returns:
-        `str` or `None`: The message.
-    """
-    known = SimpleNamespace(**{**vars(settings), **facts})
+    """The message of the first rule that is broken: of the settings alone, or of those that these facts decide."""
+    known = SimpleNamespace(**{**vars(settings), **facts})  # a config's fields, or those of a plan's recipe
     for rule in RULES:
         is_asked = facts.keys() >= {*rule.facts} if rule.facts else not facts
         if is_asked and rule.breaks(known):

@@ -1,0 +1,152 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process of `math_verify.py`: nothing here runs in the trainer, and only here math-verify is imported."""
+
+import json
+import logging
+import math
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+
+STARTUP_LIMIT = 120  # seconds to import math-verify, on a machine that is busy with other things
+CLOCK_FACTOR = 10  # a completion's limit by the clock over its limit of processor time
+RETIRED = 3  # exit status of a worker that asks to be replaced
+READY, GOLD_READ = "ready", "gold"  # what it says besides verdicts
+SKIPPED = "[skipped]"  # in place of an answer where the gold answer cannot be parsed
+
+_UNPARSEABLE = "[unparseable]"
+_NUM_CACHED_GOLDS = 4096
+_LOGGED_CHARACTERS = 200
+
+
+def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
+    """Scores batches from stdin until it is closed; ends at once if the lifeline is."""
+    signals = {signal.SIGALRM, signal.SIGPROF, signal.SIGIO}
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
+    signal.alarm(STARTUP_LIMIT)
+    _end_with(lifeline)
+    # The answers have stdout for themselves: whatever a library prints must not mix with them.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    scorer = _Scorer()
+    _limit_memory(memory_limit)
+    signal.alarm(0)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+
+    def answer(message: Any) -> None:
+        remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)  # a trainer that is slow to read is not our delay
+        answers.write(json.dumps(message).encode() + b"\n")
+        signal.setitimer(signal.ITIMER_REAL, remaining)
+
+    answer(READY)
+    announced = None
+    while line := sys.stdin.buffer.readline():
+        for gold, text in json.loads(line):
+            signal.setitimer(signal.ITIMER_PROF, timeout)
+            signal.setitimer(signal.ITIMER_REAL, CLOCK_FACTOR * timeout)
+            scorer.read_gold(gold)
+            # Also where it was known, be it from the scorer's test of itself: the trainer knows only what it is told.
+            if gold != announced:
+                answer(GOLD_READ)
+                announced = gold
+            verdict = scorer.score(gold, text)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            answer(verdict)
+            if _address_space() > memory_limit // 2:
+                # What sympy has cached may leave too little for the next completion, which would be blamed for it.
+                os._exit(RETIRED)
+
+
+def _limit_memory(memory_limit: int) -> None:
+    import resource
+
+    _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+    if ceiling != resource.RLIM_INFINITY:
+        memory_limit = min(memory_limit, ceiling)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    except (OSError, ValueError):
+        pass  # macOS knows the limit but does not set it
+
+
+def _address_space() -> float:
+    """Address space of this process in bytes; 0 where there is no /proc, infinite where it is used up."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
+    except MemoryError:
+        return math.inf
+
+
+def _end_with(lifeline: int) -> None:
+    """Let the kernel end this process with SIGIO, whatever it is doing, once the other end of `lifeline` is closed."""
+    import fcntl
+
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
+
+
+class _Scorer:
+    """math-verify with the settings of TRL's `accuracy_reward`; time and memory are held from outside."""
+
+    def __init__(self) -> None:
+        import math_verify
+        from latex2sympy2_extended import NormalizationConfig
+
+        # It warns that its own time limits are off, and of every text that it cannot parse.
+        logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+        self._math_verify = math_verify
+        self._extraction_config = [
+            math_verify.LatexExtractionConfig(
+                normalization_config=NormalizationConfig(units=True),
+                boxed_match_priority=0,
+                try_extract_without_anchor=False,
+            )
+        ]
+        # Every pattern of that configuration needs one of these; a truncated completion often has neither, and the
+        # patterns take quadratic time to find that out.
+        self._anchor = re.compile(r"(?i:answer)|\\boxed\{")
+        self._golds: dict[str, list] = {}
+        # A release of math-verify that cannot be used this way must not look like wrong answers.
+        self.read_gold("1")
+        if self.score("1", "\\boxed{1}") != (1.0, "1") or self.score("1", "\\boxed{2}") != (0.0, "2"):
+            raise RuntimeError(f"math-verify does not tell 1 from 2 ({math_verify.__file__}).")
+
+    def read_gold(self, gold: str) -> None:
+        if gold in self._golds:
+            return
+        if len(self._golds) >= _NUM_CACHED_GOLDS:
+            self._golds.clear()
+        self._golds[gold] = self._math_verify.parse(gold, parsing_timeout=None)
+
+    def score(self, gold: str, text: str) -> tuple[float | None, str]:
+        """Reward and extracted answer of one completion whose gold answer has been read."""
+        parsed_gold = self._golds[gold]
+        if not parsed_gold:
+            return None, SKIPPED
+        if self._anchor.search(text) is None:
+            return 0.0, _UNPARSEABLE
+        parsed = self._math_verify.parse(
+            text, extraction_config=self._extraction_config, extraction_mode="first_match", parsing_timeout=None
+        )
+        written = [part for part in parsed if isinstance(part, str)]
+        # One equal pair is enough for math-verify too, which compares the symbolic ones first, at their price.
+        is_same = any(
+            isinstance(part, str) and part.strip() and part.strip() == answer.strip()
+            for part in parsed_gold
+            for answer in written
+        )
+        is_correct = is_same or self._math_verify.verify(parsed_gold, parsed, timeout_seconds=None)
+        return float(is_correct), written[0][:_LOGGED_CHARACTERS] if written else _UNPARSEABLE
