@@ -51,7 +51,7 @@ from .engines.ahead import RoundAhead
 from .engines.engine import asks_a_server, awake, eval_sampling, naming_the_server
 from .engines.seam import Seam, policy_logps, restore_old_logps
 from .evaluation.prefetch import Prefetch, rows_that_fit
-from .evaluation.scores import EvaluationScores, problem_id, problem_source
+from .evaluation.scores import EvaluationScores
 from .rewards import scale_reward
 from .rewards.checks import check_reward_funcs, checked_rewards, raise_on_every_rank
 from .rewards.dapo_math import completion_text, stated_answer
@@ -64,6 +64,7 @@ from .run.stops import StopCallback
 from .run.terminal import bars_on_terminals_only, broken_for, print_to_terminal
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.groups import count_correct, drop_reasons
+from .sampling.names import problem_id, problem_source
 from .sampling.overlap import Stopwatch
 from .sampling.refill import Batch, Group
 from .sampling.report import (
