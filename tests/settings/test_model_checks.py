@@ -18,13 +18,8 @@ from transformers import (
 from update_helpers import ScriptedUpdate, tiny_policy
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.settings.model_checks import (
-    context_length,
-    has_rotary_positions,
-    telling_a_missing_folder,
-    warnings_at_start,
-    why_positions_are_absolute,
-)
+from trl_dapo.models import context_length, has_rotary_positions, why_positions_are_absolute
+from trl_dapo.settings.model_checks import telling_a_missing_folder, warnings_at_start
 
 
 NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files"

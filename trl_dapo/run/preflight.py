@@ -19,8 +19,8 @@ from trl import is_conversational, maybe_apply_chat_template
 
 from ..construction import kept_columns
 from ..engines.seam import keeping_pending_logs
+from ..models import context_length
 from ..rewards.checks import check_prompt_column, wrap_reward
-from ..settings.model_checks import context_length
 
 
 if TYPE_CHECKING:

@@ -1,12 +1,13 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's config says about its positions and its context, and what of a run's settings deserves a warning."""
+"""What of a run's settings deserves a warning."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..models import context_length
 from .arguments import check_model_path
 
 
@@ -33,66 +34,6 @@ def telling_a_missing_folder(*models: object) -> Iterator[None]:
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
         raise OSError(f"{' and '.join(missing)} {are} here. {error}") from error
-
-
-def has_rotary_positions(config: "PreTrainedConfig") -> bool:
-    """
-    Whether a model turns queries and keys by their positions, so that attention depends on distances alone.
-
-    Args:
-        config (`PretrainedConfig`):
-            Of the model.
-
-    Returns:
-        `bool`.
-    """
-    return bool(_rope_parameters(config))
-
-
-def why_positions_are_absolute(config: "PreTrainedConfig") -> str | None:
-    """
-    What makes the log-probabilities of a model with rotary positions depend on the padding around its tokens.
-
-    Such models look at absolute positions or at the number of columns, most of them beyond some thousand tokens only,
-    where no short row shows it.
-
-    Args:
-        config (`PretrainedConfig`):
-            Of the model.
-
-    Returns:
-        `str` that names the setting of the config, or `None`.
-    """
-    for rope in _rope_parameters(config):
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if "dynamic" in kind or kind == "longrope":
-            return f"its rope type {kind!r} depends on the number of columns"
-        if rope.get("llama_4_scaling_beta"):
-            return "its attention is scaled by the absolute position (`llama_4_scaling_beta`)"
-    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
-        return "its attention is scaled by the absolute position (`attn_temperature_tuning`)"
-    return None
-
-
-def context_length(config: "PreTrainedConfig") -> int | None:
-    """
-    Tokens that a model is made for, prompt included, with its rope scaling if it has one.
-
-    Args:
-        config (`PretrainedConfig`):
-            Of the model.
-
-    Returns:
-        `int`, or `None` where the config names no limit.
-    """
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if longest is None:
-        return None
-    scaled = [
-        (rope.get("original_max_position_embeddings") or longest) * (rope.get("factor") or 1)
-        for rope in _rope_parameters(config)
-    ]
-    return int(max([longest, *scaled]))
 
 
 def warnings_at_start(args: "DAPOConfig", config: "PreTrainedConfig", steps_in_bfloat16: bool) -> list[str]:
@@ -136,10 +77,3 @@ def warnings_at_start(args: "DAPOConfig", config: "PreTrainedConfig", steps_in_b
             "config."
         )
     return warnings
-
-
-def _rope_parameters(config: "PreTrainedConfig") -> list[dict]:
-    """A config's rope parameters; some models have one for each type of layer."""
-    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return nested or ([parameters] if parameters else [])

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from ..settings.model_checks import has_rotary_positions, why_positions_are_absolute
+from ..models import has_rotary_positions, why_positions_are_absolute
 
 
 # Mean difference in log-probability above which a model depends on its padding. A shift by 32 moves tiny random models

@@ -21,9 +21,9 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
-from ..settings.model_checks import warnings_at_start, why_positions_are_absolute
+from ..models import attention_cost_of, why_positions_are_absolute
+from ..settings.model_checks import warnings_at_start
 from .empty_steps import SkipEmptyStep
-from .microbatches import attention_cost_of
 from .objective import Objective
 from .padding import why_padding_matters
 from .passes import accumulating, ranks_are_in_step, run_trimmed
