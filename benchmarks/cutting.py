@@ -23,7 +23,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from trl_dapo.update.microbatches import attention_cost, plan_window, plan_window_within_budget, waited_cost
+from trl_dapo.models import ModelShape
+from trl_dapo.update.microbatches import plan_window, plan_window_within_budget, waited_cost
 from trl_dapo.update.rows import padded_cost
 
 
@@ -31,15 +32,15 @@ LONGEST = 8192
 FIXED_ROWS = 8
 NUM_ROWS = (16, 64, 512)
 NUM_RANKS = (1, 2, 8)
-QWEN3_4B = attention_cost(
+QWEN3_4B = ModelShape(
     hidden_size=2560,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
     head_dim=128,
-    intermediate_size=9728,
     vocab_size=151_936,
-)
+    intermediate_size=9728,
+).attention_cost
 
 
 def lognormal(draw):

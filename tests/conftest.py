@@ -76,10 +76,10 @@ def serve(monkeypatch):
     """Starts a `Server` with a script."""
     from evaluations import Server
 
-    from trl_dapo.evaluation import engines
+    from trl_dapo.evaluation import server as server_engine
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.0)
+    monkeypatch.setattr(server_engine, "_FIRST_DELAY", 0.0)
     servers = []
 
     def start(script):

@@ -42,6 +42,7 @@ from .engines.adapter_sync import syncing_adapters
 from .engines.seam import Checkpoints
 from .engines.swap import swapped
 from .evaluation.scores import EvaluationScores, problem_source
+from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
 from .run.bar import progress_bar, warn_of_shortfall
@@ -57,7 +58,6 @@ from .sampling.refill import Batch, Group
 from .sampling.report import drop_unknown, rollout_log, timeline_metrics
 from .sampling.rollouts import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards
 from .settings.arguments import naming_missing_folders
-from .settings.model_checks import context_length
 from .settings.rules import check_rules
 from .settings.warnings import warnings_at_start, without_renaming_warnings
 from .update.old_logps import restore_old_logps

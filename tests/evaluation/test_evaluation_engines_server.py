@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
 
-from trl_dapo.evaluation import engines
+from trl_dapo.evaluation import server as server_engine
 
 
 pytestmark = pytest.mark.fast
@@ -79,7 +79,7 @@ def test_a_refusal_is_no_failure_to_retry(serve, tmp_path):
 
 
 def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_FIRST_DELAY", 1e6)
+    monkeypatch.setattr(server_engine, "_FIRST_DELAY", 1e6)
     all_are_under_way, is_refused = threading.Barrier(3), threading.Event()
 
     def script(body):
@@ -107,15 +107,15 @@ def test_a_request_is_made_again_as_often_as_asked(serve, tmp_path):
 
 
 def test_the_delays_double_up_to_a_minute(serve, monkeypatch):
-    monkeypatch.setattr(engines, "_FIRST_DELAY", 0.5)
-    monkeypatch.setattr(engines._jitter, "uniform", lambda low, high: high)
+    monkeypatch.setattr(server_engine, "_FIRST_DELAY", 0.5)
+    monkeypatch.setattr(server_engine._jitter, "uniform", lambda low, high: high)
     server = serve(lambda body: (503, {"error": "loading"}))
-    sampling = engines.Sampling(1.0, 0.7, 0, 8)
-    asking = engines._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
+    sampling = server_engine.Sampling(1.0, 0.7, 0, 8)
+    asking = server_engine._Server(server.url, "tiny", sampling, request_timeout=60, num_retries=9)
     delays = []
     asking.is_given_up = types.SimpleNamespace(wait=delays.append)
     with pytest.raises(ConnectionError, match="asked 10 times"):
-        asking.ask(engines.Job("id", 0, "1+1", 0))
+        asking.ask(server_engine.Job("id", 0, "1+1", 0))
     assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 
 

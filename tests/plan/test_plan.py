@@ -28,6 +28,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli import main
 from trl_dapo.cli.launch import LaunchArguments, make_parser
+from trl_dapo.models import ModelShape
 from trl_dapo.plan import models, plan, suggest
 from trl_dapo.plan.hardware import GPU, GPUS, parse_gpus, read_hardware
 from trl_dapo.plan.memory import (
@@ -42,7 +43,7 @@ from trl_dapo.plan.memory import (
     state_bytes,
     vllm_cache_tokens,
 )
-from trl_dapo.plan.models import PUBLISHED, ModelShape, find_shape
+from trl_dapo.plan.models import PUBLISHED, find_shape, shape_of
 from trl_dapo.plan.page import describe
 from trl_dapo.plan.recipe import Sharding, declared_fields, read_sharding
 from trl_dapo.plan.speed import (
@@ -151,7 +152,7 @@ def test_weights_counted_from_a_config_are_those_of_the_model(family):
     }
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    assert ModelShape.from_config(config).num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert shape_of(config).num_parameters == sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_weights_counted_from_a_config_are_those_of_the_model(family):
     ],
 )
 def test_the_table_holds_the_sizes_that_were_published(model, num_parameters):
-    assert ModelShape.from_config(PUBLISHED[model]).num_parameters == num_parameters
+    assert shape_of(PUBLISHED[model]).num_parameters == num_parameters
 
 
 def test_a_config_is_taken_from_a_folder_else_from_the_table(tmp_path):
@@ -362,7 +363,7 @@ def small_model(dtype, lora):
         vocab_size=64,
         tie_word_embeddings=True,
     ).to(dtype)
-    shape = ModelShape.from_config(model.config.to_dict())
+    shape = shape_of(model.config.to_dict())
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if lora is not None:
         model = get_peft_model(model, LoraConfig(r=lora[0], target_modules=lora[1]))

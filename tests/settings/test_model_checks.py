@@ -14,7 +14,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from trl_dapo.settings.model_checks import context_length, has_rotary_positions, why_positions_are_absolute
+from trl_dapo.models import context_length, has_rotary_positions, why_positions_are_absolute
 
 
 def llama(**rope):

@@ -16,9 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from trl_dapo.models import ModelShape, attention_cost_of
 from trl_dapo.update.microbatches import (
-    attention_cost,
-    attention_cost_of,
     cut,
     fewest_microbatches,
     plan_window,
@@ -349,7 +348,8 @@ def test_attention_beside_the_weights_of_qwen3_4b():
     # Weights that a token is multiplied with: 36 x (2560 x 128 x (32 + 8) x 2 + 3 x 2560 x 9728) + 2560 x 151936
     # = 4,022,272,000. Pairs: 2 x 36 x 32 x 128 = 294,912.
     expected = 294_912 / 4_022_272_000
-    assert attention_cost(2560, 36, 32, 8, 128, 9728, 151936) == pytest.approx(expected, rel=1e-12)
+    shape = ModelShape(2560, 36, 32, 8, 128, 151_936, 9728)
+    assert shape.attention_cost == pytest.approx(expected, rel=1e-12)
     config = Qwen3Config(
         hidden_size=2560,
         num_hidden_layers=36,

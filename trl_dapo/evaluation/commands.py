@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..settings.arguments import one_line
 from .comparison import compare
-from .run import ENGINES, SCORERS, evaluate
+from .run import ENGINES, evaluate
+from .scoring import SCORERS
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .run import JOURNAL_FILE, SUMMARY_FILE
 from .statistics import estimate_mean, problem_figures
+from .summary import JOURNAL_FILE, SUMMARY_FILE
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}

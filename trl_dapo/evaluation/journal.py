@@ -13,27 +13,12 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from .jobs import Completion
 
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
-
-
-class Completion(NamedTuple):
-    """What the model said.
-
-    Args:
-        text (`str`):
-            The completion without special tokens.
-        length (`int` or `None`):
-            Number of tokens, with the token that ends it; `None` if the server does not say.
-        truncated (`bool`):
-            Whether it ran into the maximum length.
-    """
-
-    text: str
-    length: int | None
-    truncated: bool
 
 
 class Journal:

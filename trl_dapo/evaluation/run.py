@@ -5,73 +5,49 @@
 import hashlib
 import inspect
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..rewards import MathVerifyReward, score_dapo_math
-from ..rewards.dapo_math import completion_text, loggable
 from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..version import __version__
-from .engines import Job, Sampling, generate_with_server, generate_with_transformers, generate_with_vllm
-from .journal import Completion, Journal
-from .scores import problem_id
-from .statistics import estimate_share, maj_at_k, problem_figures
+from .jobs import Completion, Job, Sampling
+from .journal import Journal
+from .problems import Problem, make_jobs, read_problems
+from .scoring import Scorer, check_scorer, score, warn_without_answers
+from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, replacing, summarise, write_completions
 
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
 
-_PATH = (str, os.PathLike)
 ENGINES = ("transformers", "vllm")
-SCORERS = ("dapo_math", "math_verify")
-JOURNAL_FILE = "completions.jsonl"
-PARQUET_FILE = "completions.parquet"
-SUMMARY_FILE = "summary.json"
-
+_PATH = (str, os.PathLike)
 _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
 _SAMPLED_BLOCKS = 256  # of each file
-_NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 _MODEL_FILES = ("config.json", "adapter_config.json")
-
-
 # What chooses the completions to ask for, and changes none of them: more of them may be asked for at any time.
 _CHOOSING = ("offset", "limit", "problems", "k")
-
-
-class _Problem(NamedTuple):
-    """One problem, which the dataset lists `num_rows` times."""
-
-    id: str
-    source: str
-    prompt: str | list[dict[str, str]]
-    solution: str
-    num_rows: int
-
-    @property
-    def key(self) -> str:
-        """Tells its completions from those of others: two sources may share an id, two prompt styles a problem."""
-        return hashlib.sha256(json.dumps([self.source, self.id, self.prompt]).encode()).hexdigest()[:16]
-
-
-class _Verdict(NamedTuple):
-    """`correct` is `None` if the gold answer could not be read, `answer` if the completion has none."""
-
-    correct: bool | None
-    answer: str | None
-
-
-Scorer = Callable[[str, str], tuple[bool | None, str | None]]
+# What each number may be.
+_RANGES = {
+    "k": COUNT,
+    "temperature": Range(0, hint="0 takes the most probable token."),
+    "top_p": SHARE,
+    "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
+    "max_completion_length": COUNT,
+    "batch_size": COUNT,
+    "tensor_parallel_size": COUNT,
+    "concurrency": COUNT,
+    "request_timeout": POSITIVE,
+    "num_retries": Range(0, is_whole=True),
+}
 
 
 def evaluate(
@@ -197,28 +173,18 @@ def evaluate(
     print(summary["metrics"]["avg@32"])
     ```
     """
-    for setting, value, allowed in (
-        ("k", k, COUNT),
-        ("temperature", temperature, Range(0, hint="0 takes the most probable token.")),
-        ("top_p", top_p, SHARE),
-        ("top_k", top_k, Range(0, is_whole=True, hint="0 is all tokens.")),
-        ("max_completion_length", max_completion_length, COUNT),
-        ("batch_size", batch_size, COUNT),
-        ("tensor_parallel_size", tensor_parallel_size, COUNT),
-        ("concurrency", concurrency, COUNT),
-        ("request_timeout", request_timeout, POSITIVE),
-        ("num_retries", num_retries, Range(0, is_whole=True)),
-    ):
-        check_value(setting, value, allowed)
+    arguments = locals()
+    for setting, allowed in _RANGES.items():
+        check_value(setting, arguments[setting], allowed)
     if temperature == 0 and k > 1:
         raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
     _check_engine(model, engine, processing_class, base_url)
-    _check_scorer(scorer, prompt_style)
+    check_scorer(scorer, prompt_style)
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
 
     selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
-    problems = _load_problems(dataset, selection)
+    problems = read_problems(_load_rows(dataset, selection))
     settings = {
         "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
@@ -232,55 +198,49 @@ def evaluate(
         "max_completion_length": max_completion_length,
         "seed": seed,
     }
-    sampling = Sampling(temperature, top_p, top_k, max_completion_length)
-    if base_url:
-        generate = partial(
-            generate_with_server,
-            model=str(model),
-            base_url=base_url,
-            concurrency=concurrency,
-            request_timeout=request_timeout,
-            num_retries=num_retries,
-        )
-    elif engine == "vllm":
-        assert isinstance(model, _PATH)
-        generate = partial(generate_with_vllm, model=model, tensor_parallel_size=tensor_parallel_size)
-    else:
-        generate = partial(
-            generate_with_transformers, model=model, processing_class=processing_class, batch_size=batch_size
-        )
+    generate = partial(_make_engine(arguments), sampling=Sampling(temperature, top_p, top_k, max_completion_length))
 
     output_dir = Path(output_dir)
-    jobs = [
-        Job(problem.key, i, problem.prompt, _completion_seed(seed, problem.id, i))
-        for problem in problems
-        for i in range(k * problem.num_rows)
-    ]
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}
     with Journal(output_dir / JOURNAL_FILE, header) as journal:
         _refuse_other_problems(journal, problems)
         with naming_missing_folders(None if base_url else model):  # a server may name its model as it likes
-            _complete(journal, jobs, partial(generate, sampling=sampling), progress)
+            _complete(journal, make_jobs(problems, k, seed), generate, progress)
         completions_PK = [
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
         # The lock on the journal also keeps a second process from writing these.
-        verdicts_PK = _score(problems, completions_PK, scorer)
-        _warn_without_answers(completions_PK, verdicts_PK, scorer)
+        verdicts_PK = score(problems, completions_PK, scorer)
+        warn_without_answers(completions_PK, verdicts_PK, scorer)
         summary = {
             "version": __version__,
             "settings": settings,
             "scorer": scorer if isinstance(scorer, str) else getattr(scorer, "__name__", type(scorer).__name__),
-            **_summarise(problems, completions_PK, verdicts_PK, k),
+            **summarise(problems, completions_PK, verdicts_PK, k),
         }
-        _write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
-        with _replacing(output_dir / SUMMARY_FILE) as path:
+        write_completions(output_dir / PARQUET_FILE, problems, completions_PK, verdicts_PK)
+        with replacing(output_dir / SUMMARY_FILE) as path:
             finished = {"finished": datetime.now(UTC).isoformat()}  # the rest says the same again whenever
             path.write_text(json.dumps(finished | summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 
-# ---- Settings ----
+def _make_engine(arguments: dict[str, Any]) -> Callable:
+    """The engine that `evaluate` was asked for, which takes what it generates for; only its libraries are imported."""
+    function: Callable
+    if arguments["base_url"]:
+        from .server import generate_with_server as function
+
+        names = ["model", "base_url", "concurrency", "request_timeout", "num_retries"]
+    elif arguments["engine"] == "vllm":
+        from .local import generate_with_vllm as function
+
+        names = ["model", "tensor_parallel_size"]
+    else:
+        from .local import generate_with_transformers as function
+
+        names = ["model", "processing_class", "batch_size"]
+    return partial(function, **{name: arguments[name] for name in names})
 
 
 def _check_engine(
@@ -316,17 +276,7 @@ def _check_folder(model: str | os.PathLike) -> None:
         )
 
 
-def _check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
-    if isinstance(scorer, str) and scorer not in SCORERS:
-        raise ValueError(f"`scorer` must be a function or one of {', '.join(map(repr, SCORERS))}, got {scorer!r}.")
-    if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
-        raise ValueError(
-            f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last "
-            "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
-        )
-
-
-def _load_problems(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any]) -> list[_Problem]:
+def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any]) -> "datasets.Dataset":
     if isinstance(dataset, _PATH):
         from ..data import load_math_dataset
 
@@ -350,38 +300,11 @@ def _load_problems(dataset: "str | os.PathLike | datasets.Dataset", selection: d
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
             "model during training, with `eval_dataset`."
         )
-    problems: dict[tuple[str, str], _Problem] = {}
-    for row in dataset:
-        source, id_ = str(row.get("source") or "dataset"), problem_id(row)
-        if id_ is None:
-            raise ValueError(f"A prompt is text or messages, got {row['prompt']!r:.200}.")
-        problem = _Problem(id_, source, row["prompt"], str(row["solution"]), num_rows=1)
-        first = problems.setdefault((source, id_), problem)
-        if first is problem:
-            continue
-        for column in ("prompt", "solution"):
-            one, other = getattr(first, column), getattr(problem, column)
-            if one != other:
-                raise ValueError(
-                    f"Two rows of the source {source!r} have the id {id_!r}, but the `{column}` of one is {one!r:.80} "
-                    f"and of the other {other!r:.80}. Give each problem an id of its own, or leave the column out."
-                )
-        problems[source, id_] = first._replace(num_rows=first.num_rows + 1)
-    if not problems:
-        raise ValueError("The dataset is empty.")
-    return list(problems.values())
-
-
-def _completion_seed(seed: int, id_: str, index: int) -> int:
-    digest = hashlib.sha256(f"{seed} {id_} {index}".encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return dataset
 
 
 def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
-    """
-    Tells one training's result from another's of the same name, by a sample of the weights; `None` for a model that
-    is elsewhere.
-    """
+    """Tells one training's result from another's of the same name; `None` for a model that is elsewhere."""
     digest = hashlib.sha256()
     if not isinstance(model, _PATH):
         for name, parameter in model.named_parameters():
@@ -401,10 +324,7 @@ def _weights_digest(model: "str | os.PathLike | PreTrainedModel") -> str | None:
     return digest.hexdigest()[:16]
 
 
-# ---- Completions ----
-
-
-def _refuse_other_problems(journal: Journal, problems: list[_Problem]) -> None:
+def _refuse_other_problems(journal: Journal, problems: list[Problem]) -> None:
     """The folder of another dataset is not written over by mistake."""
     known = {key for key, _ in journal.completions}
     if known and known.isdisjoint(problem.key for problem in problems):
@@ -438,156 +358,3 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
                 f"{error} {len(journal.completions) - num_others} of {len(jobs)} completions are in "
                 f"`{journal.path}`: the same command continues from there."
             ) from error
-
-
-def _score(
-    problems: list[_Problem], completions_PK: list[list[Completion]], scorer: str | Scorer
-) -> list[list[_Verdict]]:
-    rows = [
-        (completion.text, problem.solution)
-        for problem, completions in zip(problems, completions_PK, strict=True)
-        for completion in completions
-    ]
-    verdicts: list[tuple[bool | None, str | None]]
-    if not isinstance(scorer, str):
-        verdicts = [scorer(*row) for row in rows]
-    elif scorer == "dapo_math":
-        verdicts = [score_dapo_math(*row)[1:] for row in rows]
-    else:
-        verdicts = _math_verify_verdicts(rows)
-    flat = iter(
-        _Verdict(None if correct is None else bool(correct), None if answer in _NO_ANSWER else answer)
-        for correct, answer in verdicts
-    )
-    return [[next(flat) for _ in completions] for completions in completions_PK]
-
-
-def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str | None]]:
-    texts, solutions = zip(*rows, strict=True)
-    answers: list[str] = []
-    reward = MathVerifyReward()
-    try:
-        rewards = reward(list(texts), list(solutions), log_extra=lambda column, values: answers.extend(values))
-    finally:
-        reward.close()
-    return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
-
-
-def _warn_without_answers(
-    completions_PK: list[list[Completion]], verdicts_PK: list[list[_Verdict]], scorer: str | Scorer
-) -> None:
-    """Tells an evaluation in which no answer was found from one in which none was right."""
-    if any(verdict.answer is not None or verdict.correct for verdicts in verdicts_PK for verdict in verdicts):
-        return
-    truncated = [completion.truncated for completions in completions_PK for completion in completions]
-    hint = {
-        "dapo_math": "it reads the last `Answer:` line, for which the prompt style 'answer_line' asks; the scorer "
-        "'math_verify' reads other forms",
-        "math_verify": "it reads \\boxed{} best, for which the prompt style 'boxed' asks",
-    }
-    parts = [hint[scorer]] if isinstance(scorer, str) else []
-    if num_cut_off := sum(truncated):
-        parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
-    logger.warning(
-        f"0 of {len(truncated):,} completions state an answer that the scorer"
-        f"{f' {scorer!r}' if isinstance(scorer, str) else ''} recognises{''.join(f'; {part}' for part in parts)}."
-    )
-
-
-# ---- Output ----
-
-
-def _summarise(
-    problems: list[_Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[_Verdict]], k: int
-) -> dict[str, Any]:
-    scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
-    if not scored:
-        raise ValueError(
-            f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
-        )
-    correct_PK = [[bool(verdict.correct) for verdict in verdicts_PK[i]] for i in scored]
-    answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
-    num_correct = [sum(correct) for correct in correct_PK]
-    num_completions = [len(correct) for correct in correct_PK]
-    maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
-
-    def figures(source: str | None) -> dict[str, Any]:
-        chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
-        completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
-        lengths = [completion.length for completion in completions if completion.length is not None]
-        values = problem_figures(
-            [num_correct[j] for j in chosen], [num_completions[j] for j in chosen], [maj[j] for j in chosen], k
-        )
-        return {
-            "num_problems": len(chosen),
-            "metrics": {name: estimate_share(values_P)._asdict() for name, values_P in values.items()},
-            "mean_length": None if len(lengths) < len(completions) else sum(lengths) / len(lengths),
-            "truncated": sum(completion.truncated for completion in completions) / len(completions),
-        }
-
-    return {
-        "num_unscored_problems": len(problems) - len(scored),
-        **figures(None),
-        "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
-        "problems": [
-            {
-                "id": problems[i].id,
-                "source": problems[i].source,
-                "num_correct": num_correct[j],
-                "num_completions": num_completions[j],
-                "maj": maj[j],
-            }
-            for j, i in enumerate(scored)
-        ],
-    }
-
-
-def _write_completions(
-    path: Path,
-    problems: list[_Problem],
-    completions_PK: list[list[Completion]],
-    verdicts_PK: list[list[_Verdict]],
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pa.schema(
-        {
-            "id": pa.string(),
-            "source": pa.string(),
-            "index": pa.int64(),
-            "prompt": pa.string(),
-            "solution": pa.string(),
-            "completion": pa.large_string(),
-            "answer": pa.string(),
-            "correct": pa.bool_(),
-            "length": pa.int64(),
-            "truncated": pa.bool_(),
-        }
-    )
-    rows = [
-        {
-            "id": loggable(problem.id),
-            "source": loggable(problem.source),
-            "index": i,
-            "prompt": loggable(completion_text(problem.prompt)),
-            "solution": loggable(problem.solution),
-            "completion": loggable(completion.text),
-            "answer": None if verdict.answer is None else loggable(verdict.answer),
-            "correct": verdict.correct,
-            "length": completion.length,
-            "truncated": completion.truncated,
-        }
-        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True)
-        for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
-    ]
-    with _replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when it is complete."""
-    temporary = path.with_name(path.name + ".part")
-    yield temporary
-    os.replace(temporary, path)

@@ -1,17 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a dataset are one problem, and the scores of the evaluations during training."""
+"""The scores of the evaluations during training."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..sampling.ids import has_id
 from .statistics import maj_at_k, problem_figures
-
-
-_LONGEST_SOURCE = 64  # characters; it becomes a part of a metric's name
 
 
 class _Problem(NamedTuple):
@@ -20,58 +14,6 @@ class _Problem(NamedTuple):
     source: str | None
     right: list[bool | None]
     answers: list[str | None]
-
-
-def problem_id(example: Mapping[str, Any]) -> str | None:
-    """
-    What tells the problem of a row from others of its source: its `id`, or a hash of its prompt where it has none.
-
-    An `id` that is missing, `None` (which [`~datasets.concatenate_datasets`] fills in), NaN or empty is none.
-
-    Args:
-        example (`Mapping`):
-            A row with a `prompt`, plain or conversational, and perhaps an `id`.
-
-    Returns:
-        `str` or `None`: The id; `None` where the row has none, and its prompt is missing or holds an image or anything
-        else that JSON cannot hold.
-
-    Example:
-
-    ```python
-    >>> problem_id({"id": 7, "prompt": "1+1"})
-    '7'
-    >>> problem_id({"id": None, "prompt": "1+1"}) == problem_id({"prompt": "1+1"})
-    True
-    ```
-    """
-    if has_id(example):
-        return str(example["id"])
-    if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
-        return None
-    try:
-        prompt = json.dumps(example["prompt"])
-    except TypeError:
-        return None
-    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
-
-
-def problem_source(example: Mapping[str, Any]) -> str | None:
-    """
-    The benchmark that a row is of, by which scores are told apart: the name in its column `source`.
-
-    Args:
-        example (`Mapping`):
-            A row.
-
-    Returns:
-        `str` or `None`: `None` where the column is missing or empty, or holds anything but a name: the documents of a
-        summary or a translation stand in a column `source` too.
-    """
-    source = example.get("source")
-    if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:
-        return None
-    return str(source)
 
 
 class EvaluationScores:

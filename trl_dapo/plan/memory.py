@@ -9,7 +9,7 @@ what layers compute in: with mixed precision on one GPU or DDP 4 and 2, under FS
 
 import math
 
-from .models import ModelShape, lora_targets
+from ..models import ModelShape, lora_targets
 from .recipe import Sharding
 
 

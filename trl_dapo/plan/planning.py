@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 
+from ..models import ModelShape
 from ..sampling.acceptance import MIN_RATE, AcceptanceRate
 from ..settings.batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
 from ..settings.ranges import SHARE, check_value
@@ -24,7 +25,7 @@ from .memory import (
     state_bytes,
     vllm_cache_tokens,
 )
-from .models import TINY, ModelShape, find_shape
+from .models import TINY, find_shape, shape_of
 from .recipe import Recipe, declared_fields, read
 from .speed import (
     BANDWIDTH,
@@ -631,7 +632,7 @@ def plan(
             f"({settings.max_completion_length})."
         )
     if settings.tiny_model:
-        shape, source = ModelShape.from_config(TINY), "made on the spot"
+        shape, source = shape_of(TINY), "made on the spot"
     elif settings.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Name a model.")
     else:

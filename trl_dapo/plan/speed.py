@@ -8,8 +8,8 @@ Estimates. Pure functions.
 import math
 from dataclasses import dataclass
 
+from ..models import ModelShape
 from .hardware import GPU
-from .models import ModelShape
 
 
 # Shares of the peak that are reached, all of them assumptions that a plan prints.

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..evaluation import compare
-from ..evaluation.run import SUMMARY_FILE
+from ..evaluation.summary import SUMMARY_FILE
 from ..run.checkpoint import last_complete_checkpoint
 from ..run.ledger import as_text, read_ledger
 from ..run.log import LOG_HISTORY_NAME, SETTINGS_NAME

@@ -7,6 +7,7 @@ Dynamic sampling.
     groups      the task reward, and the reason why a group is dropped
     acceptance  how many prompts a round asks for
     refill      which groups train, fill the batch, are carried
+    names       what an example is called
     prompts     the resumable stream of prompts: one shuffled pass after another
     memory      what past rounds taught about each prompt, and what to skip
     rollouts    rows of a rollout, on their way to the rank that trains on them

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resumable prompt stream: one shuffled pass after another over the dataset."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Audio, Dataset, Image, IterableDataset, Video
 
-from .ids import has_id
+from .names import digest, prompt_name
 
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.
@@ -186,7 +185,7 @@ class _MapStyleSource:
         """The rows of one pass from position `start` on: name and what `load` needs."""
         order: Sequence[int] = range(self.length)
         if self._shuffle:
-            generator = torch.Generator().manual_seed(_digest(f"{self._seed}/{num_passes}"))
+            generator = torch.Generator().manual_seed(int(digest(f"{self._seed}/{num_passes}"), 16))
             order = torch.randperm(self.length, generator=generator).tolist()
         for begin in range(start, self.length, BLOCK):
             block = order[begin : begin + BLOCK]
@@ -196,13 +195,13 @@ class _MapStyleSource:
         """The names of the prompts at these indices."""
         new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
-            self._names[i] = _name(example | {"row": i} if self._has_media else example)
+            self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
         return [self._names[i] for i in indices]
 
     def fingerprint(self) -> str:
         """Its length and the names of prompts all over it, as one hash."""
         step = max(self.length // FINGERPRINT_ROWS, 1)
-        return f"{_digest(json.dumps([self.length, self.names(range(0, self.length, step))])):016x}"
+        return digest(json.dumps([self.length, self.names(range(0, self.length, step))]))
 
     def load(self, indices: list[int]) -> list[dict[str, Any]]:
         """The examples at these indices."""
@@ -225,7 +224,7 @@ class _IterableSource:
         if self._shuffle:
             self._dataset.set_epoch(num_passes)
         for example in itertools.islice(self._dataset, start, None):
-            yield _name(example), example
+            yield prompt_name(example), example
 
     def fingerprint(self) -> str | None:
         """Unknown without reading it."""
@@ -238,27 +237,9 @@ class _IterableSource:
         return [{name: x for name, x in example.items() if name in self._columns} for example in examples]
 
 
-def _name(example: dict[str, Any]) -> str:
-    """An example's id, with its source where it has one, or else a hash of its content: the same in every process."""
-    if has_id(example):
-        source = example.get("source")
-        return str(example["id"]) if source is None else f"{source}/{example['id']}"
-    return f"{_digest(json.dumps(example, sort_keys=True, default=_plain)):016x}"
-
-
-def _plain(value: Any) -> int | str:
-    """What stands in a hash for a value that JSON has no word for."""
-    return _digest(value.tobytes().hex()) if hasattr(value, "tobytes") else str(value)
-
-
 def _holds_media(feature: Any) -> bool:
     """Whether a column holds images, sound or video, which are decoded when they are read."""
     if isinstance(feature, (Image, Audio, Video)):
         return True
     parts = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
     return any(_holds_media(part) for part in parts if part is not None)
-
-
-def _digest(text: str) -> int:
-    """A 64-bit hash of a string that does not change between processes."""
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")

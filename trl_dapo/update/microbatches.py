@@ -9,7 +9,7 @@ into a number of micro-batches, or into as many as keep a budget of tokens. Word
 - *tokens* of a micro-batch: its rows times the sum of its longest prompt and longest completion, padding included.
   They bound its memory, so the budget is in tokens.
 - *cost* of a micro-batch: what its forward and backward pass take. A row padded to `w` tokens costs
-  `w + attention * w**2`, where `attention` is what one pair of tokens costs ([`attention_cost`]).
+  `w + attention * w**2`, where `attention` is what one pair of tokens costs (`attention_cost` in models.py).
 - *plan*: for each rank, for each of its micro-batches, the numbers of its rows.
 - *waited cost* of a plan: what it costs all ranks, waiting for the costliest included. Ranks in step (FSDP, ZeRO) wait
   at every micro-batch, other ranks (DDP) once an optimizer step.
@@ -21,13 +21,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, inf, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .rows import widths
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    pass
 
 
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
@@ -43,104 +43,6 @@ LEAST_GAIN = 0.01
 # work. Two gathers move 4 bytes a weight in bfloat16 while a token takes 6 operations a weight: at 400 TFLOP/s that is
 # 670 tokens over 400 GB/s inside a machine and 5,300 over 50 GB/s between machines, of which FSDP hides a part.
 GATHER_COST = 1000.0
-
-
-def attention_cost(
-    hidden_size: int,
-    num_hidden_layers: int,
-    num_attention_heads: int,
-    num_key_value_heads: int,
-    head_dim: int,
-    intermediate_size: int,
-    vocab_size: int,
-    num_active_experts: float = 1.0,
-    num_full_attention_layers: int | None = None,
-) -> float:
-    """
-    What one pair of tokens costs in attention, in units of what one token costs elsewhere.
-
-    A token takes `6 N + 12 L H Q T` floating point operations, forward and backward: appendix B of
-    [PaLM](https://huggingface.co/papers/2204.02311), where `N` counts the weights that it is multiplied with, `L`
-    layers, `H` heads, `Q` the head dimension and `T` the tokens of its row. In units of `6 N` that is
-    `1 + T * 2 L H Q / N`. As there, nothing is taken off for the causal mask: attention under a padding mask does not
-    exploit it either.
-
-    Args:
-        hidden_size (`int`):
-            Width of the residual stream.
-        num_hidden_layers (`int`):
-            Number of layers.
-        num_attention_heads (`int`):
-            Heads of the queries.
-        num_key_value_heads (`int`):
-            Heads of the keys and values.
-        head_dim (`int`):
-            Width of a head.
-        intermediate_size (`int`):
-            Width inside a gated MLP (three matrices); of a mixture of experts, inside one expert.
-        vocab_size (`int`):
-            Columns of the output layer. The input embedding is looked up, not multiplied with.
-        num_active_experts (`float`, *optional*, defaults to `1.0`):
-            Experts that a token passes; a shared one counts by its width.
-        num_full_attention_layers (`int`, *optional*):
-            Layers in which every token sees the whole row. Others, with a sliding window or linear attention, cost
-            about the same per token whatever the length. Defaults to all.
-
-    Returns:
-        `float`: `2 L H Q / N`.
-
-    Example:
-
-    ```python
-    >>> # Qwen3-4B: from 13,600 tokens on, attention is more than half of the work.
-    >>> 1 / attention_cost(2560, 36, 32, 8, 128, 9728, 151936)
-    13638.888888888889
-    ```
-    """
-    projections = hidden_size * head_dim * 2 * (num_attention_heads + num_key_value_heads)
-    experts = 3 * hidden_size * intermediate_size * num_active_experts
-    num_weights = num_hidden_layers * (projections + experts) + hidden_size * vocab_size
-    if num_full_attention_layers is None:
-        num_full_attention_layers = num_hidden_layers
-    return 2 * num_full_attention_layers * num_attention_heads * head_dim / num_weights
-
-
-def attention_cost_of(config: "PreTrainedConfig") -> float:
-    """
-    [`attention_cost`] of a model by its config, `0.0` for a model that is no transformer with a known size.
-
-    Args:
-        config (`~transformers.PreTrainedConfig`):
-            The text model's, as from `model.config.get_text_config()`.
-
-    Returns:
-        `float`.
-    """
-
-    def number(name: str) -> Any:
-        return getattr(config, name, None)  # not every family has every number
-
-    hidden_size, heads = number("hidden_size"), number("num_attention_heads")
-    num_layers = number("num_hidden_layers")
-    if not (hidden_size and heads and num_layers):
-        return 0.0
-    mlp_size, num_experts = number("intermediate_size") or 4 * hidden_size, 1
-    if active := number("num_experts_per_tok"):
-        mlp_size = number("moe_intermediate_size") or mlp_size
-        shared = number("shared_expert_intermediate_size") or mlp_size * (number("n_shared_experts") or 0)
-        num_experts = active + shared / mlp_size
-    layer_types = number("layer_types") or ["full_attention"] * num_layers
-    return attention_cost(
-        hidden_size,
-        num_layers,
-        heads,
-        number("num_key_value_heads") or heads,
-        number("head_dim") or hidden_size // heads,
-        mlp_size,
-        number("vocab_size") or 0,
-        num_experts,
-        layer_types.count("full_attention"),
-    )
 
 
 def fewest_microbatches(
@@ -161,7 +63,7 @@ def fewest_microbatches(
         multiple_of (`int`, *optional*):
             Prompt and completion columns are multiples of this.
         attention (`float`, *optional*, defaults to `0.0`):
-            What one pair of tokens costs ([`attention_cost`]).
+            What one pair of tokens costs (`attention_cost` in models.py).
 
     Returns:
         `int`: at least 1, at most the number of rows.
@@ -291,7 +193,7 @@ def plan_window_within_budget(
         multiple_of (`int`, *optional*):
             Prompt and completion columns are multiples of this.
         attention (`float`, *optional*, defaults to `0.0`):
-            What one pair of tokens costs ([`attention_cost`]).
+            What one pair of tokens costs (`attention_cost` in models.py).
 
     Returns:
         `list[list[list[int]]]`: as [`plan_window`].

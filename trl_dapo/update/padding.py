@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..settings.model_checks import has_rotary_positions, why_positions_are_absolute
+from ..models import has_rotary_positions, why_positions_are_absolute
 
 
 logger = logging.get_logger(__name__)

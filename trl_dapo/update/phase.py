@@ -20,7 +20,7 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
-from ..settings.model_checks import why_positions_are_absolute
+from ..models import why_positions_are_absolute
 from ..settings.rules import check_rules
 from .empty_steps import SkipEmptyStep
 from .microbatches import attention_cost_of

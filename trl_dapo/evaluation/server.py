@@ -1,0 +1,168 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine that is an OpenAI-compatible server, asked with one request a completion.
+
+Conversations go to `/chat/completions`, plain prompts to `/completions`. After a refusal that no retry will change, or
+when the retries of one request are used up, no further request is made; the answers to those under way are still
+handed over.
+"""
+
+import json
+import logging
+import os
+import queue
+import random
+import threading
+from typing import Any
+
+import httpx2
+
+from ..rewards.dapo_math import completion_text
+from .jobs import Completion, Job, OnCompletion, Sampling
+
+
+logger = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+
+_FIRST_DELAY = 0.5  # seconds before the first retry; doubled from one to the next
+_LONGEST_DELAY = 60.0
+_RETRIED_STATUSES = {408, 425, 429, *range(500, 600)}
+_QUOTED_CHARACTERS = 300
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # where vLLM's reasoning parsers put it, by release
+_jitter = random.Random()  # its own: the program's random numbers are not ours to draw
+
+
+def generate_with_server(
+    jobs: list[Job],
+    sampling: Sampling,
+    on_completion: OnCompletion,
+    *,
+    model: str | os.PathLike,
+    base_url: str,
+    concurrency: int,
+    request_timeout: float,
+    num_retries: int,
+) -> None:
+    """Raises `ConnectionError` if the server cannot be reached, keeps failing, or refuses a request."""
+    server = _Server(base_url, str(model), sampling, request_timeout, num_retries)
+    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in jobs:
+        todo.put(job)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not server.is_given_up.is_set():
+                job = todo.get_nowait()
+                # Handed over by the thread that asked: whatever ends the process costs at most what is under way.
+                on_completion(job, server.ask(job))
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            server.is_given_up.set()
+
+    # Not an executor's threads: Python would wait for them after Ctrl-C, for as long as a request takes.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(jobs)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        server.close()
+    if failures:
+        raise failures[0]
+
+
+class _Transient(Exception):
+    """A failure that the same request may not meet again."""
+
+
+class _Server:
+    """Makes the requests, and makes them again."""
+
+    def __init__(
+        self, base_url: str, model: str, sampling: Sampling, request_timeout: float, num_retries: int
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.is_given_up = threading.Event()
+        self._num_retries = num_retries
+        self._lock = threading.Lock()
+        self._has_warned_of_reasoning = False
+        self._fields = {
+            "model": model,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_completion_length,
+        }
+        if sampling.top_k:
+            self._fields["top_k"] = sampling.top_k  # not OpenAI's own, which refuse what they do not know
+        headers = {"Content-Type": "application/json"}
+        if api_key := os.environ.get(API_KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {api_key}"
+        limits = httpx2.Limits(max_connections=None)  # as many as there are threads
+        self._client = httpx2.Client(headers=headers, timeout=request_timeout, limits=limits)
+
+    def close(self) -> None:
+        self.is_given_up.set()
+        self._client.close()
+
+    def ask(self, job: Job) -> Completion:
+        """The completion of one job, retries included."""
+        is_plain = isinstance(job.prompt, str)
+        url = self.base_url + ("/completions" if is_plain else "/chat/completions")
+        fields = {**self._fields, "prompt" if is_plain else "messages": job.prompt, "seed": job.seed}
+        delay = _FIRST_DELAY
+        for num_left in reversed(range(self._num_retries + 1)):
+            try:
+                return self._post(url, fields)
+            except _Transient as error:
+                # Jitter keeps the threads that failed together from coming back together.
+                if num_left == 0 or self.is_given_up.wait(delay * _jitter.uniform(0.5, 1.0)):
+                    tries = f"asked {self._num_retries + 1} times"
+                    raise ConnectionError(f"{self.base_url} does not answer ({tries}): {error}.") from error.__cause__
+            delay = min(2 * delay, _LONGEST_DELAY)
+        raise AssertionError("the last try returns or raises")
+
+    def _post(self, url: str, fields: dict[str, Any]) -> Completion:
+        try:
+            response = self._client.post(url, content=json.dumps(fields))  # ASCII: a prompt may hold lone surrogates
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _Transient(str(error) or type(error).__name__) from error
+        quoted, said = response.text[:_QUOTED_CHARACTERS], f"{response.status_code} {response.reason_phrase}"
+        if response.status_code in _RETRIED_STATUSES:
+            raise _Transient(f"{said}: {quoted}")
+        if response.status_code != 200:
+            hint = " Does the address of the server end in /v1?" if response.status_code == 404 else ""
+            raise ConnectionError(f"{url} refuses a request with {said}: {quoted}.{hint}")
+        try:
+            return self._read(json.loads(response.text))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise _Transient(f"{url} sent what is no completion: {quoted}") from error
+
+    def _read(self, answer: Any) -> Completion:
+        choice = answer["choices"][0]
+        message = choice.get("message")
+        text = choice["text"] if message is None else completion_text([message])
+        if not isinstance(text, str):
+            raise TypeError(f"a completion is text, not {type(text).__name__}")
+        if not text and message is not None and any(message.get(field) for field in _REASONING_FIELDS):
+            self._warn_of_reasoning()
+        length = (answer.get("usage") or {}).get("completion_tokens")
+        return Completion(text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length")
+
+    def _warn_of_reasoning(self) -> None:
+        with self._lock:
+            if self._has_warned_of_reasoning:
+                return
+            self._has_warned_of_reasoning = True
+        logger.warning(
+            "%s answers with empty text and has put what the model wrote into `reasoning_content`, which is not "
+            "scored: such a completion counts as wrong. Start the server without a reasoning parser (vLLM's "
+            "`--reasoning-parser`), so that the whole completion is text; where completions are cut off while "
+            "they reason, also raise `max_completion_length`, which is %d.",
+            self.base_url,
+            self._fields["max_tokens"],
+        )

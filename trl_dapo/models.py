@@ -1,0 +1,234 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's config says: its sizes, what they cost in memory and operations, its positions and its context."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+# What families call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# What the cost of attention depends on.
+_COST_FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "layer_types",
+)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """
+    Sizes of a decoder, as in `config.json`: embedding, layers of attention and a gated MLP with RMSNorm, output layer.
+
+    `intermediate_size` is the width of the MLP, or of an expert; `num_shared_experts` the width of those that every
+    token passes in units of it. In `num_full_layers` every token sees its whole row; others have a sliding window or
+    linear attention. `is_tied` says whether the output layer is the embedding. `num_other` weights are none of these,
+    such as a vision tower's.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    intermediate_size: int
+    num_experts: int = 1
+    num_active_experts: int = 1
+    num_shared_experts: float = 0
+    num_full_layers: int | None = None
+    is_tied: bool = False
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    num_other: int = 0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
+        """Of a model with images, its text model's. Raises `ValueError` where sizes are missing or no numbers."""
+        text = {**config, **config.get("text_config", {})}
+        if "kv_lora_rank" in text:
+            raise ValueError("The model compresses its keys and values (`kv_lora_rank`), which a plan does not know.")
+        try:
+            hidden_size, num_heads = text["hidden_size"], text["num_attention_heads"]
+            num_experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
+            width = "moe_intermediate_size" if num_experts > 1 and "moe_intermediate_size" in text else None
+            size = text[width or "intermediate_size"]
+            shared = text.get("shared_expert_intermediate_size") or size * (text.get("n_shared_experts") or 0)
+            layer_types = text.get("layer_types")
+            return cls(
+                hidden_size=hidden_size,
+                num_layers=text["num_hidden_layers"],
+                num_heads=num_heads,
+                num_kv_heads=text.get("num_key_value_heads") or num_heads,
+                head_dim=text.get("head_dim") or hidden_size // num_heads,
+                vocab_size=text["vocab_size"],
+                intermediate_size=size,
+                num_experts=num_experts,
+                num_active_experts=text.get("num_experts_per_tok", 1) if num_experts > 1 else 1,
+                num_shared_experts=shared / size if num_experts > 1 else 0,
+                num_full_layers=layer_types.count("full_attention") if layer_types else None,
+                is_tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
+                has_qkv_bias=text.get("attention_bias", config["model_type"] == "qwen2"),
+                has_qk_norm="qwen3" in config["model_type"],
+                num_other=config.get("num_vision_weights", 0),  # of a plan's own table alone
+            )
+        except KeyError as error:
+            raise ValueError(
+                f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
+            ) from None
+        except (TypeError, AttributeError):
+            raise ValueError("The model's config.json has sizes that are no numbers.") from None
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int, int]]:
+        """Linear layers by name: inputs, outputs, and how many the model has."""
+        hidden, queries = self.hidden_size, self.num_heads * self.head_dim
+        keys, experts = self.num_kv_heads * self.head_dim, self.num_layers * self.num_experts
+        return {
+            "q_proj": (hidden, queries, self.num_layers),
+            "k_proj": (hidden, keys, self.num_layers),
+            "v_proj": (hidden, keys, self.num_layers),
+            "o_proj": (queries, hidden, self.num_layers),
+            "gate_proj": (hidden, self.intermediate_size, experts),
+            "up_proj": (hidden, self.intermediate_size, experts),
+            "down_proj": (self.intermediate_size, hidden, experts),
+        }
+
+    @property
+    def num_linear(self) -> int:
+        """Weights of the layers' linear maps."""
+        return sum(inputs * outputs * count for inputs, outputs, count in self.linears.values())
+
+    @property
+    def largest_linear(self) -> int:
+        """Weights of the largest of these."""
+        return max(inputs * outputs for inputs, outputs, _ in self.linears.values())
+
+    @property
+    def num_embedding(self) -> int:
+        """Weights of the embedding, and of the output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights."""
+        norms = self.hidden_size * (2 * self.num_layers + 1)
+        norms += 2 * self.head_dim * self.num_layers * self.has_qk_norm
+        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.num_layers * self.has_qkv_bias
+        router = self.hidden_size * self.num_experts * self.num_layers * (self.num_experts > 1)
+        embeddings = self.num_embedding * (1 if self.is_tied else 2)
+        return self.num_linear + norms + biases + router + embeddings + self.num_other
+
+    @property
+    def num_multiplied(self) -> int:
+        """Weights that a token is multiplied with: the input embedding is looked up, other experts pass."""
+        return int(self._multiplied(self.num_active_experts))
+
+    def _multiplied(self, num_experts: float) -> float:
+        projections = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        experts = 3 * self.hidden_size * self.intermediate_size * num_experts
+        return self.num_layers * (projections + experts) + self.num_embedding
+
+    @property
+    def attention_cost(self) -> float:
+        """
+        What one pair of tokens costs in attention, in units of what one token costs elsewhere: `2 L H Q / N`.
+
+        A token takes `6 N + 12 L H Q T` floating point operations, forward and backward: appendix B of
+        [PaLM](https://huggingface.co/papers/2204.02311), where `N` counts the weights that it is multiplied with, `L`
+        layers, `H` heads, `Q` the head dimension and `T` the tokens of its row. Nothing is taken off for the causal
+        mask: attention under a padding mask does not exploit it either.
+        """
+        num_full_layers = self.num_layers if self.num_full_layers is None else self.num_full_layers
+        pairs = 2 * num_full_layers * self.num_heads * self.head_dim
+        return pairs / self._multiplied(self.num_active_experts + self.num_shared_experts)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token's keys and values in bfloat16, in all layers."""
+        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def num_lora(self, rank: int, target_modules: list[str] | str | None) -> int:
+        """
+        Weights of an adapter: `rank * (inputs + outputs)` of each layer it is on (section 4.1 of
+        [LoRA](https://huggingface.co/papers/2106.09685)).
+        """
+        linears = [self.linears[name] for name in lora_targets(target_modules)]
+        return sum(rank * (inputs + outputs) * count for inputs, outputs, count in linears)
+
+
+def lora_targets(target_modules: list[str] | str | None) -> list[str]:
+    """Names in `ModelShape.linears` that an adapter is on; by default PEFT's: queries and values."""
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    if target_modules in ("all-linear", ["all-linear"]):
+        return list(linears)
+    named = ["q_proj", "v_proj"] if target_modules is None else target_modules
+    named = [named] if isinstance(named, str) else named
+    if unknown := sorted(set(named) - set(linears)):
+        raise ValueError(f"`lora_target_modules` names {', '.join(unknown)}; a plan knows {', '.join(linears)}.")
+    return list(named)
+
+
+def attention_cost_of(config: Any) -> float:
+    """Of the text model with this config, `0.0` for a model that is no transformer with a known size."""
+    # Not every family has every number.
+    said = {name: value for name in _COST_FIELDS if (value := getattr(config, name, None))}
+    if not {"hidden_size", "num_attention_heads", "num_hidden_layers"} <= said.keys():
+        return 0.0
+    defaults = {"model_type": "", "vocab_size": 0, "intermediate_size": 4 * said["hidden_size"]}
+    # How many experts there are makes no difference, only whether there are any.
+    num_experts = 2 if "num_experts_per_tok" in said else 1
+    return ModelShape.from_config({**defaults, **said, "num_experts": num_experts}).attention_cost
+
+
+def has_rotary_positions(config: "PreTrainedConfig") -> bool:
+    """Whether queries and keys are turned by their positions, so that attention depends on distances alone."""
+    return bool(_rope_parameters(config))
+
+
+def why_positions_are_absolute(config: "PreTrainedConfig") -> str | None:
+    """What makes the log-probabilities of a model with rotary positions depend on the padding around its tokens."""
+    # Most such models do beyond some thousand tokens only, where no short row shows it.
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if "dynamic" in kind or kind == "longrope":
+            return f"its rope type {kind!r} depends on the number of columns"
+        if rope.get("llama_4_scaling_beta"):
+            return "its attention is scaled by the absolute position (`llama_4_scaling_beta`)"
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+        return "its attention is scaled by the absolute position (`attn_temperature_tuning`)"
+    return None
+
+
+def context_length(config: "PreTrainedConfig") -> int | None:
+    """Tokens that a model is made for, prompt included and scaled; `None` where the config names no limit."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is None:
+        return None
+    scaled = [
+        (rope.get("original_max_position_embeddings") or longest) * (rope.get("factor") or 1)
+        for rope in _rope_parameters(config)
+    ]
+    return int(max([longest, *scaled]))
+
+
+def _rope_parameters(config: "PreTrainedConfig") -> list[dict]:
+    """A config's rope parameters; some models have one for each type of layer."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested or ([parameters] if parameters else [])

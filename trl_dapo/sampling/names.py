@@ -1,0 +1,62 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What an example is called: by the stream of prompts, what is remembered of them and the ledger; and by scores."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+_LONGEST_SOURCE = 64  # characters; it becomes a part of a metric's name
+
+
+def digest(text: str, algorithm: str = "blake2b") -> str:
+    """16 hexadecimal digits, the same in every process: BLAKE2's in checkpoints, SHA-256's in journals."""
+    data = text.encode(errors="surrogatepass")
+    # Files of earlier releases hold names of both kinds, and are read on.
+    known = hashlib.sha256(data) if algorithm == "sha256" else hashlib.blake2b(data, digest_size=8)
+    return known.hexdigest()[:16]
+
+
+def prompt_name(example: Mapping[str, Any]) -> str:
+    """An example's id, with its source where it has one, or else a hash of its content."""
+    if _has_id(example):
+        source = example.get("source")
+        return str(example["id"]) if source is None else f"{source}/{example['id']}"
+    return digest(json.dumps(example, sort_keys=True, default=_plain))
+
+
+def problem_id(example: Mapping[str, Any]) -> str | None:
+    """
+    A row's `id`, or a hash of its prompt, by which repeats of one problem are found; `None` where it has no id, and
+    its prompt is missing or holds an image or anything else that JSON cannot hold.
+    """
+    if _has_id(example):
+        return str(example["id"])
+    if example.get("prompt") is None or example.get("image") is not None or example.get("images"):
+        return None
+    try:
+        return digest(json.dumps(example["prompt"]), "sha256")
+    except TypeError:
+        return None
+
+
+def problem_source(example: Mapping[str, Any]) -> str | None:
+    """The benchmark that a row is of; `None` where its `source` is no name, but such as a summary's documents."""
+    source = example.get("source")
+    if not isinstance(source, (str, int)) or not 0 < len(str(source)) <= _LONGEST_SOURCE:
+        return None
+    return str(source)
+
+
+def _has_id(example: Mapping[str, Any]) -> bool:
+    """`None` and NaN, which tables fill in, and empty text are no id."""
+    id_ = example.get("id")
+    return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
+
+
+def _plain(value: Any) -> int | str:
+    """What stands in a hash for a value that JSON has no word for."""
+    return int(digest(value.tobytes().hex()), 16) if hasattr(value, "tobytes") else str(value)
