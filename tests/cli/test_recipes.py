@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe is a promise: each one parses, is what its header says, and runs through `accelerate launch` on the CPU."""
+"""A recipe is a promise: each one parses, is what its header says, and trains on the CPU."""
 
 import json
 import os
