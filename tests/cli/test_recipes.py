@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe is a promise: each one parses, is what its header says, and runs through `accelerate launch` on the CPU."""
+"""A recipe is a promise: each one parses, is what its header says, and trains on the CPU."""
 
 import json
 import os
@@ -395,7 +395,9 @@ def logs_of(folder: Path, step: int) -> list[dict]:
 
 
 @each_recipe
-def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move(recipe, tmp_path, request):
+def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move(
+    recipe, tmp_path, request, monkeypatch, capfd
+):
     command, settings = shrink(recipe, tmp_path), yaml.safe_load(recipe.read_text())
     out = tmp_path / "out"
     base = out / "tiny_model"
@@ -408,7 +410,12 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     if "-VL-" in settings.get("model_name_or_path", ""):
         base = Path(request.getfixturevalue("image_model"))
         command = [*with_model(command, str(base)), "--dataset_name", write_drawings(tmp_path / "train.parquet", 16)]
-    output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
+    if recipe.stem == "smoke_cpu":
+        output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
+    else:  # in a process of its own each would do no other thing
+        monkeypatch.syspath_prepend(tmp_path)
+        assert launch(command) == 0
+        output = "".join(capfd.readouterr())
     budget = settings.get("max_tokens_per_microbatch")
     cut = "4 rows x 4 micro-batches" if budget is None else f"16 rows in micro-batches of at most {budget} tokens"
     rollout = f"Rollout: 4 prompts x 4 completions = 16 rows = 1 process x {cut}; 2 optimizer steps of 2 prompts"
@@ -466,28 +473,37 @@ def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote
     assert sum(log["dynamic_sampling/carried"] for log in logs) > 0  # calls and all
 
 
-def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(tmp_path):
-    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
-    output = accelerate_launch(tmp_path, "--multi_gpu", "--num_processes", "2", command=command)
+@pytest.fixture(scope="module")
+def launched_by_two(tmp_path_factory):
+    """Where the smoke recipe was trained by two processes, its command and what was printed."""
+    folder = tmp_path_factory.mktemp("launched")
+    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", folder)
+    result = launch_job("launched", folder, json.dumps(command), num_processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder, command, result.stdout + result.stderr
+
+
+def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(
+    launched_by_two, monkeypatch, capfd
+):
+    folder, command, output = launched_by_two
     # 2 processes x 4 rows: half as many micro-batches as one process has.
     assert "16 rows = 2 processes x 4 rows x 2 micro-batches; 2 optimizer steps of 2 prompts" in output
-    resume = ["--resume_from_checkpoint", "true", "--max_steps", "4"]
-    output = accelerate_launch(tmp_path, "--num_processes", "1", command=[*command, *resume])
+    monkeypatch.syspath_prepend(folder)
+    assert launch([*command, "--resume_from_checkpoint", "true", "--max_steps", "4"]) == 0
+    output = "".join(capfd.readouterr())
     assert "16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of 2 prompts" in output
-    logs = logs_of(tmp_path / "out", 4)
+    logs = logs_of(folder / "out", 4)
     rollouts = [log for log in logs if "dynamic_sampling/groups_trained" in log]
     assert [log["step"] for log in rollouts] == [1, 3]
     assert [log["dynamic_sampling/completions_trained"] for log in rollouts] == [16, 16]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read from /proc")
-def test_no_thread_of_the_process_group_outlives_a_launch(tmp_path):
+def test_no_thread_of_the_process_group_outlives_a_launch(launched_by_two):
     """One that does may abort the process while the interpreter ends."""
-    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
-    result = launch_job("launched", tmp_path, json.dumps(command), num_processes=2)
-    assert result.returncode == 0, result.stderr[-3000:]
     for rank in (0, 1):
-        report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())
+        report = json.loads((launched_by_two[0] / f"report-2-{rank}.json").read_text())
         assert report == {"status": 0, "threads": []}
 
 

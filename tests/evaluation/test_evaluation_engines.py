@@ -63,7 +63,7 @@ def test_the_model_here_and_behind_a_server_have_the_same_avg_at_k(tiny_model, s
 
 def test_the_quickstarts_model_has_the_same_avg_at_k_here_and_behind_a_server(serve, tmp_path):
     problems, tokenizer = Problems(seed=42), build_tokenizer()
-    model = build_model(tokenizer, seed=42)
+    model = build_model(tokenizer, 42, hidden_size=64, intermediate_size=128, num_hidden_layers=2, head_dim=16)
     warm_up(model, tokenizer, problems, num_steps=100)
     path = tmp_path / "model"
     model.save_pretrained(path)

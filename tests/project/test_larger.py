@@ -17,9 +17,8 @@ from rich.console import Console
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks.larger import __main__ as command  # noqa: E402
 from benchmarks.larger import parts, report, task, training  # noqa: E402
-from benchmarks.larger.__main__ import keep, parse_args  # noqa: E402
+from benchmarks.larger.__main__ import keep  # noqa: E402
 from benchmarks.mechanisms.report import RUNS, fill_in, read_csv  # noqa: E402
 from trl_dapo.cli.quickstart import build_model  # noqa: E402
 
@@ -339,54 +338,10 @@ def test_parts_are_kept_side_by_side_as_long_as_their_checkpoint_is_one(tmp_path
     assert len(read_csv(tmp_path, report.KEY)) == 1 + 7
 
 
-def test_only_whole_seeds_are_reported(tmp_path):
+def test_only_whole_seeds_are_reported():
     results = {(report.WARM_UP, "checkpoint-1", 42): result(0.3)} | every_run("Countdown", range(3))
     del results["Countdown", "ours", 2]
     assert report.whole_seeds(results, "Countdown") == [0, 1]
-    console = Console(file=io.StringIO(), width=140)
-    report.print_report(results, console, tmp_path / "larger.png")
-    text = console.file.getvalue()
-    assert "2 seeds" in text
-    assert "not run yet" in text  # the ladder
-    assert (tmp_path / "larger.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    report.print_report(results | every_run("ladder", range(3)), console, tmp_path / "larger.png")
-    assert "GRPO with as many tokens" in console.file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--num-seeds", "0"], "--num-seeds must be at least 1, got 0"),
-        (["--from-csv", "--part", "time"], "leave --part"),
-    ],
-)
-def test_a_call_that_cannot_be_is_refused_before_anything_runs(argv, said, capsys):
-    with pytest.raises(SystemExit):
-        parse_args(argv)
-    assert said in capsys.readouterr().err
-
-
-def test_both_parts_are_run_kept_and_put_on_the_page(tmp_path, monkeypatch):
-    ran = []
-
-    def run_all(function, jobs, checkpoint, folder, num_processes, console, describe):
-        ran.append([job.key for job in jobs])
-        return {job.key: result(0.4 + 0.01 * job.seed) for job in jobs}
-
-    monkeypatch.setattr(command, "run_all", run_all)
-    monkeypatch.setattr(command, "make_checkpoint", lambda *args: (tmp_path / "checkpoint-600-a", result(0.3)))
-    monkeypatch.setattr(command, "HERE", tmp_path / "larger")
-    (tmp_path / "larger").mkdir()
-    page = tmp_path / "EVIDENCE.md"
-    page.write_text(PAGE)
-    command.main(["--part", "time", "--output-dir", str(tmp_path / "runs")])
-    text = page.read_text().partition(report.HEADING)[2]
-    assert text.count("not run yet") == 9  # the ladder's
-    command.main(["--output-dir", str(tmp_path / "runs")])
-    assert [len(keys) for keys in ran] == [12, 12, 18, 3]
-    text = page.read_text().partition(report.HEADING)[2]
-    assert text.count("not shown") == 13  # all runs were equal
-    assert page.read_text().partition(report.HEADING)[0] == PAGE.partition(report.HEADING)[0]
 
 
 # ---- The page ----

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
 from benchmarks.mechanisms import quantities, report, tasks, training  # noqa: E402
-from benchmarks.mechanisms.__main__ import parse_args  # noqa: E402
 from benchmarks.mechanisms.mechanisms import MECHANISMS, PREDICTIONS  # noqa: E402
 from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 
@@ -271,12 +270,6 @@ def test_arms_of_a_mechanism_differ_in_nothing_but_what_it_names():
         assert len({(str(job.settings), job.trainer) for job in jobs}) == len(jobs)
 
 
-def test_a_run_that_cannot_be_is_refused_before_anything_runs(capsys):
-    with pytest.raises(SystemExit):
-        parse_args(["--num-seeds", "0"])
-    assert "--num-seeds must be at least 1, got 0" in capsys.readouterr().err
-
-
 def test_what_is_written_is_read_again(tmp_path):
     point = {"rollouts": 0, "tokens": 4, "accuracy": 0.25, "entropy": math.nan}
     results = {
@@ -321,18 +314,6 @@ def test_the_page_has_the_outcome_of_every_prediction_from_the_files(results):
     assert report.fill_in(PAGE, results) == PAGE
     for prediction in PREDICTIONS:
         assert f"| {report.describe_outcome(prediction, results)} |" in PAGE
-
-
-def test_an_outcome_takes_the_place_of_the_one_before(results):
-    other = {
-        key: {**run, "curve": [{**point, "entropy": 9.0} for point in run["curve"]]} for key, run in results.items()
-    }
-    page = report.fill_in(PAGE, other)
-    assert page != PAGE
-    assert "| 9 beside 9: +0 (+0 to +0): not shown |" in page
-    assert report.fill_in(page, results) == PAGE
-    # What stands behind the section is left alone.
-    assert report.fill_in(PAGE + "## Another\n\n| a | b |\n", results) == PAGE + "## Another\n\n| a | b |\n"
 
 
 def test_the_clip_binds_where_it_is_tested_and_the_page_says_how_often(results):

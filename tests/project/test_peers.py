@@ -135,15 +135,6 @@ def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
     ((_, seeds),) = runs["quickstart"].items()
     assert seeds[0]["tokens"] == figures["tokens"]
     assert math.isnan(seeds[0]["as_modelled"])
-    assert any(f"{figures['tokens']:,}" in line for line in side_by_side.markdown(runs))
-    side_by_side.plot(runs, tmp_path / "runs.png")
-    assert (tmp_path / "runs.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_a_python_without_ms_swift_is_refused_with_what_to_install(capsys):
-    with pytest.raises(SystemExit):
-        side_by_side.parse_args(["--swift-python", sys.executable])
-    assert "has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there" in capsys.readouterr().err
 
 
 def test_the_peers_in_the_evidence_are_those_of_the_csv():

@@ -260,7 +260,7 @@ NOT_REWARDS = [
     np.array([1.0]),
     np.array(1.0),
     np.str_("1"),
-    object(),
+    pytest.param(object(), id="object"),
 ]
 NOT_REWARDS += [torch.tensor([1.0, 2.0]), torch.tensor(1j), np.complex64(1), np.datetime64("2026-01-01")]
 

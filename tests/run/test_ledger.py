@@ -5,6 +5,7 @@
 import json
 import re
 
+import jobs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -207,9 +208,9 @@ def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_mo
 
 
 def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(tiny_model, tmp_path):
-    for num_processes in (1, 2):
-        result = launch("keeps_a_ledger", tiny_model, tmp_path, num_processes=num_processes)
-        assert result.returncode == 0, result.stderr[-2000:]
+    jobs.keeps_a_ledger(tiny_model, tmp_path)
+    result = launch("keeps_a_ledger", tiny_model, tmp_path, num_processes=2)
+    assert result.returncode == 0, result.stderr[-2000:]
     one, two = (untimed(read_ledger(tmp_path / f"run-{n}")) for n in (1, 2))
     assert two.equals(one)
     assert one["completions"].null_count == 0
