@@ -41,7 +41,7 @@ from .construction import (
 from .engines.adapter_sync import syncing_adapters
 from .engines.seam import Checkpoints
 from .engines.swap import swapped
-from .evaluation.scores import EvaluationScores, problem_source
+from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
@@ -54,6 +54,7 @@ from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
 from .run.terminal import TerminalCallback, bars_on_terminals_only, print_to_terminal, wrapped_for
 from .sampling.group_filter import GroupFilter, ask_group_filter
+from .sampling.names import problem_source
 from .sampling.refill import Batch, Group
 from .sampling.report import drop_unknown, rollout_log, timeline_metrics
 from .sampling.rollouts import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards

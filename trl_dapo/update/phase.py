@@ -20,10 +20,9 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
-from ..models import why_positions_are_absolute
+from ..models import attention_cost_of, why_positions_are_absolute
 from ..settings.rules import check_rules
 from .empty_steps import SkipEmptyStep
-from .microbatches import attention_cost_of
 from .objective import Objective, adapted_entropy_coef
 from .padding import depends_on_padding
 from .passes import accumulating, ranks_are_in_step, run_trimmed
