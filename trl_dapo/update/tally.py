@@ -106,11 +106,7 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
 
 def metrics_of_passes(totals: dict[str, float], num_ranks: int) -> dict[str, float]:
     """Metrics of the passes with gradient of an optimizer step."""
-    metrics = {
-        "microbatches": totals["microbatches"] / num_ranks,
-        "peak_microbatch_tokens": totals["peak_tokens"],
-        "frac_empty_steps": float(totals["tokens"] == 0),
-    }
+    metrics = {"microbatches": totals["microbatches"] / num_ranks, "peak_microbatch_tokens": totals["peak_tokens"]}
     if totals["padded_tokens"] > 0:
         metrics["padding_share"] = 1 - totals["real_tokens"] / totals["padded_tokens"]
-    return metrics
+    return metrics | {"frac_empty_steps": float(totals["tokens"] == 0)}
