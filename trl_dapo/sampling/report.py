@@ -84,8 +84,8 @@ def rollout_log(
     metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
     metrics |= source_metrics(rollout, sampler.sources, weights_F)
     refill_seconds = sum(round_.seconds for round_ in rollout.sampled[1:])
-    sampling = {**sampling, "refill_seconds": refill_seconds, "passes": sampler.passes}
-    sampling |= sampling_metrics(rollout, batch, sampler.num_generations)
+    sampling = {**sampling, "refill_seconds": refill_seconds}
+    sampling |= sampling_metrics(rollout, batch, sampler.num_generations) | {"passes": sampler.passes}
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     return metrics | (age_metrics(select_ages(rollout.rounds, batch.train)) if counts_ages else {})
 
