@@ -394,12 +394,13 @@ class Checkpoints(EvaluationSeam):
         ]
 
     def _local_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this rank beside the carried groups."""
+        """What a checkpoint keeps of this rank."""
         return {
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
             # TRL keeps these in a file that it writes only after the one that says that all is written.
             "entropy": (self.entropy_coef, self._last_world_entropy) if self.use_adaptive_entropy else None,
+            "carried": None if self._sampler is None else self._sampler.carried_state_dict(),
             "ahead": self._ahead.state_dict(),
         }
 

@@ -41,8 +41,7 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
     loadable with `weights_only=True`. Every rank calls it.
     """
     rank, num_ranks = rank_and_world_size()
-    carried = None if sampler is None else sampler.carried_state_dict()
-    torch.save({**local, "carried": carried, "num_processes": num_ranks}, folder / _rank_name(rank))
+    torch.save({**local, "num_processes": num_ranks}, folder / _rank_name(rank))
     if args.should_save:
         shared = {} if sampler is None else sampler.state_dict()
         (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
