@@ -28,7 +28,7 @@ from trl_dapo.rewards.task import TaskReward
 from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 

@@ -32,7 +32,7 @@ from trl_dapo.sampling.acceptance import AcceptanceRate
 from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 

@@ -57,7 +57,7 @@ from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.names import problem_source
 from .sampling.refill import Batch, Group
 from .sampling.report import drop_unknown, rollout_log, timeline_metrics
-from .sampling.rollouts import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards
+from .sampling.rounds import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards
 from .settings.arguments import naming_missing_folders
 from .settings.rules import check_rules
 from .settings.warnings import warnings_at_start, without_renaming_warnings
@@ -202,13 +202,6 @@ class DAPOTrainer(Checkpoints):
 
     # ---- Data and reward functions ----
 
-    def _kept_columns(self) -> list[str] | None:
-        """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
-        if not self.args.remove_unused_columns:
-            return None
-        self._set_signature_columns_if_needed()
-        return self._signature_columns
-
     def _check_data(self) -> None:
         check_rewards_and_data(
             self.train_dataset,
@@ -234,12 +227,6 @@ class DAPOTrainer(Checkpoints):
             num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
             trains_float32=trains_float32(self.model),
         )
-
-    def _first_example(self) -> dict | None:
-        example, columns = next(iter(self.train_dataset), None), self._kept_columns()
-        if example is None or columns is None:
-            return example
-        return {name: value for name, value in example.items() if name in columns}
 
     def _add_overlong_punishment(self) -> None:
         """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""

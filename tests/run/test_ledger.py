@@ -19,7 +19,7 @@ from trl_dapo.run import ledger
 from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 

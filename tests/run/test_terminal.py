@@ -25,7 +25,7 @@ from trl_dapo.run.terminal import (
     format_row,
     summarize,
 )
-from trl_dapo.sampling.sampler import Totals
+from trl_dapo.sampling.rollout import Totals
 
 
 JOBS = Path(__file__).parents[1] / "jobs.py"

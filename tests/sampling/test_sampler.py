@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl_dapo.sampling.memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rollouts import Round, Rows
+from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 

@@ -37,7 +37,7 @@ from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, save_
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.names import problem_id, problem_source
-from ..sampling.rollouts import Rows
+from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
 from ..settings.warnings import without_renaming_warnings
 from ..update.phase import UpdatePhase
@@ -146,6 +146,20 @@ class RecordReplay(UpdatePhase):
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
+
+    def _kept_columns(self) -> list[str] | None:
+        """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
+        if not self.args.remove_unused_columns:
+            return None
+        self._set_signature_columns_if_needed()
+        return self._signature_columns
+
+    def _first_example(self) -> dict | None:
+        """The first example, with the columns that reward functions are given; `None` where there is none."""
+        example, columns = next(iter(self.train_dataset), None), self._kept_columns()
+        if example is None or columns is None:
+            return example
+        return {name: value for name, value in example.items() if name in columns}
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable

@@ -36,8 +36,9 @@ from transformers.utils import logging
 from ..rewards.task import TaskReward
 from ..sampling.groups import is_correct
 from ..sampling.refill import Batch, Group
-from ..sampling.rollouts import Round
-from ..sampling.sampler import Rollout, Sampler
+from ..sampling.rollout import Rollout
+from ..sampling.rounds import Round
+from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .files import keep_earlier, replacing
 

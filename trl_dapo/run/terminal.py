@@ -19,7 +19,8 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
-from ..sampling.sampler import Sampler, Totals
+from ..sampling.rollout import Totals
+from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .log import LOG_HISTORY_NAME
 from .stops import StopCallback

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..ranks import on_main_process
-from .rollouts import Round
+from .rounds import Round
 
 
 GroupFilter = Callable[[dict[str, list[float]], list[dict]], str | None]

@@ -10,8 +10,9 @@ import torch
 
 from .groups import REASONS
 from .refill import Batch
-from .rollouts import Round, select_ages
-from .sampler import MAX_AGE, ORDER, Rollout, Sampler
+from .rollout import Rollout
+from .rounds import Round, select_ages
+from .sampler import MAX_AGE, ORDER, Sampler
 
 
 # What to change, by the reason that dropped most groups.

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from .acceptance import AcceptanceRate
 from .memory import PromptMemory
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
-from .rollouts import Round, select_ages
+from .rollout import Rollout, Totals
+from .rounds import Round, select_ages
 
 
 # What of the header says in which order prompts come.
@@ -20,110 +20,6 @@ ORDER = {"seed", "shuffle_dataset", "dataset"}
 MAX_AGE = 2
 # Sources with metrics of their own: those that the run met first.
 MAX_SOURCES = 8
-
-
-@dataclass
-class Rollout:
-    """
-    What one rollout has sampled so far.
-
-    Args:
-        target (`int`):
-            Groups of its batch.
-        number (`int`, *optional*, defaults to `0`):
-            Its place in the run, from 0.
-        rounds (`list[Round]`):
-            Its rounds; where groups were carried into it, they stand in the first.
-        carried, accepted, dropped (`list[Group]`):
-            Groups by what became of them, in prompt order.
-        drop_reasons (`dict[Group, str]`):
-            Why each dropped group was.
-        num_rounds (`int`):
-            Rounds that were sampled.
-        num_skipped_before (`int`):
-            Prompts passed over before the first that was drawn for it.
-        ahead_step (`int`, *optional*):
-            Optimizer steps behind the policy that sampled its first round, where that was asked for one rollout ahead.
-    """
-
-    target: int
-    number: int = 0
-    rounds: list[Round] = field(default_factory=list)
-    carried: list[Group] = field(default_factory=list)
-    accepted: list[Group] = field(default_factory=list)
-    dropped: list[Group] = field(default_factory=list)
-    drop_reasons: dict[Group, str] = field(default_factory=dict)
-    num_rounds: int = 0
-    num_skipped_before: int = 0
-    ahead_step: int | None = None
-
-    @property
-    def sampled(self) -> list[Round]:
-        """The rounds that this rollout sampled itself."""
-        return self.rounds[len(self.rounds) - self.num_rounds :]
-
-    @property
-    def sampled_groups(self) -> list[Group]:
-        """The groups of these rounds, in prompt order."""
-        first = len(self.rounds) - self.num_rounds
-        return [
-            Group(first + i, index) for i, round_ in enumerate(self.sampled) for index in range(len(round_.prompts))
-        ]
-
-    @property
-    def reasons(self) -> Counter:
-        """Dropped groups by reason (`Counter[str]`)."""
-        return Counter(self.drop_reasons.values())
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that this rollout sampled."""
-        return len(self.accepted) + len(self.dropped)
-
-    @property
-    def num_found(self) -> int:
-        """Groups that can train."""
-        return len(self.carried) + len(self.accepted)
-
-    @property
-    def shortfall(self) -> int:
-        """Groups that the batch lacks."""
-        return max(self.target - self.num_found, 0)
-
-    def describe_outcomes(self, batch: Batch) -> list[str]:
-        """For each group that trains or fills the batch, in its order: what became of it, and why (`list[str]`)."""
-        fill = [self.drop_reasons.get(group) for group in batch.fill]
-        return ["trained"] * len(batch.train) + [f"dropped: {reason}" if reason else "copy" for reason in fill]
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the sampled groups that were accepted."""
-        return len(self.accepted) / self.num_groups
-
-
-@dataclass
-class Totals:
-    """
-    What a run has sampled so far, through every resume.
-
-    Args:
-        groups_sampled, groups_trained, tokens_generated (`int`):
-            Over all rollouts that have ended.
-        barren_rollouts (`int`):
-            Rollouts in a row that found no group to train on.
-    """
-
-    groups_sampled: int = 0
-    groups_trained: int = 0
-    tokens_generated: int = 0
-    barren_rollouts: int = 0
-
-    def add(self, rollout: Rollout, batch: Batch) -> None:
-        """Adds a rollout that has ended."""
-        self.groups_sampled += rollout.num_groups
-        self.groups_trained += len(batch.train)
-        self.tokens_generated += sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled)
-        self.barren_rollouts = 0 if batch.train else self.barren_rollouts + 1
 
 
 class Sampler:
@@ -275,15 +171,7 @@ class Sampler:
 
     def next_prompts(self, step: int) -> list[tuple[str, dict[str, Any]]]:
         """
-        The prompts of the next round.
-
-        Args:
-            step (`int`):
-                Optimizer steps made.
-
-        Returns:
-            `list[tuple[str, dict]]`: name and example of each prompt; none where the batch is full or the rounds are
-            used up. Where prompts were drawn ahead, these are the first.
+        Name and example of each prompt of the next round, at an optimizer step; none where the rollout has ended.
         """
         if self.num_missing == 0 or self.is_exhausted:
             return []
@@ -295,15 +183,8 @@ class Sampler:
 
     def draw_ahead(self, step: int) -> list[tuple[str, dict[str, Any]]]:
         """
-        Draws the prompts of the next rollout's first round, once this one's groups are carried. They are in the
-        checkpoints between here and there.
-
-        Args:
-            step (`int`):
-                Optimizer steps made.
-
-        Returns:
-            `list[tuple[str, dict]]`: as from [`Sampler.next_prompts`]; none where carried groups fill the next batch.
+        Draws the prompts of the next rollout's first round, once this one's groups are carried; none where these fill
+        the next batch. They are in the checkpoints between here and there.
         """
         num_carried = 0 if self._carried is None else len(self._carried.prompts)
         if num_carried >= self.target:
@@ -358,18 +239,11 @@ class Sampler:
         step: int = 0,
     ) -> None:
         """
-        Takes in one complete round. What its dropped groups hold is let go of, but for as many as could be asked to
-        fill the batch.
+        Takes in one complete round of [`Sampler.next_prompts`]. What its dropped groups hold is let go of, but for as
+        many as could be asked to fill the batch.
 
-        Args:
-            round_ ([`Round`]):
-                The round, with a group for each of [`Sampler.next_prompts`], in their order.
-            reasons (`Sequence[str | None]`):
-                For each group: `None` accepts it, else the reason why it is dropped.
-            counts (`Sequence[tuple[int, int]]`, *optional*):
-                For each group: correct and scored completions, for the memory.
-            step (`int`, *optional*, defaults to `0`):
-                Optimizer steps made.
+        `reasons` has `None` for each accepted group, else why it is dropped; `counts` its correct and scored
+        completions, for the memory; `step` the optimizer steps made.
         """
         rollout, number = self.rollout, len(self.rollout.rounds)
         if not reasons:
@@ -423,18 +297,14 @@ class Sampler:
 
     def carry(self, groups: Round | None) -> None:
         """
-        Ends the rollout.
-
-        Args:
-            groups ([`Round`], *optional*):
-                The groups of `batch().carry`, with the log-probabilities of the policy that sampled them.
+        Ends the rollout; `groups` are those of `batch().carry`, with the log-probabilities they were sampled with.
         """
         self._carried = groups
 
     def new_passes_without_group(self) -> int:
         """
         Whole passes since a group was last accepted, if the first, second, fourth, eighth and so on has ended since
-        this was last asked, else 0: a pass over few prompts is soon over, and a line for each would hide all others.
+        this was last asked, else 0: a line for each pass over few prompts would hide all others.
         """
         told, self._num_passes_warned_of = (
             self._num_passes_warned_of,
@@ -461,8 +331,7 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """
-        What a resumed run needs and is the same on every rank, JSON-able (`dict`). What the memory knows of each
-        prompt has a file of its own, and the rows of [`Sampler.carried_state_dict`] are each rank's.
+        What a resumed run needs and is the same on every rank, JSON-able. The memory has a file of its own beside it.
         """
         ahead = self._ahead
         return {
@@ -485,14 +354,11 @@ class Sampler:
     def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
         """
         Continues from what [`Sampler.state_dict`] and [`Sampler.carried_state_dict`] returned, as far as it fits.
+        Returns what differs in the header, as the checkpoint's value and this run's.
 
-        With another dataset, seed or order the prompts start a fresh pass. Where anything in the header differs,
-        carried groups are left behind: other settings would train them wrongly. What was learned of the acceptance
-        rate and of prompts stays.
-
-        Returns:
-            `dict[str, tuple]`: What differs in the header, as the checkpoint's value and this run's; empty where all
-            was loaded.
+        With another dataset, seed or order the prompts start a fresh pass. Where anything differs, carried groups are
+        left behind: other settings would train them wrongly. What was learned of the acceptance rate and of prompts
+        stays.
         """
         header = self.header
         differs = {

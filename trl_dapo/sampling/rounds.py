@@ -22,38 +22,18 @@ from .refill import Group
 
 @dataclass
 class Rows:
-    """
-    Rows that one rank holds. Every column has one entry a row, `None` where a row has none.
+    """Rows that one rank holds. Every column has one entry a row, `None` where a row has none."""
 
-    Args:
-        prompts (`list`):
-            Prompts, as text or messages.
-        environments (`list[str | None]`):
-            Names of the rows' environments.
-        prompt_ids, completion_ids (`list[np.ndarray]`):
-            Token ids of each prompt and completion; TRL's own lists until [`Rows.keep`] has made arrays of them.
-        tool_masks (`list[np.ndarray | None]`):
-            1 for a completion's tokens that the model made, 0 for those of tools and environments.
-        completions (`list`):
-            Completions, as text or messages.
-        logprobs (`list[np.ndarray | None]`):
-            Log-probabilities that the engine gave the completion's tokens.
-        images, tool_images (`list[list | None]`):
-            Images of each row, and those among them that its tools returned.
-        old_logps (`list[np.ndarray | None]`):
-            Log-probabilities of a carried row's tokens under the policy that sampled them.
-    """
-
-    prompts: list
-    environments: list
-    prompt_ids: list
+    prompts: list  # text or messages
+    environments: list  # names
+    prompt_ids: list  # arrays; TRL's own lists until `keep` has made arrays of them, as in the next two
     completion_ids: list
-    tool_masks: list
-    completions: list
-    logprobs: list
-    images: list
-    tool_images: list
-    old_logps: list
+    tool_masks: list  # 1 for a completion's tokens that the model made, 0 for those of tools and environments
+    completions: list  # text or messages
+    logprobs: list  # arrays; of the completion's tokens, by the engine
+    images: list  # a list a row
+    tool_images: list  # those among them that its tools returned
+    old_logps: list  # arrays; of a carried row's tokens, under the policy that sampled them
 
     @classmethod
     def empty(cls) -> "Rows":
@@ -62,18 +42,7 @@ class Rows:
 
     @classmethod
     def from_generated(cls, generated: tuple, prompts: list, environments: list | None = None) -> "Rows":
-        """
-        The rows of what TRL's `_generate` returned.
-
-        Args:
-            generated (`tuple`):
-                Prompt ids, completion ids, tool masks, completions, log-probabilities, extra fields, images and images
-                returned by tools: one entry a row each, or `None`, or empty.
-            prompts (`list`):
-                The prompts it was given.
-            environments (`list[str]`, *optional*):
-                Name of each row's environment.
-        """
+        """The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
         prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
         blank = [None] * len(prompts)
         return cls(
@@ -113,12 +82,7 @@ class Rows:
 
     def keep(self, accepted: Sequence[bool]) -> None:
         """
-        Makes arrays of all rows, in place, and cuts those that were not accepted, which can only fill a batch, to one
-        token.
-
-        Args:
-            accepted (`Sequence[bool]`):
-                Whether each row's group was accepted.
+        Makes arrays of all rows, in place, and cuts those not accepted, which can only fill a batch, to one token.
         """
         self.shorten(i for i, kept in enumerate(accepted) if not kept)
         for name in ("prompt_ids", "completion_ids", "tool_masks"):
@@ -144,22 +108,11 @@ class Rows:
 
     def exchange(self, places: Sequence[int], total: int, device: torch.device) -> "Rows":
         """
-        Hands every row to the rank that trains on it.
+        Hands every row to the rank that trains on it: rank `r` has the `r`-th equal part of the global batch's `total`
+        places, of which `places` names one for each of these rows. Every rank calls it; `device` is where its process
+        group moves data.
 
-        Each rank sends only what another rank needs and keeps the rest, so no rank ever holds more than its own rows
-        and its own share. Collective: every rank must call it.
-
-        Args:
-            places (`Sequence[int]`):
-                For each of these rows, its place in the global batch. Rank `r` trains on the `r`-th equal part of the
-                places.
-            total (`int`):
-                Number of rows of the global batch, a multiple of the number of ranks.
-            device (`torch.device`):
-                Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
-
-        Returns:
-            [`Rows`]: This rank's `total / world_size` rows, in the order of their places.
+        Each rank sends only what another needs, so that none ever holds more than its own rows and its own share.
         """
         rank, world_size = rank_and_world_size()
         if world_size == 1:
@@ -200,43 +153,18 @@ class Rows:
 
 @dataclass
 class Round:
-    """
-    One round: its prompts in order, this rank's rows, and what is known of all ranks' rows.
+    """One round: its prompts in order, this rank's rows, and what is known of all ranks' rows, group by group."""
 
-    Args:
-        prompts (`list[str]`):
-            Id of each prompt.
-        rows ([`Rows`]):
-            This rank's equal share of the round's rows, in order.
-        rewards_BF (`torch.Tensor` of shape `(num_rows, num_reward_functions)`):
-            Rewards of all ranks' rows; the completions of a prompt follow each other.
-        lengths_B (`torch.Tensor` of shape `(num_rows,)`):
-            Completion tokens of all ranks' rows that the model made.
-        truncated_B (`torch.Tensor` of shape `(num_rows,)`):
-            Whether a completion was cut off by the length limit.
-        extra_logs (`dict[str, list]`):
-            What reward functions logged of all ranks' rows.
-        metrics (`dict[str, list[float]]`):
-            What TRL measured of the round.
-        ages (`list[int]`, *optional*):
-            For each group, how many rollouts ago the policy was the one that sampled it. Defaults to 0 for all: the
-            present policy.
-        sources (`list[str | None]`, *optional*):
-            Source of each prompt; `None` where it has none. Defaults to none for all.
-        seconds (`float`, *optional*, defaults to `0.0`):
-            How long it took to sample and score.
-    """
-
-    prompts: list[str]
-    rows: Rows
-    rewards_BF: torch.Tensor
-    lengths_B: torch.Tensor
-    truncated_B: torch.Tensor
-    extra_logs: dict[str, list]
-    metrics: dict[str, list[float]]
-    ages: list[int] = field(default_factory=list)
-    sources: list[str | None] = field(default_factory=list)
-    seconds: float = 0.0
+    prompts: list[str]  # names
+    rows: Rows  # this rank's equal share, in order
+    rewards_BF: torch.Tensor  # of all ranks' rows, as the next three
+    lengths_B: torch.Tensor  # completion tokens that the model made
+    truncated_B: torch.Tensor  # cut off by the length limit
+    extra_logs: dict[str, list]  # by reward functions
+    metrics: dict[str, list[float]]  # TRL's
+    ages: list[int] = field(default_factory=list)  # rollouts ago that each group's policy was the present one
+    sources: list[str | None] = field(default_factory=list)  # of the prompts
+    seconds: float = 0.0  # to sample and score
 
     def __post_init__(self) -> None:
         if not self.ages:
@@ -329,20 +257,8 @@ def assign_to_ranks(
     rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device: torch.device
 ) -> Rows:
     """
-    Hands every rank its equal share of a batch of groups. Collective: every rank must call it.
-
-    Args:
-        rounds (`Sequence[Round]`):
-            Where the groups are.
-        train (`Sequence[Group]`):
-            Groups that train, in the order of the batch.
-        fill (`Sequence[Group]`):
-            Groups behind them that only fill the batch. Their completions are cut to one token.
-        device (`torch.device`):
-            Where the process group's backend moves data: the rank's GPU for NCCL, the CPU for gloo.
-
-    Returns:
-        [`Rows`]: This rank's rows.
+    Hands every rank its equal share of a batch of groups, those that train first; of those that only fill it,
+    completions are cut to one token. Every rank calls it; `device` is where its process group moves data.
     """
     rows, num_generations = Rows.empty(), rounds[0].num_generations
     places: list[int] = []
