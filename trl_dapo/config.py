@@ -263,7 +263,11 @@ class DAPOConfig(GRPOConfig):
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
         num_processes = int(os.environ.get("WORLD_SIZE", "1"))
         if self._in_prompts:
-            self._size_batches(num_processes)
+            defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
+            sizes = size_batches(self, defaults, num_processes)
+            self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
+            self.steps_per_generation = sizes["steps_per_generation"]
+            self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         elif self.steps_per_generation is not None:
             worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
             if self.generation_batch_size == worked_out:  # a config made from another's fields states both
@@ -296,14 +300,6 @@ class DAPOConfig(GRPOConfig):
     @property
     def _in_prompts(self) -> bool:
         return self.prompts_per_rollout is not None or self.prompts_per_step is not None
-
-    def _size_batches(self, num_processes: int) -> None:
-        """From sizes in prompts to TRL's, which count micro-batches."""
-        defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
-        sizes = size_batches(self, defaults, num_processes)
-        self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
-        self.steps_per_generation = sizes["steps_per_generation"]
-        self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
 
     @property
     def groups_per_rollout(self) -> int:

@@ -3,15 +3,14 @@
 """What is said of a model's name that leads nowhere."""
 
 import pytest
-from helpers import prompts, tiny_config
 
-from trl_dapo import DAPOTrainer
 from trl_dapo.settings.arguments import naming_missing_folders
 
 
 NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files"
 
 
+@pytest.mark.fast
 def test_a_model_that_is_not_found_is_said_to_be_no_folder():
     said = r"^`outputs/modle` is no folder here\. We couldn't connect to "
     with pytest.raises(OSError, match=said), naming_missing_folders("outputs/modle"):
@@ -21,6 +20,7 @@ def test_a_model_that_is_not_found_is_said_to_be_no_folder():
         raise AssertionError("not even asked for")
 
 
+@pytest.mark.fast
 def test_a_reward_model_that_is_not_found_is_told_beside_the_model_that_is(tmp_path):
     with (
         pytest.raises(OSError, match=r"^`accuracy_reward` is no folder here\. We couldn't connect"),
@@ -34,6 +34,7 @@ def test_a_reward_model_that_is_not_found_is_told_beside_the_model_that_is(tmp_p
         raise OSError(NOT_REACHED)
 
 
+@pytest.mark.fast
 def test_other_errors_are_left_as_they_are(tmp_path):
     for model, error in ((str(tmp_path), NOT_REACHED), ("outputs/modle", "No space left on device"), (None, "x")):
         with pytest.raises(OSError, match=f"^{error}"), naming_missing_folders(model):
@@ -41,6 +42,10 @@ def test_other_errors_are_left_as_they_are(tmp_path):
 
 
 def test_the_trainer_says_so_of_its_model(tmp_path):
+    from helpers import prompts, tiny_config
+
+    from trl_dapo import DAPOTrainer
+
     with pytest.raises(FileNotFoundError, match=r"^`/nowhere/rewrad` is no folder here"):
         DAPOTrainer("outputs/modle", "/nowhere/rewrad", tiny_config(tmp_path), train_dataset=prompts(4))
     with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here\. "):

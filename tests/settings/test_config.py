@@ -7,6 +7,9 @@ import torch
 from helpers import tiny_config
 from trl import GRPOConfig
 
+from trl_dapo.settings.rules import KNOWN_LOSSES
+from trl_dapo.update.loss import LOSS_MEANS
+
 
 def test_the_defaults_are_the_papers(tmp_path):
     args = tiny_config(tmp_path)
@@ -128,6 +131,10 @@ def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_fill
 )
 def test_a_value_at_the_end_of_its_range_is_accepted(tmp_path, overrides):
     tiny_config(tmp_path, **overrides)
+
+
+def test_the_rule_book_knows_the_losses_of_the_objective():
+    assert tuple(LOSS_MEANS) == KNOWN_LOSSES
 
 
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])

@@ -6,9 +6,11 @@ import warnings
 
 import pytest
 import torch
-from helpers import tiny_config
-from update_helpers import ScriptedUpdate, tiny_policy
+from helpers import prompts, right, tiny_config
+from tiny_models import make_tokenizer
+from update_helpers import tiny_policy
 
+from trl_dapo import DAPOTrainer
 from trl_dapo.settings.warnings import warnings_at_start, without_renaming_warnings
 
 
@@ -69,8 +71,9 @@ def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
     ],
     ids=["bfloat16", "float32", "bfloat16, mostly frozen"],
 )
-def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(make_model, is_warned, caplog):
-    ScriptedUpdate(model=make_model(), learning_rate=1e-6)
+def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(make_model, is_warned, tmp_path, caplog):
+    args = tiny_config(tmp_path, learning_rate=1e-6)
+    DAPOTrainer(make_model(), right, args, train_dataset=prompts(24), processing_class=make_tokenizer())
     assert ("held in bfloat16" in caplog.text) is is_warned
 
 

@@ -271,7 +271,8 @@ def run_quickstart(
         soft_wrap=True,
     )
 
-    with _progress_bar(console) as progress:
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
         task = progress.add_task("Warm-up", total=num_warm_up_steps, info="")
         warm_up(
             model,
@@ -320,17 +321,6 @@ def run_quickstart(
         soft_wrap=True,
     )
     return result
-
-
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[info]}"),
-        console=console,
-    )
 
 
 def _prompts(problems: list[Problem]) -> Dataset:

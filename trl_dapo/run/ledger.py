@@ -286,10 +286,10 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
-def _read(path: Path, columns: list[str] | None = None) -> pa.Table | None:
+def _read(path: Path) -> pa.Table | None:
     try:
         with path.open("rb") as file:
-            return pq.read_table(file, columns=columns)
+            return pq.read_table(file)
     except (OSError, pa.ArrowException):  # a machine that lost its power may have lost the end of a file
         return None
 
