@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from trl_dapo.ranks import local_slice
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, local_slice, select_rewards
+from trl_dapo.sampling.rollouts import Round, Rows, assign_to_ranks, select_rewards
 
 
 pytestmark = pytest.mark.fast

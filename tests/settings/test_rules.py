@@ -9,6 +9,7 @@ import pytest
 from trl_dapo.settings.rules import KNOWN_LOSSES, RULES, check_rules, why_refused
 
 
+pytestmark = pytest.mark.fast
 DEFAULTS = {
     "num_generations": 16,
     "loss_type": "dapo",
