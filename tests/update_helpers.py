@@ -258,7 +258,7 @@ CASES = {
 
 def two_processes(folder, job="main"):
     """Runs `CASES`, or another job, in two gloo processes. Returns what each of them found."""
-    result = launch(job, folder, num_processes=2, jobs=__file__, timeout=120)
+    result = launch(job, folder, num_processes=2, jobs=__file__)
     assert result.returncode == 0, result.stderr[-3000:]
     return [torch.load(Path(folder) / f"rank-{rank}.pt") for rank in range(2)]
 

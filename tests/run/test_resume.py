@@ -220,31 +220,45 @@ def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says
     assert "the prompts start a fresh pass" in what_was_said(caplog)
 
 
+@pytest.fixture(scope="module")
+def resumed_from_damage(tiny_model, tmp_path_factory):
+    """Where two processes resumed from checkpoints of which one rank's state cannot be read, and what they said."""
+    folder, overrides = tmp_path_factory.mktemp("damaged"), {"steps_per_generation": 8, "max_steps": 2}
+    jobs.sampled_run(tiny_model, folder / "fewer processes", dict(overrides))
+    run = launch("sampled_runs", tiny_model, folder, json.dumps({"missing": overrides}), num_processes=2)
+    assert run.returncode == 0, run.stderr[-3000:]
+    shutil.copytree(folder / "missing", folder / "torn")
+    checkpoints = {
+        damage: folder / damage / "run" / "checkpoint-1"  # inside a rollout of two steps
+        for damage in ("missing", "torn", "fewer processes")
+    }
+    (checkpoints["missing"] / "dapo_state_rank1.pt").unlink()
+    state = checkpoints["torn"] / "dapo_state_rank1.pt"
+    state.write_bytes(state.read_bytes()[:100])
+    resumed = {
+        f"{damage}, resumed": {**overrides, "resume_from": str(checkpoint)}
+        for damage, checkpoint in checkpoints.items()
+    }
+    run = launch("sampled_runs", tiny_model, folder, json.dumps(resumed), num_processes=2)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return folder, checkpoints, run.stderr
+
+
 @pytest.mark.parametrize("damage", ["missing", "torn", "fewer processes"])
-def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path, damage):
+def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(resumed_from_damage, damage):
     """What all ranks share goes on: the order of the prompts and what a run's limits count."""
-    overrides = {"steps_per_generation": 8, "max_steps": 2}
-    num_before = 1 if damage == "fewer processes" else 2
-    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"whole": overrides}), num_processes=num_before)
-    assert run.returncode == 0, run.stderr[-3000:]
-    checkpoint = tmp_path / "whole" / "run" / "checkpoint-1"  # inside a rollout of two steps
-    state = checkpoint / "dapo_state_rank1.pt"
-    if damage == "missing":
-        state.unlink()
-    elif damage == "torn":
-        state.write_bytes(state.read_bytes()[:100])
-    resumed = json.dumps({"resumed": {**overrides, "resume_from": str(checkpoint)}})
-    run = launch("sampled_runs", tiny_model, tmp_path, resumed, num_processes=2, timeout=120)
-    assert run.returncode == 0, run.stderr[-3000:]
+    folder, checkpoints, stderr = resumed_from_damage
+    checkpoint, resumed = checkpoints[damage], folder / f"{damage}, resumed"
+    said = "\n".join(line for line in stderr.splitlines() if str(checkpoint) in line)
+    assert "are left behind" in said
     if damage == "fewer processes":
-        assert "written with other settings: `num_processes` (1 there, 2 here)" in run.stderr
+        assert "written with other settings: `num_processes` (1 there, 2 here)" in said
     else:
-        assert "cannot be resumed as a whole: it" in run.stderr
-    assert "are left behind" in run.stderr
-    logs = json.loads((tmp_path / "resumed" / "report-2-0.json").read_text())["logs"]
+        assert "cannot be resumed as a whole: it" in said
+    logs = json.loads((resumed / "report-2-0.json").read_text())["logs"]
     num_again = logs[-1]["dynamic_sampling/groups_generated"]
     assert num_again > 0  # the rollout was sampled again
-    before, after = sampler_state(checkpoint), sampler_state(tmp_path / "resumed" / "run" / "checkpoint-2")
+    before, after = sampler_state(checkpoint), sampler_state(resumed / "run" / "checkpoint-2")
     assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
     assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
     assert after["stream"] != before["stream"]

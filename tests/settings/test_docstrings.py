@@ -162,7 +162,7 @@ def test_without_docstrings_there_is_no_help_and_no_error():
         "@help_from_docstring\n@dataclass\nclass Bare:\n    '''Gone.'''\n    pace: float = 1.0\n"
         "print(fields(Bare)[0].metadata)"
     )
-    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, timeout=200)
     assert (run.returncode, run.stdout) == (0, "{}\n")
 
 

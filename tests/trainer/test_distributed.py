@@ -127,16 +127,6 @@ def test_two_processes_resume_bit_by_bit(resumed, variant):
     assert reports(resumed / "resumed" / variant, 2) == reports(resumed / "whole" / variant, 2)
 
 
-def test_one_process_that_was_killed_resumes_bit_by_bit(tiny_model, tmp_path):
-    overrides = {"steps_per_generation": 8}
-    victim = json.dumps({"victim": {**overrides, "kill_in": 3}})
-    assert launch("sampled_runs", tiny_model, tmp_path, victim, num_processes=1).returncode != 0
-    jobs.sampled_run(tiny_model, tmp_path / "whole", dict(overrides))
-    checkpoint = str(tmp_path / "victim" / "run" / "checkpoint-3")
-    jobs.sampled_run(tiny_model, tmp_path / "resumed", {**overrides, "resume_from": checkpoint})
-    assert reports(tmp_path / "resumed", 1) == reports(tmp_path / "whole", 1)
-
-
 @pytest.mark.parametrize("num_runs", [2])
 def test_two_processes_train_one_rollout_ahead_as_one_does_and_resume_bit_by_bit(tiny_model, tmp_path, num_runs):
     jobs.rollouts_ahead(tiny_model, tmp_path, 1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
 from .acceptance import AcceptanceRate
 from .memory import PromptMemory
 from .prompts import PromptStream
@@ -103,14 +104,9 @@ class Sampler:
         reward_names: Sequence[str] = (),
         is_ahead: bool = False,
     ) -> None:
-        if target < 1:
-            raise ValueError(f"`target` must be at least 1 group, got {target}.")
-        if multiple_of < 1:
-            raise ValueError(f"`multiple_of` must be at least 1, got {multiple_of}.")
-        if max_round_size is not None and max_round_size < 1:
-            raise ValueError(
-                f"`max_round_size` must be at least 1 prompt, or `None` for no cap; got {max_round_size}."
-            )
+        check_value("target", target, COUNT)
+        check_value("multiple_of", multiple_of, COUNT)
+        check_value("max_round_size", max_round_size, COUNT_OR_NONE)
         if batch_multiplier is not None and int(batch_multiplier * target) < 1:
             raise ValueError(
                 f"`batch_multiplier` must ask for at least one prompt, got {batch_multiplier} x {target} prompts."
