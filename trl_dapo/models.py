@@ -67,16 +67,17 @@ class ModelShape:
             hidden_size, num_heads = text["hidden_size"], text["num_attention_heads"]
             num_experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
             width = "moe_intermediate_size" if num_experts > 1 and "moe_intermediate_size" in text else None
-            size = text[width or "intermediate_size"]
+            num_layers, head_dim = text["num_hidden_layers"], text.get("head_dim") or hidden_size // num_heads
+            vocab_size, size = text["vocab_size"], text[width or "intermediate_size"]
             shared = text.get("shared_expert_intermediate_size") or size * (text.get("n_shared_experts") or 0)
             layer_types = text.get("layer_types")
             return cls(
                 hidden_size=hidden_size,
-                num_layers=text["num_hidden_layers"],
+                num_layers=num_layers,
                 num_heads=num_heads,
                 num_kv_heads=text.get("num_key_value_heads") or num_heads,
-                head_dim=text.get("head_dim") or hidden_size // num_heads,
-                vocab_size=text["vocab_size"],
+                head_dim=head_dim,
+                vocab_size=vocab_size,
                 intermediate_size=size,
                 num_experts=num_experts,
                 num_active_experts=text.get("num_experts_per_tok", 1) if num_experts > 1 else 1,

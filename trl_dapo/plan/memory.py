@@ -31,11 +31,6 @@ CONTEXT = 1.5 * 2**30
 VLLM_WORK, VLLM_ASLEEP = 2.0 * 2**30, 1.0 * 2**30
 
 
-def gib(num_bytes: float) -> str:
-    """Bytes in words."""
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 20 else f"{num_bytes / 2**20:.1f} MiB"
-
-
 def optimizer_bytes(optim: str, weight: int) -> float:
     """
     Bytes of optimizer state for a weight.

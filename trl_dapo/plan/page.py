@@ -6,10 +6,14 @@ import argparse
 import sys
 import textwrap
 
+from ..figures import format_bytes, format_count, format_estimate
 from ..settings.arguments import one_line
-from .hardware import GPUS
-from .memory import gib
-from .planning import ACCEPTANCE, Plan, plan
+from .batches import LONGEST_PROMPT, PROMPT
+from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK
+from .memory import CONTEXT, VLLM_ASLEEP, VLLM_WORK
+from .planning import ACCEPTANCE, FRAGMENTS, Plan, plan
+from .sampling import SERVER_UTILIZATION
+from .speed import BANDWIDTH, DECODE_MFU, STEP_SECONDS, TRAIN_MFU
 from .suggestions import suggest
 
 
@@ -78,86 +82,146 @@ def _read_lengths(text: str) -> tuple[float, float]:
 
 def describe(planned: Plan) -> str:
     """The page."""
-    recipe, settings, shape = planned.recipe, planned.recipe.settings, planned.shape
+    recipe, settings = planned.recipe, planned.recipe.settings
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
-    owner = "this machine" if recipe.cluster.gpu.name == "CPU" else "a GPU that trains"
+    all_weights, trained = _count(planned.shape.num_parameters), _count(planned.training.weights.num_trained)
+    size, kept = planned.training.checkpoint, settings.save_total_limit
+    disk = f"{format_bytes(size)} a checkpoint, all of which are kept"
+    if kept is not None:
+        disk = f"{format_bytes(size)} a checkpoint, {format_bytes((kept + 1) * size)} while the oldest of {kept + 1} "
+        disk += "is still there"
     lines = [
         f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
-        *_wrapped(planned.batch_arithmetic),
-        *_wrapped(
-            f"Model: {model}, {_count(shape.num_parameters)} weights, {_count(planned.weights.num_trained)} train. "
-            f"Sizes: {planned.source}."
-        ),
-        *_section(f"Memory of {owner}: {gib(recipe.cluster.gpu.memory)}"),
-        *(_row(PARTS.get(name, name), gib(size)) for name, size in planned.training.items() if size),
-        _row("peak while updating", gib(planned.peak_updating)),
-        _row("peak while sampling", gib(planned.peak_sampling)),
+        *_wrapped(planned.batches.arithmetic),
+        *_wrapped(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
+        *_memory(planned),
+        *_section("Disk"),
+        *_wrapped(disk),
+        *_times(planned),
+        *_section("Assumed"),
+        *(line for text in assumptions(planned) for line in _wrapped(text, "- ")),
+        *_suggestions(planned),
+        "",
+        *textwrap.wrap(verdict(planned), WIDTH),
     ]
-    if planned.vllm:
+    return "\n".join(lines)
+
+
+def _memory(planned: Plan) -> list[str]:
+    recipe, settings, engine = planned.recipe, planned.recipe.settings, planned.sampling.engine
+    owner = "this machine" if recipe.cluster.gpu.name == "CPU" else "a GPU that trains"
+    lines = [
+        *_section(f"Memory of {owner}: {format_bytes(recipe.cluster.gpu.memory)}"),
+        *(_row(PARTS.get(name, name), format_bytes(size)) for name, size in planned.training.memory.items() if size),
+        _row("peak while updating", format_bytes(planned.peak_updating)),
+        _row("peak while sampling", format_bytes(planned.peak_sampling)),
+    ]
+    if settings.use_vllm:
         where = "a GPU of the server" if recipe.asks_a_server else "the same GPU"
         awake = " while it is awake" if settings.vllm_enable_sleep_mode and not recipe.asks_a_server else ""
         lines += _section(f"Memory of vLLM on {where}{awake}")
-        lines += [_row(name, gib(size)) for name, size in planned.vllm.items()]
-        lines += [_row("tokens that an engine's cache holds", f"{planned.engine.cache_tokens:,}")]
-    kept = planned.num_checkpoints
-    disk = f"{gib(planned.checkpoint)} a checkpoint, all of which are kept"
-    if kept is not None:
-        disk = f"{gib(planned.checkpoint)} a checkpoint, {gib((kept + 1) * planned.checkpoint)} while the oldest "
-        disk += f"of {kept + 1} is still there"
-    lines += [
-        *_section("Disk"),
-        *_wrapped(disk),
+        lines += [_row(name, format_bytes(size)) for name, size in planned.sampling.vllm_memory.items()]
+        lines.append(_row("tokens that an engine's cache holds", f"{engine.cache_tokens:,}"))
+    return lines
+
+
+def _times(planned: Plan) -> list[str]:
+    settings, sampling, batches, seconds = planned.recipe.settings, planned.sampling, planned.batches, planned.seconds
+    together = "together, one ahead" if settings.rollouts_ahead else "together"
+    lines = [
         *_section("Time of a rollout, an estimate"),
-        _row("groups sampled", f"{planned.num_groups:,.0f}"),
-        _row("rounds", f"{sum(often for often, _ in planned.rounds):.2f}"),
-        _row("tokens sampled", _count(planned.num_groups * settings.num_generations * planned.lengths.mean)),
-        _row("tokens trained on", _count(planned.num_rows * planned.lengths.mean)),
-        *(_row(PARTS.get(name, name), _time(seconds)) for name, seconds in planned.seconds.items()),
-        _row("together, one ahead" if settings.rollouts_ahead else "together", _time(planned.rollout_seconds)),
+        _row("groups sampled", f"{sampling.num_groups:,.0f}"),
+        _row("rounds", f"{sum(often for often, _ in sampling.rounds):.2f}"),
+        _row("tokens sampled", _count(sampling.num_groups * settings.num_generations * planned.lengths.mean)),
+        _row("tokens trained on", _count(batches.num_rows * planned.lengths.mean)),
+        *(_row(PARTS.get(name, name), format_estimate(part)) for name, part in seconds.items()),
+        _row(together, format_estimate(planned.rollout_seconds)),
     ]
     if planned.num_problems:
-        lines.append(_row("with its share of the evaluations", _time(planned.seconds_with_evaluation)))
-    longest = max(planned.seconds, key=planned.seconds.__getitem__)
-    said = f"Longest: {PARTS.get(longest, longest)}, {planned.seconds[longest] / sum(planned.seconds.values()):.0%}. "
-    said += f"For {_time(planned.tail_seconds)} of sampling less than half of an engine's completions are left."
+        evaluated = format_estimate(planned.seconds_with_evaluation)
+        lines.append(_row("with its share of the evaluations", evaluated))
+    longest = max(seconds, key=seconds.__getitem__)
+    said = f"Longest: {PARTS.get(longest, longest)}, {seconds[longest] / sum(seconds.values()):.0%}. "
+    tail = format_estimate(sampling.seconds[1])
+    said += f"For {tail} of sampling less than half of an engine's completions are left."
     if planned.idle_share:
         said += f" GPUs wait for one another {planned.idle_share:.0%} of their time."
     if planned.num_problems:
         every = f"every {planned.evaluation_every:.3g} rollouts"
-        said += f" An evaluation: {_time(planned.evaluation_seconds)}, {every}."
-    if planned.num_rollouts is not None:
-        run = _time(planned.num_rollouts * planned.seconds_with_evaluation)
-        said += f" The run: {planned.num_rollouts:,.0f} rollouts, {run}."
-    lines += _wrapped(said)
-    lines += [*_section("Assumed"), *(line for text in planned.assumptions for line in _wrapped(text, "- "))]
-    # What spares less than the page can show is no help.
-    before = _time(planned.seconds_with_evaluation)
-    suggestions = [
-        (words, other)
-        for words, other in suggest(planned)
-        if not planned.fits or _time(other.seconds_a_row * planned.num_rows) != before
+        said += f" An evaluation: {format_estimate(planned.evaluation_seconds)}, {every}."
+    if batches.num_rollouts is not None:
+        run = format_estimate(batches.num_rollouts * planned.seconds_with_evaluation)
+        said += f" The run: {batches.num_rollouts:,.0f} rollouts, {run}."
+    return [*lines, *_wrapped(said)]
+
+
+def _suggestions(planned: Plan) -> list[str]:
+    before, batches = format_estimate(planned.seconds_with_evaluation), planned.batches
+    lines = []
+    for words, other in suggest(planned):
+        after = format_estimate(other.seconds_a_row * batches.num_rows)
+        if planned.fits and after == before:
+            continue  # what spares less than the page can show is no help
+        effect = f"{before} -> {after} a rollout"
+        if other.batches.num_rows != batches.num_rows:
+            effect += "'s prompts"
+        if other.batches.num_steps > batches.num_steps:
+            steps = f"{other.batches.num_steps:.3g} optimizer steps a rollout, not {batches.num_steps:.3g}"
+            effect += f"; further off-policy: {steps}"
+        if not planned.fits:
+            left = "" if other.fits else ", still too much"
+            effect = f"peak {format_bytes(planned.peak)} -> {format_bytes(other.peak)}{left}; {effect}"
+        lines += _wrapped(f"{words}: {effect}", "- ")
+    return [*_section("Would help most"), *lines] if lines else []
+
+
+def assumptions(planned: Plan) -> list[str]:
+    """What the figures rest on."""
+    settings, cluster = planned.recipe.settings, planned.recipe.cluster
+    processor = "CPU" if cluster.gpu.name == "CPU" else "GPU"
+    allowances = [] if processor == "CPU" else [f"{format_bytes(CONTEXT)} a process for CUDA and NCCL"]
+    if settings.use_vllm:
+        allowances.append(f"{format_bytes(VLLM_WORK)} for what vLLM works with")
+        allowances.append(f"{format_bytes(VLLM_ASLEEP)} for what is left of it asleep")
+    allowed = f"{', '.join(allowances)}; " if allowances else ""
+    of_what = "the memory" if processor == "CPU" else "a GPU"
+    found = [
+        f"completions of {planned.lengths.mean:,.0f} tokens in the mean, {planned.lengths.maximum:,.0f} at most "
+        f"(--lengths); prompts of {PROMPT}, at most {LONGEST_PROMPT:,}",
+        f"reached: {TRAIN_MFU:.0%} of the {processor}'s operations in training, {DECODE_MFU:.0%} in decoding, "
+        f"{BANDWIDTH:.0%} of its bandwidth; {1000 * STEP_SECONDS:.0f} ms a decoding step besides",
+        f"allowances: {allowed}{FRAGMENTS:.0%} of {of_what} for fragments",
+        "rewards take no time",
     ]
-    if suggestions:
-        lines += _section("Would help most")
-        for words, other in suggestions:
-            after = other.seconds_a_row * planned.num_rows
-            effect = f"{before} -> {_time(after)} a rollout"
-            if other.num_rows != planned.num_rows:
-                effect += "'s prompts"
-            if other.num_steps > planned.num_steps:
-                steps = f"{other.num_steps:.3g} optimizer steps a rollout, not {planned.num_steps:.3g}"
-                effect += f"; further off-policy: {steps}"
-            if not planned.fits:
-                left = "" if other.fits else ", still too much"
-                effect = f"peak {gib(planned.peak)} -> {gib(other.peak)}{left}; {effect}"
-            lines += _wrapped(f"{words}: {effect}", "- ")
-    return "\n".join([*lines, "", *textwrap.wrap(verdict(planned), WIDTH)])
+    if settings.use_dynamic_sampling:
+        found.insert(1, f"{100 * planned.acceptance:.3g}% of groups accepted (--acceptance)")
+    if cluster.num_train + cluster.num_serve > GPUS_PER_MACHINE:
+        found.append(f"machines of {GPUS_PER_MACHINE} GPUs, {NETWORK / 1e9:.0f} GB/s a GPU between them")
+    if cluster.num_serve:
+        found.append(f"a server uses {SERVER_UTILIZATION:.0%} of its GPUs, tensor parallel in a machine")
+    if planned.num_problems:
+        found.append(f"{planned.num_problems} problems in an evaluation")
+    if settings.use_vllm and not planned.recipe.asks_a_server and settings.vllm_max_model_length is None:
+        found.append("without `vllm_max_model_length` vLLM asks for a cache of the model's whole context: unchecked")
+    if settings.tools:
+        found.append("tools take no time")
+    if planned.sampling.falls_short:
+        most = settings.dynamic_sampling_max_rounds
+        found.append(f"`dynamic_sampling_max_rounds: {most}` ends a rollout before it is full")
+    if planned.shape.num_other:
+        found.append(
+            "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "
+            "the layers, such as a vision tower's, only the memory counts"
+        )
+    if settings.dynamic_sampling_memory:
+        found.append("what `dynamic_sampling_memory` spares is not known beforehand, and left out")
+    return found
 
 
 def verdict(planned: Plan) -> str:
     """One sentence."""
     if planned.fits:
-        return f"Fits: peak {gib(planned.peak)} of {gib(planned.recipe.cluster.gpu.memory)}."
+        return f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(planned.recipe.cluster.gpu.memory)}."
     return f"Does not fit: {'; '.join(planned.problems)}."
 
 
@@ -181,14 +245,4 @@ def _row(name: str, value: str) -> str:
 
 
 def _count(number: float) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return f"{number:.0f}"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("d", 172_800), ("h", 7_200), ("min", 120)):
-        if seconds >= size:
-            return f"{seconds / {'d': 86_400, 'h': 3_600, 'min': 60}[unit]:.1f} {unit}"
-    return f"{seconds:.1f} s"
+    return format_count(number, billion="B")

@@ -119,8 +119,8 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
             yield change("adapter", **adapter)
         if on_gpus and not recipe.sharding.shards_weights and not settings.load_in_8bit:
             yield change("adapter", **adapter, load_in_4bit=True)
-    if in_prompts and 2 * planned.num_steps <= MOST_STEPS * settings.num_iterations:
-        prompts = planned.num_rows // settings.num_generations
+    if in_prompts and 2 * planned.batches.num_steps <= MOST_STEPS * settings.num_iterations:
+        prompts = planned.batches.num_rows // settings.num_generations
         step = settings.prompts_per_step or prompts
         yield change("rollout", prompts_per_rollout=2 * prompts, prompts_per_step=step)
     if on_gpus:

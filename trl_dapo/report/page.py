@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ..figures import format_share
 from ..version import __version__
 from .panels import (
     ONE_RUN_EACH,
@@ -91,7 +92,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
 def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=_percent)
+    environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     left_out = [panel.title for panel in PANELS if panel not in shown]
     return template.render(
@@ -296,10 +297,6 @@ def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
         return text, 0, ""
     half = limit // 2
     return text[:half], len(text) - 2 * half, text[-half:]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def _figure(value: Any) -> str:

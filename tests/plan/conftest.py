@@ -1,0 +1,19 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes on disk."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a recipe: its header's hardware and its fields."""
+
+    def write_recipe(hardware, fields):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(f"# Hardware: {hardware}.\n{json.dumps(fields)}\n")
+        return str(path)
+
+    return write_recipe

@@ -1,0 +1,135 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `trl-dapo plan` prints."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from plan_helpers import ONE_GPU, TINY_RUN
+
+from trl_dapo.cli import main
+
+
+def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
+    command = ["plan", "--config", write("one GPU of 40 GB", ONE_GPU)]
+    assert main(command) == 1
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free." in page
+    assert "- vllm_gpu_memory_utilization: 0.4: peak 40.7 GiB -> 36.7 GiB" in page
+    assert main([*command, "--vllm_gpu_memory_utilization", "0.4"]) == 0
+    # vLLM's share does not hold one completion.
+    assert main([*command, "--vllm_gpu_memory_utilization", "0.15"]) == 1
+    assert "less than the 10,240 of one prompt and completion" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpus", "8xH1000"], "names no GPU that is known: H100-80GB, H200-141GB"),
+        (["--gpus", "8+8xH100-80GB"], "the recipe does not sample on a vLLM server"),
+        (["--vllm_mode", "server", "--use_vllm"], "samples on a vLLM server, and 1xCPU has none"),
+        (["--lengths", "5"], "Write MEAN,MAX"),
+        (["--lengths", "5,64"], "`max_completion_length` (32)"),
+        (["--acceptance", "0"], "`--acceptance` must be above 0"),
+        (
+            ["--learning_rat", "1"],
+            "The command line has fields that no config has: `learning_rat` (nearest: `learning_rate`).",
+        ),
+        (["--gpu", "L4-24GB"], "`gpu` (nearest: `gpus`)."),
+        (["--num_generations", "many"], "`num_generations` must be a number, got 'many'"),
+        (["--max_steps", "nan"], "`max_steps` must be a number, got 'nan'"),
+        (["--max_steps", "1e3"], "`max_steps` must be a number, got '1e3'"),
+        (["--eval_steps", "often"], "`eval_steps` must be a number, got 'often'"),
+        (["--dtype", "half"], "`dtype` must be one of 'auto', 'bfloat16', 'float16', 'float32', None, got 'half'"),
+        (["--num_iterations", "0"], "`num_iterations` must be a whole number of at least 1, got 0"),
+        (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be"),
+        (["--vllm_tensor_parallel_size", "0"], "`vllm_tensor_parallel_size` must be"),
+        (["--max_completion_length", "8k"], "`max_completion_length` must be"),
+        (["--vllm_gpu_memory_utilization", "1.5"], "`vllm_gpu_memory_utilization` must be above 0 and at most 1"),
+        (["--batch_multiplier", "-3"], "`batch_multiplier` must be above 0 and finite"),
+        (
+            ["--dynamic_sampling_mode", "keep"],
+            "`dynamic_sampling_mode` must be one of 'filter', 'replace', 'mask', got 'keep'",
+        ),
+        (["--load_in_4bit"], "set `use_peft: true`"),
+        (["--tiny_model", "false", "--model_name_or_path", "["], "The config of [ was not found"),
+        (["--optim", "adafactor"], "`optim: adafactor`"),
+        (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
+        # 4 prompts of 4 completions, 8 rows at a time: 2 micro-batches a rollout.
+        (["--steps_per_generation", "3"], "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
+        (["--prompts_per_rollout", "null", "--num_generations", "3"], "Nearest `num_generations`: 2 or 4. Or `per_"),
+        (
+            ["--prompts_per_rollout", "null", "--generation_batch_size", "20"],
+            "`generation_batch_size=20` rows do not divide by 1 process x `per_device_train_batch_size=8`",
+        ),
+        (
+            ["--prompts_per_rollout", "null", "--generation_batch_size", "16", "--steps_per_generation", "3"],
+            "`generation_batch_size=16` contradicts `steps_per_generation=3`: set one",
+        ),
+        (
+            ["--use_vllm", "--vllm_mode", "colocate", "--vllm_max_model_length", "32"],
+            "`vllm_max_model_length` must be a whole number of at least 33, got 32. It holds a prompt and a",
+        ),
+        (["--tiny_model", "false"], "`model_name_or_path` is not set"),
+        (["--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
+        (["--accelerate_config", "zero4"], "is none of cpu, fsdp2, multi_gpu"),
+        (["more"], "`more` follows no `--field`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_in_one_line_with_exit_status_2(write, capsys, options, message):
+    assert main(["plan", "--config", write("any CPU", TINY_RUN), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trl-dapo plan: ")
+    assert message in line
+
+
+def test_numbers_that_are_text_to_yaml_are_read_as_the_command_line_reads_them(write):
+    recipe = write("any CPU", {**TINY_RUN, "learning_rate": "1e-6", "num_train_epochs": "2e0"})
+    assert main(["plan", "--config", recipe]) == 0
+
+
+def test_the_environment_that_a_recipe_sets_changes_no_plan(write, capsys):
+    assert main(["plan", "--config", write("any CPU", TINY_RUN)]) == 0
+    page = capsys.readouterr().out
+    assert main(["plan", "--config", write("any CPU", {"env": {"NCCL_DEBUG": "WARN"}, **TINY_RUN})]) == 0
+    assert capsys.readouterr().out == page
+
+
+def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(TINY_RUN))
+    assert main(["plan", "--config", str(path)]) == 2
+    assert "Say them: `--gpus 8xH100-80GB`" in capsys.readouterr().err
+    assert main(["plan", "--config", str(path), "--gpus", "2xL4-24GB"]) == 0
+    assert "2xL4-24GB, DDP" in capsys.readouterr().out
+
+
+def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_effect(capsys):
+    assert main(["plan", "--config", "smoke_cpu"]) == 0
+    page = capsys.readouterr().out
+    assert "Memory of this machine: " in page
+    assert "35% of the CPU's operations" in page
+    assert "- allowances: 5% of the memory for fragments" in page
+    assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
+    # A rollout takes half a second either way.
+    assert "Would help most" not in page
+    assert re.search(r"(\d+\.\d s) -> \1", page) is None
+
+
+def test_a_plan_without_vllm_allows_nothing_for_it(write, capsys):
+    assert main(["plan", "--config", write("one GPU of 80 GB", {**TINY_RUN, "use_cpu": False})]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "- allowances: 1.5 GiB a process for CUDA and NCCL; 5% of a GPU for fragments" in page
+
+
+def test_a_plan_imports_neither_torch_nor_transformers(write):
+    """Which is why it takes no time."""
+    path = write("one GPU of 80 GB", ONE_GPU)
+    code = f"import sys, trl_dapo.cli as cli\nprint(cli.main(['plan', '--config', {path!r}]))"
+    code += "\nprint({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-2:] == ["0", "set()"], result.stderr

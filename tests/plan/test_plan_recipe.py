@@ -1,0 +1,51 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe and accelerate's files, as a plan reads them."""
+
+import dataclasses
+import re
+
+import pytest
+from plan_helpers import ROOT
+from trl import ModelConfig
+
+from trl_dapo import DAPOConfig
+from trl_dapo.cli.launch import LaunchArguments
+from trl_dapo.plan.recipe import declared_fields, read_sharding
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("single_gpu", "none"), ("multi_gpu", "ddp"), ("fsdp2", "fsdp2"), ("zero2", "zero2"), ("zero3", "zero3")],
+)
+def test_sharding_is_read_from_accelerates_file(file, kind):
+    found = read_sharding(ROOT / "recipes" / "accelerate" / f"{file}.yaml", num_processes=1 if kind == "none" else 8)
+    assert (found.kind, found.offloads_optimizer, found.offloads_weights) == (kind, False, False)
+
+
+def test_what_a_plan_does_not_know_of_accelerate_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    for text, message in (
+        ("distributed_type: FSDP", "a plan knows FSDP2"),
+        ("distributed_type: XLA", "does not know `distributed_type: XLA`"),
+        ("{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: x}}", "`zero_stage` 1 to 3"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_sharding(path, 8)
+    path.write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu}}")
+    assert read_sharding(path, 8).offloads_optimizer
+
+
+def test_fields_and_defaults_are_those_of_the_configs():
+    configs = [field for config in (ModelConfig, DAPOConfig, LaunchArguments) for field in dataclasses.fields(config)]
+    declared = declared_fields()
+    assert {field.name for field in configs if field.init} == declared.keys()
+    for field in configs:
+        # What is no literal reads as `None`.
+        assert declared[field.name] == field.default or declared[field.name] is None, field.name
+    not_read = {field.name for field in configs if declared[field.name] is None and field.default is not None}
+    used = set(
+        re.findall(r"settings\.(\w+)", "".join(path.read_text() for path in (ROOT / "trl_dapo/plan").glob("*.py")))
+    )
+    assert not_read & used == {"optim"}

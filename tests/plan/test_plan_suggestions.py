@@ -1,0 +1,76 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What would help is planned again, and does help."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from plan_helpers import NINE_MACHINES, ONE_GPU, RECIPES
+
+from trl_dapo.cli.launch import make_parser
+from trl_dapo.plan import plan, suggest
+from trl_dapo.plan.page import describe
+
+
+def test_what_would_help_is_planned_anew_and_does_help(write):
+    path = write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES)
+    planned = plan(path)
+    found = suggest(planned)
+    assert len(found) == 3
+    gains = [other.seconds_with_evaluation for _, other in found]
+    assert gains == sorted(gains)
+    assert max(gains) < planned.seconds_with_evaluation
+    for words, other in found:
+        gpus = re.search(r"--gpus (\S+)", words)
+        fields = [field.split(": ") for field in words.split(", ") if ": " in field]
+        again = plan(
+            path,
+            gpus=gpus[1] if gpus else None,
+            overrides=[word for name, value in fields for word in (f"--{name}", value)],
+        )
+        assert again.seconds_with_evaluation == pytest.approx(other.seconds_with_evaluation)
+        assert again.fits
+
+
+def test_a_larger_rollout_is_compared_for_as_many_prompts_and_more_gpus_come_last(write):
+    planned = plan(write("one GPU of 80 GB", ONE_GPU))
+    *others, (more_gpus, _) = suggest(planned, most=100)
+    larger = dict(others)["prompts_per_rollout: 128"]
+    assert all("--gpus" not in words for words, _ in others)
+    assert larger.seconds["update"] == pytest.approx(2 * planned.seconds["update"])
+    assert planned.seconds["sampling"] < larger.seconds["sampling"] < 2 * planned.seconds["sampling"]
+    assert more_gpus == "--gpus 2xH100-80GB, --accelerate_config multi_gpu"
+    few = plan(write("8 GPUs of 80 GB", ONE_GPU), lengths=(1_000, 2_000))
+    page = " ".join(describe(few).split())
+    assert "further off-policy: 8 optimizer steps a rollout, not 4" in page
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fields"),
+    [
+        *((None, recipe) for recipe in RECIPES),
+        ("one GPU of 24 GB", ONE_GPU),
+        ("8 GPUs of 48 GB, FSDP2", {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}),
+        ("8 GPUs of 48 GB", {**ONE_GPU, "use_vllm": False, "per_device_train_batch_size": 2, "batch_multiplier": 1}),
+        ("8 GPUs of 80 GB", {**ONE_GPU, "loss_type": "grpo", "max_tokens_per_microbatch": None}),
+        ("4 GPUs of 80 GB train, 4 serve", {**ONE_GPU, "vllm_mode": "server", "vllm_request_timeout": 60}),
+        ("one GPU of 80 GB trains, one serves", {**ONE_GPU, "vllm_mode": "server", "use_dynamic_sampling": False}),
+        ("2 GPUs of 80 GB", {**ONE_GPU, "prompts_per_rollout": None, "prompts_per_step": None}),
+    ],
+    ids=lambda value: getattr(value, "stem", value) if not isinstance(value, dict) else "",
+)
+def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, fields):
+    if isinstance(fields, dict) and fields["prompts_per_step"] is None:
+        fields = {**fields, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    path = str(fields) if hardware is None else write(hardware, fields)
+    found, recipe = suggest(plan(path), most=100), yaml.safe_load(Path(path).read_text())
+    assert found
+    for words, other in found:
+        settings, changed = other.recipe.settings, re.findall(r"(\w+): ", re.sub(r"\{.*\}", "", words))
+        given = {**recipe, **{name: getattr(settings, name) for name in changed}}
+        copy = Path(write("any CPU", given))
+        launched_on(other.recipe.cluster.num_train)
+        _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])
+        assert args.batch_arithmetic == other.batches.arithmetic, words

@@ -1,0 +1,191 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans by hand, and of every recipe."""
+
+import math
+
+import pytest
+from plan_helpers import GIB, NINE_MACHINES, ONE_GPU, RECIPES
+
+from trl_dapo.cli.launch import make_parser
+from trl_dapo.plan import plan
+from trl_dapo.plan.page import assumptions, describe
+from trl_dapo.plan.speed import Lengths, sampling_seconds, training_flops
+
+
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+
+
+@each_recipe
+def test_every_recipe_is_planned_on_the_hardware_of_its_header_and_fits_it(recipe, launched_on):
+    planned = plan(str(recipe))
+    assert planned.fits, planned.problems
+    launched_on(planned.recipe.cluster.num_train)
+    on_the_cpu = ["--use_cpu", "true", "--bf16", "false"]
+    _, training_args, _ = make_parser().parse_args_and_config(["--config", str(recipe), *on_the_cpu])
+    assert planned.batches.arithmetic == training_args.batch_arithmetic
+    page = describe(planned)
+    assert max(map(len, page.splitlines())) <= 80
+    # What would help is compared with the time that has its share of the evaluations.
+    assert ("with its share of the evaluations" in page) == (training_args.eval_strategy != "no")
+    assert page.splitlines()[-1].startswith("Fits: peak ")
+
+
+def test_a_plan_for_one_gpu_by_hand(write):
+    planned = plan(write("one GPU of 80 GB", ONE_GPU), lengths=(2000, 8192), acceptance=0.4)
+    num = 1_720_574_976
+    assert {part: planned.training.memory[part] / num for part in ("weights", "gradients", "optimizer")} == {
+        "weights": 4,
+        "gradients": 4,
+        "optimizer": 8,
+    }
+    # 16,384 tokens x 2,048 wide in float32 for 28 layers; the last norm and the output layer's input, 12 bytes; the
+    # mask of rows of 10,240, 3 bytes.
+    assert planned.training.memory["activations"] == 16_384 * (2_048 * (4 * 28 + 12) + 3 * 10_240)
+    # vLLM has half of the GPU; weights, moments and 1.5 GiB are there too.
+    assert planned.peak_sampling == 0.5 * 81_559 * 2**20 + 12 * num + 1.5 * GIB
+    assert planned.peak_updating == sum(planned.training.memory.values()) + GIB
+    # 64 prompts at 0.4 are 160 groups in the mean, and some for where they are not enough.
+    assert 160 <= planned.sampling.num_groups <= 1.1 * 160
+    assert planned.training.checkpoint == 12 * num
+    assert planned.batches.num_rollouts == 300
+    # 256 rows a step of 2,256 tokens, a tenth of what fits is padding.
+    assert planned.batches.num_microbatches == math.ceil(256 * 2_256 / 0.9 / 16_384)
+    # Forward, backward (twice as much), and forward again; without checkpointing three of these.
+    flops = training_flops(planned.shape, 1_024, planned.lengths, 256, 4, causal=False)
+    assert planned.seconds["update"] == pytest.approx(flops / 0.9 / (0.35 * 989e12))
+    assert planned.seconds["logps"] == pytest.approx(planned.seconds["update"] / 4)
+    # Weights are copied beside themselves.
+    assert planned.seconds["sync"] == pytest.approx(4 * num / (0.7 * 3.35e12))
+    # Where vLLM does not sleep, its share stays.
+    awake = plan(write("one GPU of 80 GB", {**ONE_GPU, "vllm_enable_sleep_mode": False}), lengths=(2000, 8192))
+    assert awake.peak_updating == sum(planned.training.memory.values()) + 0.5 * 81_559 * 2**20
+
+
+def test_a_plan_for_fsdp2_by_hand(write):
+    fields = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-Math-7B", "vllm_tensor_parallel_size": 2}
+    path = write("8 GPUs of 80 GB", fields)
+    planned = plan(path, accelerate_config="fsdp2")
+    num = 7_615_616_512
+    # Shards in float32, and whole gradients in bfloat16 between micro-batches.
+    assert planned.training.memory["weights"] == 4 * num / 8
+    assert planned.training.memory["gradients"] == pytest.approx(4 * num / 8 + 2 * num)
+    # Layers pass on bfloat16.
+    assert planned.training.memory["activations"] == 16_384 * (3_584 * (2 * 28 + 8) + 3 * 10_240)
+    assert planned.training.checkpoint == 16 * num
+    # Two GPUs an engine, which has half of the weights on each and as many sequences as both have rows.
+    assert (planned.sampling.engine.num_engines, planned.sampling.engine.max_num_seqs) == (4, 2 * 128)
+    assert planned.sampling.vllm_memory["weights"] == num
+    reduced = ["--accelerator_config", "{gradient_accumulation_kwargs: {sync_each_batch: true}}"]
+    assert plan(path, accelerate_config="fsdp2", overrides=reduced).training.memory["gradients"] == 4 * num / 8
+    # On a slow link gathering shards takes longer than computing: twice for an update, and gradients once a step.
+    rows = {"gpus": "8xL40S-48GB", "overrides": ["--max_tokens_per_microbatch", "null"], "lengths": (10, 8192)}
+    slow = plan(path, accelerate_config="fsdp2", **rows)
+    passes = 4 * 16 * 16 / 8  # of one row
+    assert slow.seconds["update"] == pytest.approx((passes * 4 * num + 4 * 2 * num) / (0.7 * 32e9))
+
+
+def test_what_a_plan_leaves_out_is_said(write):
+    assert not any("unchecked" in text for text in assumptions(plan(write("one GPU of 80 GB", ONE_GPU))))
+    fields = {"vllm_max_model_length": None, "tools": ["calculate"], "dynamic_sampling_memory": True}
+    said = " ".join(assumptions(plan(write("one GPU of 80 GB", {**ONE_GPU, **fields}))))
+    for words in ("a cache of the model's whole context: unchecked", "tools take no time", "left out"):
+        assert words in said
+    seeing = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"}
+    assert any("images take neither" in text for text in assumptions(plan(write("one GPU of 80 GB", seeing))))
+
+
+def test_two_iterations_take_an_update_twice(write):
+    once = plan(write("one GPU of 80 GB", ONE_GPU))
+    twice = plan(write("one GPU of 80 GB", {**ONE_GPU, "num_iterations": 2}))
+    assert twice.seconds["update"] == pytest.approx(2 * once.seconds["update"])
+    assert twice.seconds["logps"] == pytest.approx(once.seconds["logps"])
+    assert twice.batches.num_rollouts == once.batches.num_rollouts / 2
+
+
+def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(write):
+    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
+    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter}))
+    num = 1_720_574_976
+    num_lora = 28 * 16 * (2_048 + 2_048 + 2_048 + 1_024)  # queries and values
+    assert planned.training.memory["weights"] == 2 * num + 4 * num_lora
+    assert planned.training.memory["optimizer"] == 8 * num_lora
+    assert planned.training.checkpoint == 12 * num_lora
+    assert planned.seconds["sync"] == pytest.approx(4 * num_lora / (0.7 * 450e9) + 2 * 2 * num / 25e9)
+    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter, "beta": 0.1})).training.memory["reference"] == 0
+
+
+def test_the_kl_term_has_a_model_of_its_own(write):
+    planned, without = (
+        plan(write("one GPU of 80 GB", {**ONE_GPU, "beta": 0.1})),
+        plan(write("one GPU of 80 GB", ONE_GPU)),
+    )
+    assert planned.training.memory["reference"] == 4 * 1_720_574_976
+    assert planned.peak_sampling - without.peak_sampling == pytest.approx(4 * 1_720_574_976)
+    assert planned.seconds["logps"] == pytest.approx(2 * without.seconds["logps"])
+
+
+def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(write):
+    evaluates = {"eval_strategy": "steps", "eval_steps": 8, "num_generations_eval": 2}
+    evaluates |= {"eval_dataset_name": "me/AIME-2024", "per_device_eval_batch_size": 4}
+    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **evaluates}))
+    assert (planned.num_problems, planned.evaluation_every) == (30, 2)
+    sampled, _ = sampling_seconds(planned.shape, planned.sampling.engine, 60, planned.lengths, 256, 2)
+    padded = training_flops(planned.shape, 60, Lengths(8_110.08, 8_192), 256, 2, causal=False) / 0.9 / (0.35 * 989e12)
+    assert planned.evaluation_seconds == pytest.approx(sampled + padded)
+    assert planned.seconds_with_evaluation == planned.rollout_seconds + planned.evaluation_seconds / 2
+
+
+def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
+    turns = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES))
+    parts = turns.seconds
+    assert turns.rollout_seconds == pytest.approx(sum(parts.values()))
+    trains = parts["update"] + parts["logps"]
+    idle = (64 * (turns.rollout_seconds - trains) + 8 * (turns.rollout_seconds - parts["sampling"])) / 72
+    assert turns.idle_share == pytest.approx(idle / turns.rollout_seconds)
+    # One machine samples for eight: hours, where the update takes minutes.
+    assert 1.5 * 3600 < parts["sampling"] < 6 * 3600
+    assert 5 * 60 < parts["update"] < 20 * 60
+    # All bfloat16 weights through one port of 50 GB/s, after gathering them through a machine's eight.
+    assert parts["sync"] == pytest.approx(2 * 32_763_876_352 / 0.7 * (1 / 50e9 + 1 / 400e9))
+
+    ahead = {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
+    ahead = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", ahead))
+    longer = max(ahead.seconds["sampling"], ahead.seconds["update"] + ahead.seconds["logps"])
+    assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
+
+
+def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
+    def rounds(**fields):
+        return plan(write("one GPU of 80 GB", {**ONE_GPU, **fields}), acceptance=0.25).sampling.rounds
+
+    assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
+    assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
+    assert rounds(batch_multiplier=3, dynamic_sampling_surplus="carry") == [(pytest.approx(4 / 3), 192)]
+    assert rounds(use_dynamic_sampling=False) == [(1, 64)]
+    assert rounds(dynamic_sampling_mode="mask") == [(1, 64)]
+    assert rounds(use_vllm=False) == [(4, 64)]
+    # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
+    assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
+    assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]
+
+
+def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(write):
+    planned = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.001)
+    # 64,000 groups are needed; a round is of 32 rollouts at most, 2,048 groups, and there are ten at most.
+    ((often, size),) = planned.sampling.rounds
+    assert often == 10
+    assert 64 < size <= 2_048
+    assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
+    enough = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.01)  # 6,400 groups: four such rounds
+    assert enough.sampling.rounds == [(4, 2_048)]
+    assert "before it is full" not in describe(enough)
+
+
+def test_an_engine_has_a_share_of_the_attention_heads(write):
+    """vLLM refuses tensor parallelism that does not divide them."""
+    of_7b = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}  # 28 heads
+    with pytest.raises(ValueError, match="does not divide the model's 28 attention heads"):
+        plan(write("8 GPUs of 80 GB, FSDP2", {**of_7b, "vllm_tensor_parallel_size": 8}))
+    on_a_server = plan(write("8 GPUs of 80 GB train, 8 more serve vLLM", {**of_7b, "vllm_mode": "server"}))
+    assert (on_a_server.sampling.engine.num_gpus, on_a_server.sampling.engine.num_engines) == (4, 2)

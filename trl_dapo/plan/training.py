@@ -1,0 +1,185 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An update and a weight sync: what they hold, how long they take, and what a checkpoint takes of the disk."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import NamedTuple
+
+from ..models import ModelShape
+from .batches import PROMPT, Batches
+from .hardware import GPUS_PER_MACHINE, NETWORK
+from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
+from .recipe import Recipe
+from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
+
+
+HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16
+
+
+class Weights(NamedTuple):
+    """What of a model trains, and how precise it is, in bytes."""
+
+    num_trained: int
+    trained: int  # of a weight that trains
+    frozen: float  # of all others
+    held: int  # of a number that layers pass on
+    computed: int  # of one that they compute in
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training takes of a GPU."""
+
+    recipe: Recipe
+    shape: ModelShape
+    batches: Batches
+    lengths: Lengths
+
+    @property
+    def lora(self) -> tuple | None:
+        """Rank and target modules of an adapter."""
+        settings = self.recipe.settings
+        return (settings.lora_r, settings.lora_target_modules) if settings.use_peft else None
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What trains, by the rules of the libraries."""
+        # accelerate holds FSDP2's trained weights in float32, DeepSpeed all in bfloat16; PEFT an adapter in float32,
+        # TRL one of a quantized model in bfloat16. Autocast leaves weights and what layers pass on as they were loaded.
+        settings, sharding, shape = self.recipe.settings, self.recipe.sharding, self.shape
+        mixed = settings.bf16 if settings.bf16 is not None else not settings.fp16
+        loaded = 4 if settings.dtype in ("float32", None) else 2
+        computed = 2 if mixed or settings.fp16 else loaded
+        casts_all = mixed and (sharding.is_deepspeed or sharding.kind == "fsdp2")
+        held = computed if casts_all else loaded
+        upcast = mixed and sharding.kind == "fsdp2"
+        if self.lora is None:
+            return Weights(shape.num_parameters, 4 if upcast else held, 0.0, held, computed)
+        base, bits = held if sharding.is_deepspeed else loaded, 4 if settings.load_in_4bit else 8
+        frozen: float = base * shape.num_parameters
+        if settings.load_in_4bit or settings.load_in_8bit:
+            frozen = quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
+        in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
+        return Weights(shape.num_lora(*self.lora), 2 if in_half and not upcast else 4, frozen, held, computed)
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Bytes by part, where an update is at its fullest."""
+        settings, weights, sharding = self.recipe.settings, self.weights, self.recipe.sharding
+        options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
+        syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
+        state = state_bytes(
+            weights.frozen,
+            weights.num_trained,
+            weights.trained,
+            self._optim,
+            sharding,
+            self.recipe.cluster.num_train,
+            accumulates=self.batches.num_microbatches > 1 and not syncs_each,
+        )
+        activations = activation_bytes(
+            self.shape,
+            self.batches.microbatch_tokens,
+            self.batches.longest_row,
+            weights.held,
+            weights.computed,
+            settings.gradient_checkpointing,
+            self.attention,
+            self.lora,
+            # TRL before 1.16 makes all logits.
+            fused_head=tuple(map(int, version("trl").split(".")[:2])) >= (1, 16),
+        )
+        if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
+            activations["work"] += weights.computed * self.shape.largest_linear
+        gathered = gathered_bytes(self.shape, sharding, weights.trained if self.lora is None else weights.held)
+        context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else CONTEXT
+        return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
+
+    @property
+    def _reference(self) -> float:
+        """Bytes of the model that the KL term compares with; an adapter is switched off instead."""
+        settings, sharding = self.recipe.settings, self.recipe.sharding
+        if settings.beta == 0 or self.lora is not None:
+            return 0.0
+        shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
+        return self.weights.held * self.shape.num_parameters / shards
+
+    @property
+    def _optim(self) -> str:
+        return self.recipe.settings.optim or "adamw_torch"  # its default hangs on torch's version, its memory does not
+
+    @property
+    def attention(self) -> str:
+        return self.recipe.settings.attn_implementation or "sdpa"
+
+    @property
+    def gathered_for_sync(self) -> float:
+        """Bytes of the largest weight as it is gathered for vLLM."""
+        return self.weights.trained * self.shape.num_embedding if self.recipe.sharding.shards_weights else 0.0
+
+    def pass_seconds(
+        self, rows: float, lengths: Lengths, passes: float, microbatches: float, gathers: int = 1, reduced: float = 0.0
+    ) -> float:
+        """Passes over some rows, where each micro-batch gathers all weights `gathers` times."""
+        flops = training_flops(self.shape, rows, lengths, PROMPT, passes, "flash" in self.attention)
+        cluster = self.recipe.cluster
+        received = 2.0 * self.shape.num_parameters * gathers * self.recipe.sharding.shards_weights + reduced
+        return training_seconds(flops, cluster.gpu, cluster.num_train, received, microbatches, cluster.link)
+
+    @property
+    def num_without_gradient(self) -> int:
+        """Passes without gradient over what trains: old log-probabilities, and the reference's."""
+        settings = self.recipe.settings
+        corrects = settings.use_vllm and settings.vllm_importance_sampling_correction
+        return (corrects or self.batches.num_steps > 1) + (settings.beta != 0)
+
+    @property
+    def _num_passed(self) -> float:
+        """Micro-batches of a rollout that a pass over its rows takes."""
+        return self.batches.num_microbatches * self.batches.num_steps / self.recipe.settings.num_iterations
+
+    @property
+    def logps_seconds(self) -> float:
+        """Of the passes without gradient over a rollout."""
+        each = self.pass_seconds(self.batches.num_rows, self.lengths, 1, self._num_passed)
+        return self.num_without_gradient * each
+
+    @property
+    def update_seconds(self) -> float:
+        """Of all updates on a rollout."""
+        settings, kind, num_trained = self.recipe.settings, self.recipe.sharding.kind, self.weights.num_trained
+        # Of gradients a GPU sends or receives each once where they are sharded, else twice; at every micro-batch with
+        # ZeRO-2 and 3, else once an optimizer step.
+        reduced = {"none": 0.0, "ddp": 4.0, "zero1": 4.0}.get(kind, 2.0) * num_trained
+        reduced /= 1 if kind in ("zero2", "zero3") else self.batches.num_microbatches
+        # With an adapter the weights' own gradients, a pass of their own, are not computed.
+        passes = 2 + min(1.0, num_trained / self.shape.num_parameters) + settings.gradient_checkpointing
+        each = self.pass_seconds(self.batches.num_rows, self.lengths, passes, self._num_passed, 2, reduced)
+        return settings.num_iterations * each
+
+    def sync_seconds(self, num_shards: int) -> float:
+        """In which vLLM, whose engines have `num_shards` GPUs each, gets the weights once a rollout."""
+        settings, cluster, weights = self.recipe.settings, self.recipe.cluster, self.weights
+        inside = cluster.num_train + cluster.num_serve <= GPUS_PER_MACHINE
+        link = BANDWIDTH * (cluster.gpu.link if inside else min(cluster.gpu.link, NETWORK))
+        if self.lora is not None and settings.vllm_lora_sync != "merge":
+            # The adapter travels, while vLLM's base goes to the machine's memory and back.
+            sleeps = settings.vllm_enable_sleep_mode and not self.recipe.asks_a_server
+            base = 2 * self.shape.num_parameters / num_shards
+            return weights.trained * weights.num_trained / link + (2 * base / HOST_LINK if sleeps else 0.0)
+        # A GPU gathers others' shards; what it has travels to a server, or is copied beside its own.
+        num_bytes = (weights.held if self.lora else weights.trained) * self.shape.num_parameters
+        gathering = num_bytes / (BANDWIDTH * cluster.link) if self.recipe.sharding.shards_weights else 0.0
+        return gathering + num_bytes / (link if self.recipe.asks_a_server else BANDWIDTH * cluster.gpu.bandwidth)
+
+    @property
+    def checkpoint(self) -> float:
+        """Bytes on disk of one checkpoint, of all processes."""
+        settings, weights = self.recipe.settings, self.weights
+        if settings.save_strategy in ("no", False):
+            return 0.0
+        trains = (weights.frozen, weights.num_trained, weights.trained)
+        is_adapter = self.lora is not None
+        return checkpoint_bytes(*trains, self._optim, self.recipe.sharding, settings.save_only_model, is_adapter)
