@@ -87,18 +87,10 @@ class PromptStream:
 
     def take(self, n: int, skip: Callable[[str], bool] | None = None) -> list[tuple[str, dict[str, Any]]]:
         """
-        The next `n` prompts, going on into the next pass where one ends.
+        The next `n` prompts, name and example, going on into the next pass where one ends.
 
-        Args:
-            n (`int`):
-                Number of prompts.
-            skip (`Callable[[str], bool]`, *optional*):
-                Called with each prompt's name; where it returns `True` the prompt is passed over until the next pass
-                and counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this
-                call.
-
-        Returns:
-            `list[tuple[str, dict]]`: each prompt's name and example.
+        `skip` is called with each prompt's name; where it returns `True` the prompt is passed over until the next pass
+        and counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this call.
         """
         taken: list[tuple[str, Any]] = []
         num_refused = 0
@@ -133,10 +125,7 @@ class PromptStream:
         return row
 
     def fingerprint(self) -> str | None:
-        """
-        What tells this dataset from another, or from itself in another order: its length and the names of up to 1,000
-        of its prompts (`str`). `None` for an iterable dataset, which would have to be read.
-        """
+        """What tells this dataset from another, or from itself in another order; `None` for an iterable dataset."""
         return self._source.fingerprint()
 
     def state_dict(self) -> dict[str, Any]:

@@ -42,47 +42,19 @@ class Sampler:
     ```
 
     Args:
-        stream ([`PromptStream`]):
-            Where prompts come from.
-        target (`int`):
-            Groups of a rollout batch.
-        num_generations (`int`):
-            Completions of a group.
-        mode (`str`, *optional*, defaults to `"filter"`):
-            `"filter"`, `"replace"` or `"mask"`; see [`~refill.missing`].
-        min_replace_ratio (`float`, *optional*, defaults to `0.3`):
-            With `"replace"`: share of the batch to be accepted before copies fill the rest.
-        carries (`bool`, *optional*, defaults to `False`):
-            Whether accepted groups beyond the batch train in the next rollout.
-        max_rounds (`int`, *optional*, defaults to `10`):
-            Rounds after which a rollout gives up; zero or less means never.
-        max_barren_rounds (`int`, *optional*, defaults to `0`):
-            Where `max_rounds` is no limit: rounds after which a rollout gives up that has found nothing; zero means
-            never.
-        max_round_size (`int`, *optional*):
-            Prompts one round may ask for. `None` sets no cap. Rounded down to `multiple_of`, but never below it.
-        multiple_of (`int`, *optional*, defaults to `1`):
-            A round, and what is carried, is a multiple of this many groups.
-        batch_multiplier (`float`, *optional*):
-            Fixes every round to `int(batch_multiplier * target)` prompts. `None` sizes rounds by the acceptance rate.
-        memory ([`PromptMemory`], *optional*):
-            Which prompts to skip for a while.
-        num_ranks (`int`, *optional*, defaults to `1`):
-            Processes that share the rows; part of what a checkpoint must agree with.
-        reward_names (`Sequence[str]`, *optional*):
-            Names of the reward functions, whose rewards the carried groups hold; part of what a checkpoint must agree
-            with.
-        is_ahead (`bool`, *optional*, defaults to `False`):
-            Whether rounds are sized so that a rollout hardly ever needs a second one.
-
-    Example:
-
-    ```python
-    >>> sampler = Sampler(PromptStream(dataset, seed=0), target=512, num_generations=16)
-    >>> sampler.begin()
-    >>> len(sampler.next_prompts(step=0))
-    512
-    ```
+        stream ([`PromptStream`]): Where prompts come from.
+        target (`int`): Groups of a rollout batch.
+        num_generations (`int`): Completions of a group.
+        mode (`str`), min_replace_ratio (`float`): See [`~refill.missing`].
+        carries (`bool`): Whether accepted groups beyond the batch train in the next rollout.
+        max_rounds (`int`): Rounds after which a rollout gives up; zero or less means never.
+        max_barren_rounds (`int`): The same where it has found nothing and `max_rounds` is no limit; zero means never.
+        max_round_size (`int`): Prompts one round may ask for, rounded down to `multiple_of`, but never below it.
+        multiple_of (`int`): A round, and what is carried, is a multiple of this many groups.
+        batch_multiplier (`float`): Fixes rounds to `int(batch_multiplier * target)` prompts. Else the acceptance rate does.
+        memory ([`PromptMemory`]): Which prompts to skip for a while.
+        num_ranks (`int`), reward_names (`Sequence[str]`): What a checkpoint must agree with.
+        is_ahead (`bool`): Whether rounds are sized so that a rollout hardly ever needs a second one.
     """
 
     def __init__(

@@ -21,13 +21,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, inf, sqrt
-from typing import TYPE_CHECKING
 
 from .rows import widths
-
-
-if TYPE_CHECKING:
-    pass
 
 
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
@@ -49,36 +44,12 @@ def fewest_microbatches(
     lengths: Sequence[tuple[int, int]], budget: int, multiple_of: int | None = None, attention: float = 0.0
 ) -> int:
     """
-    Fewest micro-batches for some rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at
-    most is padding.
+    Fewest micro-batches for rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at most
+    is padding. A pass without gradient goes over a rank's own rows: where ranks are in step, take the maximum over
+    them.
 
-    A pass without gradient goes over a rank's own rows: where ranks are in step, take the maximum of this over the
-    ranks, then [`cut`].
-
-    Args:
-        lengths (`Sequence[tuple[int, int]]`):
-            Prompt and completion length of each row, in tokens.
-        budget (`int`):
-            Tokens that a micro-batch may have, padding included, unless it is one row.
-        multiple_of (`int`, *optional*):
-            Prompt and completion columns are multiples of this.
-        attention (`float`, *optional*, defaults to `0.0`):
-            What one pair of tokens costs (`attention_cost` in models.py).
-
-    Returns:
-        `int`: at least 1, at most the number of rows.
-
-    Raises:
-        ValueError: If the budget is below 1.
-
-    Example:
-
-    ```python
-    >>> fewest_microbatches([(2, 8)] * 6, budget=30)  # 3 rows x 10 tokens each
-    2
-    >>> fewest_microbatches([(2, 98), (2, 8), (2, 8)], budget=1000)  # together: 300 tokens, of which 180 are padding
-    2
-    ```
+    `lengths` has prompt and completion length of each row, in tokens; prompt and completion columns are multiples of
+    `multiple_of`; `attention` is what one pair of tokens costs.
     """
     return _Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
 
@@ -91,36 +62,15 @@ def cut(
     attention: float = 0.0,
 ) -> list[list[int]]:
     """
-    Group rows of like length into micro-batches so that the costliest costs as little as possible.
+    Groups rows of like length into `num_microbatches` so that the costliest costs as little as possible.
 
     The rows are sorted by completion length, and by total length. Each order is filled into contiguous micro-batches
     up to the smallest cost, within 0.1 %, that needs no more than `num_microbatches`; where that leaves some over, the
-    costliest are halved. Of the two cuts that one is taken whose costliest micro-batch is the cheaper, and of equals
-    the one that costs less in all. Without a budget no micro-batch costs more, but for the 0.1 %, than the costliest
-    of `num_microbatches` equal shares padded to the longest prompt and completion of all rows.
+    costliest are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the
+    cheaper in all.
 
-    Args:
-        lengths, multiple_of, attention:
-            As in [`fewest_microbatches`].
-        num_microbatches (`int`):
-            Number of micro-batches.
-        budget (`int`, *optional*):
-            As in [`fewest_microbatches`], which tells how many it needs at least. Any greater number keeps it too.
-            Without it any number will do.
-
-    Returns:
-        `list[list[int]]`: row numbers of each micro-batch, the costliest first. Where there are fewer rows than
-        micro-batches, the last are empty.
-
-    Raises:
-        ValueError: If the rows need more micro-batches to keep the budget, or the budget is below 1.
-
-    Example:
-
-    ```python
-    >>> cut([(2, 98), (2, 18), (2, 23), (2, 23), (2, 28)], num_microbatches=2)
-    [[4, 2, 3, 1], [0]]
-    ```
+    Returns the row numbers of each micro-batch, the costliest first; where there are fewer rows the last are empty.
+    The budget is kept by any number from [`fewest_microbatches`] on.
     """
     return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
@@ -132,29 +82,9 @@ def plan_window(
     multiple_of: int | None = None,
 ) -> list[list[list[int]]]:
     """
-    Plan the micro-batches of one optimizer step on all ranks, a given number on each, of equal padded cost.
-
-    Args:
-        lengths (`Sequence[Sequence[tuple[int, int]]]`):
-            For each rank, prompt and completion length of each row that it holds, in tokens.
-        num_microbatches (`int`):
-            Micro-batches of each rank.
-        can_exchange (`bool`, *optional*, defaults to `True`):
-            Whether a row may go to another rank than the one that holds it. If so, every rank has a micro-batch of
-            about the same cost at each micro-step.
-        multiple_of (`int`, *optional*):
-            Prompt and completion columns are multiples of this.
-
-    Returns:
-        `list[list[list[int]]]`: for each rank, for each micro-batch, its row numbers. Rows are numbered over all
-        ranks, in the order of `lengths`.
-
-    Example:
-
-    ```python
-    >>> plan_window([[(2, 8), (2, 28)], [(2, 8), (2, 28)]], num_microbatches=2)
-    [[[1], [2]], [[3], [0]]]
-    ```
+    A plan of `num_microbatches` on each rank, of equal padded cost. `lengths` are those of each rank's rows, which are
+    numbered over all ranks in their order. Where rows may be exchanged, ranks have micro-batches of like cost at each
+    micro-step.
     """
     rows, pools, ranks_per_pool = _pools(lengths, None, can_exchange, multiple_of, 0.0)
     return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
@@ -169,45 +99,13 @@ def plan_window_within_budget(
     attention: float = 0.0,
 ) -> list[list[list[int]]]:
     """
-    Plan the micro-batches of one optimizer step on all ranks, the same number on each, within a budget of tokens.
+    A plan within a budget of tokens, with the same number of micro-batches on each rank; a longer row goes alone.
 
-    Their number is the least that keeps the budget and of whose cost about `MAX_PADDING_SHARE` at most is padding
-    ([`fewest_microbatches`]), or up to `MAX_GROWTH` times as many where that spares more padding and waiting than the
-    micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks ([`cut`]). Ranks in step
-    get micro-batches of like cost at each micro-step. Other ranks get sums that are alike: the costliest first, each
-    to the rank with the least so far.
-
-    A micro-batch is empty only where there are fewer rows than micro-batches. In its place the trainer passes one
-    token of any row, with a loss of zero, so that every rank calls every collective.
-
-    Args:
-        lengths (`Sequence[Sequence[tuple[int, int]]]`):
-            For each rank, prompt and completion length of each row that it holds, in tokens. Rows without a loss
-            token are left out by the caller: they need no pass.
-        budget (`int`):
-            Tokens that a micro-batch may have, padding included, unless it is one row.
-        in_step (`bool`):
-            Whether ranks wait for one another at every micro-batch (FSDP, ZeRO-2, ZeRO-3), or once (DDP).
-        can_exchange (`bool`, *optional*, defaults to `True`):
-            Whether a row may go to another rank than the one that holds it.
-        multiple_of (`int`, *optional*):
-            Prompt and completion columns are multiples of this.
-        attention (`float`, *optional*, defaults to `0.0`):
-            What one pair of tokens costs (`attention_cost` in models.py).
-
-    Returns:
-        `list[list[list[int]]]`: as [`plan_window`].
-
-    Raises:
-        ValueError: If the budget is below 1.
-
-    Example:
-
-    ```python
-    >>> # Two ranks, 60 tokens a micro-batch. Each rank has 60 tokens' worth.
-    >>> plan_window_within_budget([[(2, 28), (2, 28)], [(2, 18), (2, 18), (2, 18)]], budget=60, in_step=False)
-    [[[0, 1]], [[2, 3, 4]]]
-    ```
+    Their number is that of [`fewest_microbatches`], or up to `MAX_GROWTH` times as many where that spares more padding
+    and waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks.
+    Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the costliest
+    first, each to the rank with the least so far. A micro-batch is empty only where there are fewer rows than
+    micro-batches.
     """
     rows, pools, num_ranks = _pools(lengths, budget, can_exchange, multiple_of, attention)
     fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
@@ -249,31 +147,7 @@ def waited_cost(
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> float:
-    """
-    Cost of a plan over all ranks, waiting for the costliest included.
-
-    Args:
-        lengths (`Sequence[tuple[int, int]]`):
-            Prompt and completion length of each row, in tokens.
-        plan (`Sequence[Sequence[Sequence[int]]]`):
-            For each rank, for each micro-batch, its row numbers.
-        in_step, multiple_of, attention:
-            As in [`plan_window_within_budget`].
-
-    Returns:
-        `float`: number of ranks times what the costliest takes: of each micro-batch where ranks are in step, else of
-        the whole plan. In tokens' worth of work; with one rank and `attention=0.0`, its padded tokens.
-
-    Example:
-
-    ```python
-    >>> plan = [[[0], [1]], [[2], [3]]]
-    >>> waited_cost([(2, 8), (2, 18), (2, 18), (2, 8)], plan, in_step=True)  # 2 ranks x (20 + 20)
-    80.0
-    >>> waited_cost([(2, 8), (2, 18), (2, 18), (2, 8)], plan, in_step=False)  # 2 ranks x 30
-    60.0
-    ```
-    """
+    """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
     return _Rows(lengths, None, multiple_of, attention).waited_cost(plan, in_step)
 
 
