@@ -51,7 +51,7 @@ class Sampler:
         max_barren_rounds (`int`): The same where it has found nothing and `max_rounds` is no limit; zero means never.
         max_round_size (`int`): Prompts one round may ask for, rounded down to `multiple_of`, but never below it.
         multiple_of (`int`): A round, and what is carried, is a multiple of this many groups.
-        batch_multiplier (`float`): Fixes rounds to `int(batch_multiplier * target)` prompts. Else the acceptance rate does.
+        batch_multiplier (`float`): Fixes rounds at so many rollout batches; else the acceptance rate sizes them.
         memory ([`PromptMemory`]): Which prompts to skip for a while.
         num_ranks (`int`), reward_names (`Sequence[str]`): What a checkpoint must agree with.
         is_ahead (`bool`): Whether rounds are sized so that a rollout hardly ever needs a second one.
