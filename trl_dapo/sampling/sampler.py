@@ -254,14 +254,11 @@ class Sampler:
         num_carried = min(len(batch.carry), self.target) // self.multiple_of * self.multiple_of
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
-        self.num_short_rollouts = self.num_short_rollouts + 1 if self._fell_short(batch) else 0
+        # With "mask" a rollout takes what one round brings.
+        fell_short = not batch.train if self.mode == "mask" else self.is_exhausted
+        self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
         self.totals.add(rollout, batch)
         return batch._replace(carry=batch.carry[:num_carried] if self.carries else [])
-
-    def _fell_short(self, batch: Batch) -> bool:
-        if self.mode == "mask":  # takes what one round brings
-            return not batch.train
-        return self.is_exhausted
 
     def carry(self, groups: Round | None) -> None:
         """
