@@ -47,7 +47,7 @@ class Training:
     def weights(self) -> Weights:
         """What trains, by the rules of the libraries."""
         # accelerate holds FSDP2's trained weights in float32, DeepSpeed all in bfloat16; PEFT an adapter in float32,
-        # TRL one of a quantized model in bfloat16. Autocast leaves weights and what layers pass on as they were loaded.
+        # TRL one of a quantized model in bfloat16. Autocast leaves weights and what layers pass on as they are loaded.
         settings, sharding, shape = self.recipe.settings, self.recipe.sharding, self.shape
         mixed = settings.bf16 if settings.bf16 is not None else not settings.fp16
         loaded = 4 if settings.dtype in ("float32", None) else 2

@@ -19,6 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
+from ..figures import format_count, format_duration, format_number
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
@@ -35,27 +36,8 @@ PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the s
 # ---- Figures as text ----
 
 
-def format_duration(seconds: float) -> str:
-    """Seconds as `h:mm:ss`, or as days and hours from a hundred hours on."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours < 100 else f"{hours // 24}d {hours % 24:02d}h"
-
-
-def _number(value: float) -> str:
-    return f"{value:z.3f}" if abs(value) < 100 else f"{value:.4g}"
-
-
-def _count(value: float) -> str:
-    for unit in ("", "k", "M"):
-        if value < 999.5:
-            return f"{value:.1f}{unit}" if unit else f"{value:.0f}"
-        value /= 1000
-    return f"{value:.1f}G"
-
-
 def _length(value: float) -> str:
-    return f"{value:.1f}" if value < 9999.5 else _count(value)
+    return f"{value:.1f}" if value < 9999.5 else format_count(value)
 
 
 def wrapped_for(file: IO[str], line: str) -> str:
@@ -78,13 +60,13 @@ class Column(NamedTuple):
 
 # 79 characters with a space between columns, and the time left at the end.
 COLUMNS = (
-    Column("reward", 7, "reward", _number),
-    Column("filtered", 8, "filtered_reward", _number),
+    Column("reward", 7, "reward", format_number),
+    Column("filtered", 8, "filtered_reward", format_number),
     Column("accepted", 8, "dynamic_sampling/acceptance_rate", lambda share: f"{share:.1%}"),
     Column("rounds", 6, "dynamic_sampling/rounds", lambda rounds: f"{rounds:.1f}"),
-    Column("tokens", 7, "dynamic_sampling/tokens_generated", _count),
+    Column("tokens", 7, "dynamic_sampling/tokens_generated", format_count),
     Column("length", 6, "completions/mean_length", _length),
-    Column("entropy", 7, "entropy", _number),
+    Column("entropy", 7, "entropy", format_number),
     Column("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
 )
 HEADER = " ".join([f"{'step':>6}", *(f"{column.name:>{column.width}}" for column in COLUMNS), f"{'left':>8}"])
@@ -122,7 +104,7 @@ def _evaluation(entry: dict) -> tuple[str, dict[str, str]] | None:
         if (match := re.fullmatch(re.escape(prefixes[0]) + r"_((?:avg|pass|maj)@\d+)", name))
     }
     if not scores and (reward := entry.get("eval_reward")) is not None:
-        scores = {"reward": _number(reward)}
+        scores = {"reward": format_number(reward)}
     return prefixes[0], scores
 
 
@@ -231,7 +213,9 @@ def summarize(
         lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
     metrics = dict.fromkeys(name for entry in ends.first for name in entry if re.fullmatch("rewards/.*/mean", name))
     changes = [
-        f"{name.split('/')[1]} {change}" for name in metrics if (change := _change(ends, name, _number)) is not None
+        f"{name.split('/')[1]} {change}"
+        for name in metrics
+        if (change := _change(ends, name, format_number)) is not None
     ]
     if changes:
         lines.append(f"Rewards:   {', '.join(changes)} ({ends.steps}).")
