@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..run.files import replacing
 from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_value
 from ..version import __version__
@@ -19,7 +20,7 @@ from .jobs import Completion, Job, Sampling
 from .journal import Journal
 from .problems import Problem, make_jobs, read_problems
 from .scoring import Scorer, check_scorer, score, warn_without_answers
-from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, replacing, summarise, write_completions
+from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, summarise, write_completions
 
 
 if TYPE_CHECKING:

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an evaluation leaves: the figures of its verdicts, and a table of its completions."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..rewards.dapo_math import completion_text, loggable
+from ..run.files import replacing
 from .jobs import Completion
 from .problems import Problem
 from .scoring import Verdict
@@ -106,11 +104,3 @@ def write_completions(
     ]
     with replacing(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when it is complete."""
-    temporary = path.with_name(path.name + ".part")
-    yield temporary
-    os.replace(temporary, path)

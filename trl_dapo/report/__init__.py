@@ -3,12 +3,15 @@
 """What a run did, from what it left on disk: a page that stands alone, and its pictures.
 
 runs      a folder to a log, and to samples of completions
-panels    logs to pictures
+panels    what of a log is drawn
+drawing   panels to pictures
+groups    what a ledger says
 page      runs to a page
 """
 
+from .drawing import plot_panel, plot_run
 from .page import write_report
-from .panels import PANELS, Panel, plot_panel, plot_run
+from .panels import PANELS, Panel
 from .runs import Run, load_log_history, load_run, load_runs, series
 
 

@@ -16,21 +16,8 @@ from jinja2 import Environment, StrictUndefined
 
 from ..figures import format_share
 from ..version import __version__
-from .panels import (
-    ONE_RUN_EACH,
-    PANELS,
-    PAPER,
-    REWARDS,
-    RUN_COLOURS,
-    SOURCES,
-    Panel,
-    plot_named,
-    plot_panel,
-    plot_runs,
-    render,
-    smooth,
-    smoothing_window,
-)
+from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth, smoothing_window
+from .panels import ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
 from .runs import Run, is_number, load_runs, series
 
 
@@ -38,7 +25,6 @@ PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
-Points = tuple[list[int], list[float]]  # steps, and a value for each
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:

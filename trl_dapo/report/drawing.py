@@ -1,0 +1,344 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Panels to pictures: one colour a run, one line style a metric.
+
+Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A theme is
+"light" or "dark".
+"""
+
+import io
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from .panels import ACCEPTANCE, ENTROPY, LENGTH, ONE_RUN_EACH, OUTCOMES, PANELS, REWARD, Panel, Points
+from .runs import is_number
+
+
+if TYPE_CHECKING:
+    from matplotlib.typing import LineStyleType
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
+RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Tol's muted colours, for what does not stand for a run.
+OUTCOME_COLOURS = {
+    "accepted": "#44AA99",
+    "all_correct": "#DDCC77",
+    "all_wrong": "#882255",
+    "constant": "#BBBBBB",
+    "outside_band": "#88CCEE",
+    "unscored": "#AA4499",
+    "masked": "#999933",
+}
+# For reward functions, and for the sources of prompts, the largest first.
+NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
+# For the reasons of a user's own group filter.
+OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
+# Of what the trainer and a server do.
+TIMELINE_COLOURS = {
+    "update": "#88CCEE",
+    "other": "#999933",
+    "sampling": "#44AA99",
+    "wait": "#CC6677",
+    "rewards": "#DDCC77",
+    "idle": "#BBBBBB",
+}
+# What is done one after the other: where the trainer samples itself, and where a server does.
+TRAINER_LANE = ("update", "other", "sampling", "rewards")
+SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
+NUM_ROLLOUTS = 8  # in the timeline
+LINE_STYLES: tuple["LineStyleType", ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
+INK = {"light": "#1f2328", "dark": "#e6edf3"}
+PAPER = {"light": "#ffffff", "dark": "#0d1117"}
+GRID = {"light": "#e6e9ed", "dark": "#232a33"}
+MAX_POINTS = 600  # of a line
+SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a page of 1000 pixels
+
+
+def plot_panel(
+    panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str], title: str = "", theme: str = "light"
+) -> Figure:
+    """
+    Draws one panel for one or several runs.
+
+    Args:
+        panel ([`Panel`]):
+            One of `PANELS`.
+        log_histories (`Sequence[list[dict]]`):
+            A log for each run.
+        labels (`Sequence[str]`):
+            A name for each run, drawn where there are several.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
+        theme (`str`, *optional*, defaults to `"light"`):
+            `"light"` or `"dark"`.
+
+    Returns:
+        [`~matplotlib.figure.Figure`]: The picture.
+    """
+    with _style(theme):
+        if panel in ONE_RUN_EACH:
+            figure = _plot_each(panel, log_histories, labels)
+        else:
+            # The names of the runs stand below and must not make the picture smaller.
+            key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
+            figure = Figure(figsize=(SIZE[0], SIZE[1] + key_height), layout="constrained")
+            _draw(figure.subplots(), panel, log_histories)
+            _draw_key(figure, labels, num_columns=2)
+        figure.suptitle(title)
+        return figure
+
+
+def plot_named(
+    panel: Panel,
+    by_name: Sequence[dict[str, Points]],
+    labels: Sequence[str],
+    title: str = "",
+    theme: str = "light",
+) -> Figure:
+    """A line for each reward function or source, the first 8, in a picture for each run that has any."""
+    with _style(theme):
+        shown = [i for i, of_run in enumerate(by_name) if of_run]
+        figure, places = _one_for_each(len(shown))
+        for place, i in zip(places, shown, strict=True):
+            for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
+                marker = "o" if len(steps) < 15 else None
+                means = smooth(values, smoothing_window(values))
+                place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
+            if len(labels) > 1:
+                place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
+            place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
+            _label(place, panel)
+        figure.suptitle(title)
+        return figure
+
+
+def _one_for_each(number: int) -> tuple[Figure, list[Axes]]:
+    """A picture with a place for each of so many runs, two in a row."""
+    num_columns = min(number, 2)
+    num_rows = -(-number // num_columns)
+    figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
+    places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
+    for place in places[number:]:
+        place.remove()
+    return figure, places[:number]
+
+
+def _plot_each(panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
+    """A picture for each run that has something to show."""
+    shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
+    figure, places = _one_for_each(len(shown))
+    for place, i in zip(places, shown, strict=True):
+        _draw_one(place, panel, log_histories[i])
+        if len(log_histories) > 1:
+            place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
+    return figure
+
+
+def plot_runs(
+    log_histories: Sequence[list[dict]], labels: Sequence[str], panels: Sequence[Panel] = PANELS, title: str = ""
+) -> Figure:
+    """Several panels in one picture; a panel whose metrics were never logged says so."""
+    with _style("light"):
+        num_columns = 2 if len(panels) <= 4 else 3
+        num_rows = -(-len(panels) // num_columns)
+        figure = Figure(figsize=(4.2 * num_columns, 2.9 * num_rows), layout="constrained")
+        figure.suptitle(title)
+        places = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+        for place, panel in zip(places, panels, strict=False):
+            if panel in ONE_RUN_EACH:
+                _draw_one(place, panel, log_histories[0])
+            else:
+                _draw(place, panel, log_histories)
+            place.set_title(panel.title)
+        for place in places[len(panels) :]:
+            place.remove()
+        _draw_key(figure, labels, num_columns)
+        return figure
+
+
+def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
+    """
+    Draw reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG.
+
+    Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A panel
+    whose metrics were never logged says so.
+
+    Args:
+        log_history (`list[dict]`):
+            From [`load_log_history`], or a trainer's `state.log_history`.
+        path (`str` or `os.PathLike`):
+            File to write. Its folder is made if need be.
+        title (`str`, *optional*, defaults to `""`):
+            Heading.
+
+    Example:
+
+    ```python
+    plot_run(trainer.state.log_history, "run.png")
+    ```
+    """
+    figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(render(figure, "png"))
+
+
+def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
+    """A picture as the content of a file, which holds no date: the same log gives the same file."""
+    buffer = io.BytesIO()
+    with _style(theme):  # ticks are made, and take their colours, only now
+        figure.savefig(buffer, format=file_format, dpi=140, metadata={"Date": None} if file_format == "svg" else None)
+    return buffer.getvalue()
+
+
+def smooth(values: list[float], window: int) -> list[float]:
+    """Running mean over the last `window` values, or over as many as there are at the start."""
+    sums = np.convolve(values, np.ones(window))[: len(values)]
+    return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
+
+
+def thin(values: list) -> list:
+    """At most `MAX_POINTS` of them, evenly spaced, the last among them: more do not show."""
+    stride = -(-len(values) // MAX_POINTS)
+    return values[::-1][:: max(stride, 1)][::-1]
+
+
+def smoothing_window(values: list[float]) -> int:
+    """A twentieth of the run."""
+    return max(1, len(values) // 20)
+
+
+def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:
+    drawn, num_points = {}, 0
+    for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
+        for label, (steps, values) in panel.find(log_history).items():
+            style = LINE_STYLES[list(panel.metrics.values()).index(label)]
+            window = smoothing_window(values)
+            marker = "o" if len(values) < 15 else None
+            if window > 1:
+                # Drawn as pixels where a line would be megabytes.
+                raster = len(values) > MAX_POINTS
+                axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.7, rasterized=raster)
+            means = smooth(values, window)
+            axes.plot(thin(steps), thin(means), color=colour, linestyle=style, marker=marker, markersize=3)
+            drawn[label] = style
+            num_points += len(values)
+    if not drawn:
+        _say_not_logged(axes)
+    elif len(panel.metrics) > 1:
+        # Of several runs, the colour in the legend would be wrong for all but one.
+        colour = RUN_COLOURS[0] if len(log_histories) == 1 else matplotlib.rcParams["text.color"]
+        handles = [Line2D([], [], color=colour, linestyle=style) for style in drawn.values()]
+        # The best place takes seconds to find among many points.
+        axes.legend(handles, list(drawn), loc="best" if num_points <= 10 * MAX_POINTS else "upper right")
+    _label(axes, panel)
+
+
+def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
+    """Names the runs below the picture, where there are several: above it is the title."""
+    if len(labels) > 1:
+        handles = [Line2D([], [], color=colour, linewidth=3) for colour in RUN_COLOURS[: len(labels)]]
+        figure.legend(handles, list(map(_shorten, labels)), loc="outside lower center", ncols=num_columns)
+
+
+def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]) -> None:
+    draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
+    draw(axes, log_history)
+
+
+def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
+    """A bar for each of the last rollouts, or two: what a server did, and below it what the trainer did meanwhile."""
+    metrics = [f"timeline/{name}_seconds" for name in TRAINER_LANE]
+    rollouts = [entry for entry in log_history if all(is_number(entry.get(metric)) for metric in metrics)]
+    rollouts = rollouts[-NUM_ROLLOUTS:]
+    drawn = set()
+    for place, entry in enumerate(rollouts):
+        has_server = is_number(entry.get("timeline/wait_seconds"))
+        lanes = SERVER_LANES if has_server else (TRAINER_LANE,)
+        thickness = 0.72 / len(lanes)
+        for lane, names in enumerate(lanes):
+            start = 0.0
+            for name in names:
+                seconds = entry[f"timeline/{name}_seconds"]
+                height = place + (lane - (len(lanes) - 1) / 2) * (thickness + 0.04)
+                colour = TIMELINE_COLOURS[name]
+                axes.barh(height, seconds, left=start, height=thickness, color=colour, linewidth=0)
+                drawn.add(name)
+                start += seconds
+    if not rollouts:
+        _say_not_logged(axes)
+    axes.set_yticks(range(len(rollouts)), [str(entry["step"]) for entry in rollouts])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds since the rollout before was complete", ylabel="optimizer step")
+    phases = [name for name in TIMELINE_COLOURS if name in drawn]
+    handles = [Line2D([], [], color=TIMELINE_COLOURS[name], linewidth=5) for name in phases]
+    # Above the bars, which may fill the whole width.
+    axes.legend(handles, phases, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(phases), columnspacing=1.2)
+
+
+def _draw_outcomes(axes: Axes, log_history: list[dict]) -> None:
+    shares = OUTCOMES.find(log_history)
+    if shares:
+        steps, _ = shares["accepted"]
+        stack = [thin(smooth(values, smoothing_window(values))) for _, values in shares.values()]
+        others = cycle(OTHER_COLOURS)
+        colours = [OUTCOME_COLOURS.get(outcome) or next(others) for outcome in shares]
+        axes.stackplot(thin(steps), stack, labels=list(shares), colors=colours, linewidth=0)
+        axes.margins(x=0)
+        handles, outcomes = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], outcomes[::-1], loc="lower left", frameon=True, framealpha=0.85, edgecolor="none")
+    else:
+        _say_not_logged(axes)
+    _label(axes, OUTCOMES)
+
+
+def _say_not_logged(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes)
+
+
+def _label(axes: Axes, panel: Panel) -> None:
+    axes.set(xlabel="optimizer step", ylabel=panel.unit)
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.set_ylim(panel.bottom, panel.top)
+
+
+def _shorten(label: str) -> str:
+    # A label that begins with an underscore is none to matplotlib; a space before it is not seen.
+    return " " + (label if len(label) <= 40 else f"{label[:18]}...{label[-18:]}")
+
+
+def _style(theme: str) -> AbstractContextManager[None]:
+    return matplotlib.rc_context(
+        {
+            "font.size": 9,
+            "axes.titlesize": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": GRID[theme],
+            "lines.linewidth": 1.6,
+            "legend.frameon": False,
+            "legend.fontsize": 8.5,
+            "legend.facecolor": PAPER[theme],
+            "legend.handlelength": 2.6,
+            "text.parse_math": False,  # a run may be called `a$b$`
+            "svg.hashsalt": "trl-dapo",
+            **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER[theme]),
+            **dict.fromkeys(
+                ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color"),
+                INK[theme],
+            ),
+        }
+    )
