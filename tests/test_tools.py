@@ -9,6 +9,9 @@ from trl_dapo import tools
 from trl_dapo.tools import calculate
 
 
+pytestmark = pytest.mark.fast
+
+
 @pytest.mark.parametrize(
     ("expression", "value"),
     [

@@ -13,6 +13,9 @@ from plan_helpers import ONE_GPU, TINY_RUN
 from trl_dapo.cli import main
 
 
+pytestmark = pytest.mark.fast
+
+
 def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
     command = ["plan", "--config", write("one GPU of 40 GB", ONE_GPU)]
     assert main(command) == 1

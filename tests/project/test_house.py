@@ -1,0 +1,197 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The house stays as docs/design.md has it: floors, no circle, sizes, and maps that name what there is."""
+
+import ast
+import graphlib
+import re
+from pathlib import Path
+
+import pytest
+
+
+pytestmark = pytest.mark.fast
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "trl_dapo"
+# From the top. A file imports its own floor and those below.
+FLOORS = [
+    ["__init__", "cli"],
+    ["trainer"],
+    ["engines", "report"],
+    ["run", "evaluation"],
+    ["update", "construction"],
+    ["data", "config", "plan"],
+    ["sampling", "rewards", "settings", "tools"],
+    ["ranks", "models", "figures", "version"],
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+NAME_THE_TRAINER = ["__init__", "cli"]
+READ_ITS_PRIVATE_NAMES = ["trainer.py", "update/phase.py", "engines/seam.py"]
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_CLASS, MOST_LINES_OF_A_FUNCTION = (
+    9,
+    16_000,
+    500,
+    300,
+    80,
+)
+MOST_OF_DOCSTRINGS = 0.20
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def module_of(file):
+    """`update.phase`; a folder's own file has the folder's name, the package's is `""`."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def room_of(module):
+    return module.split(".")[0] or "__init__"
+
+
+def imports_of(file):
+    """What a file imports of the package, wherever it does: (module, name); the name is `None` for a whole module."""
+    folder = file.relative_to(ROOT).parent.parts
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.Import):
+            found = [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(folder[: len(folder) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, [start, node.module]))
+            found = [(source, alias.name) for alias in node.names]
+        else:
+            continue
+        for source, name in found:
+            if source.split(".")[0] == "trl_dapo":
+                module = source.removeprefix("trl_dapo").removeprefix(".")
+                submodule = f"{module}.{name}".removeprefix(".")
+                yield (submodule, None) if submodule in MODULES else (module, name)
+
+
+IMPORTS = {module: list(imports_of(file)) for module, file in MODULES.items()}
+
+
+def docstring_of(node):
+    """Its lines; none for what has no docstring."""
+    if ast.get_docstring(node, clean=False) is None:
+        return 0
+    return node.body[0].end_lineno - node.body[0].lineno + 1
+
+
+def lines_of(file):
+    return len(file.read_text().splitlines())
+
+
+def above(limit, kinds):
+    """Classes or functions that are longer without their docstring: (lines, file, name)."""
+    found = []
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, kinds):
+                length = node.end_lineno - node.lineno + 1 - docstring_of(node)
+                found += [(length, str(file.relative_to(PACKAGE)), node.name)] if length > limit else []
+    return found
+
+
+def test_imports_are_read_however_they_are_written():
+    # Relative ones, those of annotations alone, and those in functions.
+    assert ("version", "__version__") in IMPORTS[""]
+    assert ("trainer", "DAPOTrainer") in IMPORTS[""]
+    assert {room_of(module) for module in MODULES} == FLOOR_OF.keys()
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    try:
+        graphlib.TopologicalSorter(
+            {module: {target for target, _ in found if target != module} for module, found in IMPORTS.items()}
+        ).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_a_file_imports_its_own_floor_and_those_below():
+    up = [
+        f"{module} imports {target}"
+        for module, found in IMPORTS.items()
+        for target, _ in found
+        if FLOOR_OF[room_of(target)] < FLOOR_OF[room_of(module)]
+    ]
+    assert not up, "\n".join(up)
+
+
+def test_nobody_below_the_trainer_names_it():
+    named = {
+        module
+        for module, found in IMPORTS.items()
+        for target, name in found
+        if (target == "trainer" or name == "DAPOTrainer") and room_of(module) not in NAME_THE_TRAINER
+    }
+    assert not named, "\n".join(sorted(named))
+
+
+def test_private_names_of_the_trainer_are_read_in_three_files():
+    readers = {
+        str(file.relative_to(PACKAGE))
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"_[a-z]\w*", node.attr)
+        and ast.unparse(node.value).split(".")[-1] in ("trainer", "_trainer")
+    }
+    assert sorted(readers - set(READ_ITS_PRIVATE_NAMES)) == []
+
+
+def test_nothing_is_too_large():
+    assert len([file for file in PACKAGE.glob("*.py") if file.stem != "__init__"]) <= MOST_FILES
+    assert [(lines_of(file), str(file)) for file in FILES if lines_of(file) > MOST_LINES_OF_A_MODULE] == []
+    assert above(MOST_LINES_OF_A_CLASS, ast.ClassDef) == []
+    assert above(MOST_LINES_OF_A_FUNCTION, FUNCTIONS) == []
+
+
+def test_the_package_is_short_and_most_of_it_is_code():
+    lines = sum(map(lines_of, FILES))
+    documented = (ast.Module, ast.ClassDef, *FUNCTIONS)
+    docstrings = sum(
+        docstring_of(node) for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, documented)
+    )
+    assert lines <= MOST_LINES
+    assert docstrings <= MOST_OF_DOCSTRINGS * lines
+
+
+def paths_in(text):
+    """Files and folders that a text names: `update/phase.py`, `update/`."""
+    return set(re.findall(r"(?<![\w./-])(?:[\w.-]+/)*[\w-]+(?:\.py\b|/)", text))
+
+
+def is_there(path):
+    """In the repository, in `tests/`, in the package, or in one of its folders, behind whose name it stands."""
+    return any(
+        (base / path).exists() for base in (ROOT, ROOT / "tests", PACKAGE, *filter(Path.is_dir, PACKAGE.iterdir()))
+    )
+
+
+def the_house():
+    """The part of docs/design.md that has the floors and the map."""
+    return (ROOT / "docs" / "design.md").read_text().partition("\n## The house\n")[2].partition("\n## ")[0]
+
+
+def test_the_floors_of_the_design_are_those_above():
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", the_house(), re.MULTILINE)
+    told = {int(floor): re.findall(r"`(\w+)", rooms) for floor, rooms in rows}
+    assert [sorted(told[floor]) for floor in sorted(told, reverse=True)] == [
+        sorted(room for room in rooms if room != "__init__") for rooms in FLOORS
+    ]
+
+
+def test_the_maps_name_what_there_is():
+    (tree,) = re.findall(r"^```\n(trl_dapo/\n.*?)^```", the_house(), flags=re.DOTALL | re.MULTILINE)
+    named = paths_in(tree) - {"trl_dapo/recipes/"}  # which is there in a wheel alone
+    folders = {f"{file.parent.name}/" for file in PACKAGE.glob("*/__init__.py")}
+    assert (folders | {file.name for file in PACKAGE.glob("*.py") if file.stem != "__init__"}) - named == set()
+    named |= paths_in((ROOT / "CONTRIBUTING.md").read_text())
+    assert sorted(path for path in named if not is_there(path)) == []
