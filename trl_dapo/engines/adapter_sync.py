@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
@@ -156,7 +156,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         self._adapter_request, self._adapter_dtype = None, llm.llm_engine.vllm_config.lora_config.lora_dtype
         llm.generate, llm.chat = self._with_adapter(llm.generate), self._with_adapter(llm.chat)
         # TRL's level 2 throws the weights away, since it hands all of them over again. Nobody else has the base.
-        llm.sleep = partial(_sleep_with_weights, llm.sleep)
+        llm.sleep = partial(lambda sleep, level: sleep(level=1), llm.sleep)
         self._folder = tempfile.TemporaryDirectory(prefix="vllm_lora_")
         self._adapter_root = Path(self._folder.name)
         try:
@@ -244,20 +244,12 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     # ---- The adapter ----
 
     @property
-    def _peft_model(self) -> PeftModel:
-        adapted = as_peft(self.model)
-        assert adapted is not None
-        return adapted
-
-    @property
     def _adapter_config(self) -> LoraConfig:
-        config = self._peft_model.peft_config[self._adapter]
-        assert isinstance(config, LoraConfig)
-        return config
+        return cast(LoraConfig, cast(PeftModel, self.model).peft_config[self._adapter])
 
     def _gather_adapter(self) -> dict[str, torch.Tensor]:
         # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
-        state_dict = gather_adapter(self._peft_model, self._adapter, self._dist, self._adapter_dtype)
+        state_dict = gather_adapter(cast(PeftModel, self.model), self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 
@@ -296,7 +288,3 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             vllm_generation.empty_cache()
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
-
-
-def _sleep_with_weights(sleep: Callable, level: int) -> None:
-    sleep(level=1)

@@ -75,18 +75,8 @@ class RoundAhead:
     """
     The round in flight: asked for in [`RoundAhead.ask`], due in [`RoundAhead.answering`].
 
-    Every process has one and calls its methods in the same order; the request and its answer are the main process's.
-
-    Args:
-        sampler ([`Sampler`], *optional*): Which prompts come next.
-        num_generations (`int`): Completions of a prompt.
-        client (`VLLMClient`, *optional*): TRL's, on the main process of a run with a server.
-        asks_a_server (`bool`): Whether there is one.
-        tokenize (`Callable`): From prompts to their token ids.
-        generate (`Callable`): Samples prompts as TRL does, through the client.
-        describing_loss (`Callable`): Makes a block that says which server was lost.
-        keeping_weights (`Callable`): Makes a block in which TRL pushes no weights.
-        stopwatch ([`Stopwatch`]): Of the trainer.
+    Every process has one and calls its methods in the same order; the request and its answer are the main process's,
+    which alone has a `client`, TRL's.
     """
 
     def __init__(
@@ -97,9 +87,9 @@ class RoundAhead:
         client: Any,
         asks_a_server: bool,
         tokenize: Callable[[list], list[list[int]]],
-        generate: Callable[[list], None],
-        describing_loss: Callable[[], AbstractContextManager],
-        keeping_weights: Callable[[], AbstractContextManager],
+        generate: Callable[[list], None],  # through the client
+        describing_loss: Callable[[], AbstractContextManager],  # says which server was lost
+        keeping_weights: Callable[[], AbstractContextManager],  # TRL pushes none
         stopwatch: Stopwatch,
     ) -> None:
         self._sampler, self._num_generations = sampler, num_generations
@@ -114,10 +104,7 @@ class RoundAhead:
         self._is_answering = False
 
     def ask(self, step: int) -> None:
-        """
-        Asks the server for the next rollout's first round, at an optimizer step, and does not wait. The server is
-        given today's weights first, where it has not got them.
-        """
+        """Asks the server for the next rollout's first round and does not wait. It is given today's weights first."""
         assert self._sampler is not None
         prompts = self._sampler.draw_ahead(step)
         if not prompts:
@@ -200,8 +187,8 @@ class RoundAhead:
 
     def state_dict(self) -> dict[str, Any]:
         """
-        What a checkpoint keeps of the round in flight, once it is answered, loadable with `weights_only=True`. A round
-        that was lost is left out, and its error raised when it is due: the checkpoint need not be lost too.
+        What a checkpoint keeps of the round in flight, once it is answered, loadable with `weights_only=True`. A lost
+        one is left out, and its error raised when it is due: the checkpoint need not be lost too.
         """
         if self._is_lost():
             return {"is_asked": False, "answer": None}

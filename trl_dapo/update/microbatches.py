@@ -45,11 +45,7 @@ def fewest_microbatches(
 ) -> int:
     """
     Fewest micro-batches for rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at most
-    is padding. A pass without gradient goes over a rank's own rows: where ranks are in step, take the maximum over
-    them.
-
-    `lengths` has prompt and completion length of each row, in tokens; prompt and completion columns are multiples of
-    `multiple_of`; `attention` is what one pair of tokens costs.
+    is padding. `lengths` has prompt and completion length of each row; columns are multiples of `multiple_of`.
     """
     return _Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
 
