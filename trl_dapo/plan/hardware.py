@@ -14,27 +14,13 @@ NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as i
 
 @dataclass(frozen=True)
 class GPU:
-    """
-    What a plan needs of an accelerator.
+    """What a plan needs of an accelerator, from NVIDIA's data sheets."""
 
-    The figures are NVIDIA's data sheets': `flops` of dense bfloat16 with accumulation in float32, where the sheet's
-    headline counts sparsity, half of it; `bandwidth` of the GPU's memory; `link` to another GPU of the machine in one
-    direction, half of what is stated for NVLink, and PCIe 4.0 x16 where there is no NVLink. `memory` is the total that
-    `nvidia-smi` shows.
-
-    Attributes:
-        name (`str`): As in `--gpus`.
-        memory (`float`): Bytes.
-        flops (`float`): Floating point operations a second.
-        bandwidth (`float`): Bytes a second.
-        link (`float`): Bytes a second.
-    """
-
-    name: str
-    memory: float
-    flops: float
-    bandwidth: float
-    link: float
+    name: str  # as in `--gpus`
+    memory: float  # bytes, the total that `nvidia-smi` shows
+    flops: float  # of dense bfloat16 with accumulation in float32; a sheet's headline counts sparsity, twice that
+    bandwidth: float  # bytes/s
+    link: float  # bytes/s to another GPU in one direction: half of what NVLink states, else PCIe 4.0 x16
 
 
 def _gpu(name: str, mebibytes: int, teraflops: float, gigabytes_per_second: float, link: float) -> tuple[str, GPU]:
@@ -73,18 +59,11 @@ def cpu() -> GPU:
 
 @dataclass(frozen=True)
 class Cluster:
-    """
-    The GPUs of a run.
-
-    Attributes:
-        gpu ([`GPU`]): Which.
-        num_train (`int`): That train, a process each.
-        num_serve (`int`): That vLLM's server has for itself.
-    """
+    """The GPUs of a run."""
 
     gpu: GPU
-    num_train: int
-    num_serve: int = 0
+    num_train: int  # a process each
+    num_serve: int = 0  # that vLLM's server has for itself
 
     def __str__(self) -> str:
         return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
@@ -97,12 +76,7 @@ class Cluster:
 
 
 def parse_gpus(text: str) -> Cluster:
-    """
-    Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM.
-
-    Raises:
-        ValueError: If it cannot be read, or the GPU is not known.
-    """
+    """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*)", text.strip())
     if match is None or match[1] == "0":
         raise ValueError(f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve.")
@@ -117,12 +91,7 @@ def parse_gpus(text: str) -> Cluster:
 
 
 def read_hardware(text: str) -> Cluster | None:
-    """
-    Reads a recipe's `Hardware:`, such as `one GPU of 24 GB` or `64 GPUs of 80 GB train, 8 more serve vLLM`.
-
-    Returns:
-        [`Cluster`], or `None` where the text names no GPUs of a size that is known.
-    """
+    """Reads a recipe's `Hardware:`, such as `one GPU of 24 GB`; `None` where it names no GPUs of a known size."""
     if "CPU" in text and "GPU" not in text:
         return Cluster(cpu(), 1)
     number = r"\b(one|two|\d+)"
