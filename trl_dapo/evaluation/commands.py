@@ -79,10 +79,7 @@ def run_eval(args: argparse.Namespace) -> int:
     """Runs `trl-dapo eval` and prints its figures; the exit status."""
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
 
-    def run() -> None:
-        _print_summary(evaluate(**settings), args.output_dir)
-
-    return _reporting("eval", run)
+    return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:

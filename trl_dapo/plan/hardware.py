@@ -23,23 +23,20 @@ class GPU:
     link: float  # bytes/s to another GPU in one direction: half of what NVLink states, else PCIe 4.0 x16
 
 
-def _gpu(name: str, mebibytes: int, teraflops: float, gigabytes_per_second: float, link: float) -> tuple[str, GPU]:
-    return name, GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes_per_second * 1e9, link * 1e9)
-
-
-GPUS = dict(
-    [
-        _gpu("H100-80GB", 81_559, 989, 3_350, 450),
-        _gpu("H200-141GB", 143_771, 989, 4_800, 450),
-        _gpu("B200-180GB", 183_359, 2_250, 8_000, 900),
-        _gpu("A100-80GB", 81_920, 312, 2_039, 300),
-        _gpu("A100-40GB", 40_960, 312, 1_555, 300),
-        _gpu("L40S-48GB", 46_068, 362, 864, 32),
-        _gpu("L4-24GB", 23_034, 121, 300, 32),
-        _gpu("RTX4090-24GB", 24_564, 165, 1_008, 32),
-        _gpu("RTX3090-24GB", 24_576, 71, 936, 32),
-    ]
-)
+GPUS = {
+    name: GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes * 1e9, link * 1e9)
+    for name, mebibytes, teraflops, gigabytes, link in (
+        ("H100-80GB", 81_559, 989, 3_350, 450),
+        ("H200-141GB", 143_771, 989, 4_800, 450),
+        ("B200-180GB", 183_359, 2_250, 8_000, 900),
+        ("A100-80GB", 81_920, 312, 2_039, 300),
+        ("A100-40GB", 40_960, 312, 1_555, 300),
+        ("L40S-48GB", 46_068, 362, 864, 32),
+        ("L4-24GB", 23_034, 121, 300, 32),
+        ("RTX4090-24GB", 24_564, 165, 1_008, 32),
+        ("RTX3090-24GB", 24_576, 71, 936, 32),
+    )
+}
 # What "GPUs of 80 GB" in a recipe's header is taken for.
 GPU_OF_SIZE = {
     24: "RTX4090-24GB",

@@ -13,6 +13,8 @@ from ..models import ModelShape, lora_targets
 from .recipe import Sharding
 
 
+Lora = tuple[int, list[str] | str | None]  # rank and target modules of an adapter
+
 # Bytes of optimizer state a weight, beside its float32 or bfloat16: AdamW's two moments in the weight's own precision,
 # or in 8 bits with a float32 scale for each block of 256 (section 2 of https://huggingface.co/papers/2110.02861).
 ADAMW = ("adamw_torch", "adamw_torch_fused", "paged_adamw", "paged_adamw_32bit")
@@ -89,11 +91,7 @@ def state_bytes(
 
 
 def layer_bytes(
-    shape: ModelShape,
-    held: int,
-    computed: int,
-    attention: str = "sdpa",
-    lora: tuple[int, list[str] | str | None] | None = None,
+    shape: ModelShape, held: int, computed: int, attention: str = "sdpa", lora: Lora | None = None
 ) -> float:
     """Bytes a token that one layer keeps for its backward pass; `score_bytes` come on top."""
     # What autograd saves in transformers' layers of RMSNorm, attention and gated MLP, in the way of section 4.1 of
@@ -101,10 +99,14 @@ def layer_bytes(
     # scales is kept, because neither has a gradient to give.
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     trains = lora is None
+    # Two norms: the input in float32, the output, and a mean.
     norms = 2 * (4 * hidden + held * hidden * trains + 4)
+    # Read for queries, keys and values, and for gate and up; under autocast each of the five makes its own copy.
     inputs = (2 if held == computed else 5) * computed * hidden * trains
+    # Queries and output, keys and values, which a mask has repeated for each query head, and a sum's logarithm a head.
     seen = keys if "flash" in attention else queries
     attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
+    # Gate, its SiLU, up, and their product.
     mlp = (3 + trains) * computed * shape.intermediate_size * shape.num_active_experts
     normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
     adapter = 0
@@ -136,7 +138,7 @@ def activation_bytes(
     computed: int,
     checkpointing: bool,
     attention: str = "sdpa",
-    lora: tuple[int, list[str] | str | None] | None = None,
+    lora: Lora | None = None,
     fused_head: bool = True,
 ) -> dict[str, float]:
     """Bytes of a micro-batch at its fullest: `activations`, kept to the end of the forward pass, and `work` on top."""
