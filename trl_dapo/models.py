@@ -165,10 +165,8 @@ class ModelShape:
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def num_lora(self, rank: int, target_modules: list[str] | str | None) -> int:
-        """
-        Weights of an adapter: `rank * (inputs + outputs)` of each layer it is on (section 4.1 of
-        [LoRA](https://huggingface.co/papers/2106.09685)).
-        """
+        """Weights of an adapter of this rank."""
+        # Section 4.1 of https://huggingface.co/papers/2106.09685.
         linears = [self.linears[name] for name in lora_targets(target_modules)]
         return sum(rank * (inputs + outputs) * count for inputs, outputs, count in linears)
 

@@ -25,13 +25,7 @@ _MISTAKE, _INTERRUPTED = 2, 130  # exit statuses, as shells have them
 
 
 def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the options of `trl-dapo eval`, which are the arguments of [`evaluate`].
-
-    Args:
-        parser ([`~argparse.ArgumentParser`]):
-            Parser of the subcommand.
-    """
+    """Adds the options of `trl-dapo eval`, the arguments of [`evaluate`], to a parser."""
     parser.description = (
         "Measure avg@k, pass@k and maj@k of a model on math problems, each with a 95 % interval over problems. The "
         "defaults are the AIME protocol of the DAPO paper. The same command continues an evaluation that was "
@@ -82,32 +76,14 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    """
-    Run `trl-dapo eval` and print its figures.
-
-    Args:
-        args ([`~argparse.Namespace`]):
-            Options of [`add_eval_arguments`]; others are left alone.
-
-    Returns:
-        `int`: Exit status.
-    """
+    """Runs `trl-dapo eval` and prints its figures; the exit status."""
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
 
-    def run() -> None:
-        _print_summary(evaluate(**settings), args.output_dir)
-
-    return _reporting("eval", run)
+    return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the options of `trl-dapo compare`.
-
-    Args:
-        parser ([`~argparse.ArgumentParser`]):
-            Parser of the subcommand.
-    """
+    """Adds the options of `trl-dapo compare` to a parser."""
     parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
     parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
     parser.add_argument("trained", help="the same of the other evaluation")
@@ -115,16 +91,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """
-    Run `trl-dapo compare` and print what changed.
-
-    Args:
-        args ([`~argparse.Namespace`]):
-            Options of [`add_compare_arguments`]; others are left alone.
-
-    Returns:
-        `int`: Exit status.
-    """
+    """Runs `trl-dapo compare` and prints what changed; the exit status."""
 
     def run() -> None:
         change = compare(args.base, args.trained)
@@ -179,17 +146,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
 
 
 def print_comparison(change: dict[str, Any], console: "Console | None" = None, in_brief: bool = False) -> None:
-    """
-    Print what [`compare`] returns.
-
-    Args:
-        change (`dict`):
-            From [`compare`].
-        console ([`~rich.console.Console`], *optional*):
-            Where to write. Defaults to standard output.
-        in_brief (`bool`, *optional*, defaults to `False`):
-            Whether to print avg@k alone, of each source and in all.
-    """
+    """Prints what [`compare`] returns; `in_brief` avg@k alone."""
     from rich.console import Console
     from rich.markup import escape
 

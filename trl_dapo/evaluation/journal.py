@@ -22,19 +22,7 @@ _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a
 
 
 class Journal:
-    """
-    Opens, continues or starts the journal of an evaluation. Safe to append to from several threads.
-
-    Args:
-        path (`Path`):
-            The file. Its folder is made if need be.
-        settings (`dict`):
-            What the completions depend on, as JSON has it.
-
-    Raises:
-        ValueError: If the file holds completions of other settings, or is no journal.
-        BlockingIOError: If another process has it open.
-    """
+    """Opens or starts a journal. Raises `ValueError` if it is another's, `BlockingIOError` if it is open."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         import fcntl  # POSIX only; the figures of an evaluation are for every system
@@ -56,17 +44,7 @@ class Journal:
             raise
 
     def append(self, problem: str, index: int, completion: Completion) -> None:
-        """
-        Add one completion. Once this returns, it outlives the process.
-
-        Args:
-            problem (`str`):
-                Key of the problem.
-            index (`int`):
-                Which of the problem's completions it is, from 0.
-            completion ([`Completion`]):
-                The completion.
-        """
+        """Once this returns, the completion outlives the process. Several threads may call it."""
         with self._lock:
             self._write({"problem": problem, "index": index, **completion._asdict()})
             self.completions[problem, index] = completion

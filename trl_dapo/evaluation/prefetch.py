@@ -16,52 +16,24 @@ _MAX_TOKENS, _MAX_ROWS = 2**25, 2**14
 
 
 class Prefetch:
-    """
-    Samples the completions of many evaluation batches in one call and hands each batch its share.
+    """Samples the completions of many evaluation batches in one call and hands each batch its share."""
 
-    The evaluation loop takes one batch at a time, and each call of an engine wakes it, syncs its weights, and ends
-    when its longest completion does. [`~Prefetch.over`] therefore reads the loop's batches before the loop does, as
-    many as fit one call; [`~Prefetch.take`] is asked before a batch is generated. The batches, their order and
-    everything else that is done with them stay the loop's.
-
-    Args:
-        generate (`Callable`):
-            Samples a list of prompts of this process. Returns a tuple of columns; each list in it has one entry a
-            prompt (what `GRPOTrainer._generate` returns, without tools, environments, images or a rollout function).
-            Called as often in each process.
-    """
+    # The evaluation loop takes one batch at a time, and each call of an engine wakes it, syncs its weights, and ends
+    # when its longest completion does. So the loop's batches are read before the loop does, as many as fit one call.
+    # The batches, their order and everything else that is done with them stay the loop's. `generate` returns a tuple
+    # of columns; each list in it has one entry a prompt.
 
     def __init__(self, generate: Callable[[list], tuple]) -> None:
         self._generate = generate
         self._waiting: deque[tuple[list, tuple]] = deque()
 
     def over(self, dataloader: "DataLoader", num_rows: int) -> "DataLoader":
-        """
-        The loader for an evaluation loop, which samples ahead as the loop begins and whenever nothing is left.
-
-        Args:
-            dataloader ([`~torch.utils.data.DataLoader`]):
-                Prepared by accelerate. Its batches are lists of examples with a `prompt`.
-            num_rows (`int`):
-                Rows of this process that fit one call; at least one batch is taken.
-
-        Returns:
-            A loader of the same batches, with the attributes of `dataloader`.
-        """
+        """The loader's batches, `num_rows` of this process sampled ahead whenever nothing is left."""
         self._waiting.clear()
         return cast("DataLoader", _ReadAhead(dataloader, self._fill, num_rows))
 
     def take(self, prompts: list) -> tuple | None:
-        """
-        The share of the next batch.
-
-        Args:
-            prompts (`list`):
-                The batch's prompts.
-
-        Returns:
-            `tuple` or `None`: What `generate` would return for these prompts; `None` if they are not the next batch's.
-        """
+        """The next batch's share, what `generate` would return; `None` if these prompts are not the next batch's."""
         if not self._waiting or self._waiting[0][0] != prompts:
             return None
         return self._waiting.popleft()[1]
@@ -107,14 +79,5 @@ class _ReadAhead:
 
 
 def rows_that_fit(max_completion_length: int) -> int:
-    """
-    Rows of all processes whose completions fit one call, as far as the host's memory goes.
-
-    Args:
-        max_completion_length (`int`):
-            Tokens of a completion, at most.
-
-    Returns:
-        `int`: The number of rows, at least 1. AIME's 960 rows of 20,480 tokens fit.
-    """
+    """Rows of all processes whose completions fit one call: AIME's 960 rows of 20,480 tokens do."""
     return max(1, min(_MAX_ROWS, _MAX_TOKENS // max_completion_length))

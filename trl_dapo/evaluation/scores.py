@@ -18,34 +18,16 @@ class _Problem(NamedTuple):
 
 class EvaluationScores:
     """
-    avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch.
+    avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems.
 
-    Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. The lists beyond
-    the dataset's own, which fill the last batch, are dropped by their number; k in a row that are not one problem's
-    (of a stream that `predict` does not repeat) are left out. Rows with equal source and id are repeats of one
-    problem, and their completions, a multiple of k, are pooled:
-
-    - avg@k is the share of them that is right;
-    - pass@k is the probability that one of k drawn from them is right, without bias
-      ([`~trl_dapo.evaluation.pass_at_k`]);
-    - maj@k is the verdict on the most frequent answer of all ([`~trl_dapo.evaluation.maj_at_k`]).
-
-    Each score is the mean over problems, whatever the number of their repeats. A problem of which a completion could
-    not be scored is left out, as [`~trl_dapo.evaluation.evaluate`] leaves it out.
+    Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. Rows with equal
+    source and id are repeats of one problem, and their completions are pooled. Left out are the lists that fill the
+    last batch, k in a row that are not one problem's (of a stream that `predict` does not repeat), and a problem of
+    which a completion could not be scored.
 
     Args:
         k (`int`):
             Completions of each row of the dataset.
-
-    Example:
-
-    ```python
-    >>> scores = EvaluationScores(k=2)
-    >>> scores.begin(num_rows=2)
-    >>> scores.add([("aime", "1")] * 2 + [("aime", "2")] * 2, ["7", "7", "3", None], [True, True, False, False])
-    >>> scores.means()
-    {'avg@2': 0.5, 'pass@2': 0.5, 'maj@2': 0.5, 'avg@2/aime': 0.5, 'pass@2/aime': 0.5, 'maj@2/aime': 0.5}
-    ```
     """
 
     def __init__(self, k: int) -> None:
@@ -53,14 +35,7 @@ class EvaluationScores:
         self.begin(0)
 
     def begin(self, num_rows: int | None) -> None:
-        """
-        Forget what an evaluation before has left, be it published or not.
-
-        Args:
-            num_rows (`int` or `None`):
-                Rows of the dataset. `None` if a stream does not say: then every list counts, and one that fills the
-                last batch as a repeat of its problem.
-        """
+        """Forgets an earlier evaluation; of a stream, whose `num_rows` is `None`, every list counts."""
         self._num_rows_left = num_rows
         self._problems: dict[Any, _Problem] = {}
 
@@ -71,12 +46,12 @@ class EvaluationScores:
         right: Sequence[bool | None],
     ) -> None:
         """
-        Add the completions of one batch of all processes, in the order of their ranks.
+        Adds the completions of one batch of all processes, in the order of their ranks.
 
         Args:
             problems (`Sequence[tuple]` of length B):
-                Source and id ([`problem_id`]) of each completion's problem; B is a multiple of k. A source may be
-                `None`; where the id is, the k completions are those of a problem of their own.
+                Source and id of each completion's problem; B is a multiple of k. A source may be `None`; where the id
+                is, the k completions are those of a problem of their own.
             answers (`Sequence[str | None]` of length B):
                 Extracted answers, `None` where there is none.
             right (`Sequence[bool | None]` of length B):
@@ -105,13 +80,7 @@ class EvaluationScores:
             problem.answers.extend(answers[group])
 
     def means(self) -> dict[str, float]:
-        """
-        The scores of what was added since [`~EvaluationScores.begin`].
-
-        Returns:
-            `dict[str, float]`: `"avg@4"`, `"pass@4"` and, where a completion states an answer, `"maj@4"`, with k for
-            4; the same of each source, as `"avg@4/<source>"`. Empty if there is no problem that could be scored.
-        """
+        """The scores by name, `avg@4` and of a source `avg@4/<source>`; maj@k where a completion states an answer."""
         scored = [problem for problem in self._problems.values() if None not in problem.right]
         means = self._means_of(scored, "")
         for source in dict.fromkeys(problem.source for problem in scored):

@@ -22,16 +22,7 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean over problems with its 95 % interval.
-
-    Args:
-        mean (`float`):
-            The mean.
-        low (`float`):
-            Lower bound.
-        high (`float`):
-            Upper bound.
-    """
+    """A mean over problems with its 95 % interval."""
 
     mean: float
     low: float
@@ -48,13 +39,6 @@ def avg_at_k(correct: ArrayLike) -> np.ndarray:
 
     Returns:
         `np.ndarray` of shape (P,): Shares in `[0, 1]`.
-
-    Example:
-
-    ```python
-    >>> avg_at_k([[True, False], [True, True]]).tolist()
-    [0.5, 1.0]
-    ```
     """
     return _verdicts(correct).mean(axis=1)
 
@@ -63,8 +47,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """
     Probability that one of `k` completions of each problem is correct, from K of them, without bias.
 
-    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1), as a
-    product of factors of at most 1.
+    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1).
 
     Args:
         correct (`array_like` of `bool`):
@@ -77,13 +60,6 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
     Raises:
         ValueError: If there are fewer than `k` completions a problem.
-
-    Example:
-
-    ```python
-    >>> pass_at_k([[True, False, False, False]], k=2).tolist()
-    [0.5]
-    ```
     """
     correct_PK = _verdicts(correct)
     num_completions = correct_PK.shape[1]
@@ -97,27 +73,19 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
     """
-    Whether the most frequent answer of each problem is correct.
+    Whether the most frequent answer of each problem is correct; 0 where none has an answer.
 
-    Completions without an answer have no vote; a problem where none has an answer counts 0. Where several answers are
-    equally frequent, each is taken to win with the same probability, so that neither the order of the completions nor
-    a coin decides: two answers with three votes each, one of them right, count 0.5.
+    Where several answers are equally frequent, each is taken to win with the same probability: two answers with three
+    votes each, one of them right, count 0.5.
 
     Args:
         answers (`Sequence[Sequence[str | None]]`):
-            Extracted answers of shape (P, K), `None` where there is none.
+            Extracted answers of shape (P, K). `None` has no vote.
         correct (`array_like` of `bool`):
             Verdicts of the same shape.
 
     Returns:
         `np.ndarray` of shape (P,): Expected verdicts in `[0, 1]`.
-
-    Example:
-
-    ```python
-    >>> maj_at_k([["7", "7", "3"], ["1", "2", None]], [[True, True, False], [False, True, False]]).tolist()
-    [1.0, 0.5]
-    ```
     """
     correct_PK = _verdicts(correct)
     return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
@@ -126,23 +94,9 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.
 def problem_figures(
     num_correct: Sequence[int], num_completions: Sequence[int], maj: Sequence[float], k: int
 ) -> dict[str, np.ndarray]:
-    """
-    Every metric of an evaluation, one value a problem.
-
-    Args:
-        num_correct (`Sequence[int]` of length P):
-            Correct completions of each problem.
-        num_completions (`Sequence[int]` of length P):
-            All completions of each problem: `k`, or a multiple of it where the dataset lists the problem repeatedly.
-        maj (`Sequence[float]` of length P):
-            Verdict on each problem's most frequent answer.
-        k (`int`):
-            Completions that are asked for at a time.
-
-    Returns:
-        `dict[str, np.ndarray]` of shape (P,) each: `"avg@k"`, `"pass@j"` for each power of two `j` below k and for k
-        itself, and `"maj@k"`.
-    """
+    """Every metric of an evaluation, one value a problem."""
+    # A problem that the dataset lists repeatedly has a multiple of `k` completions. pass@j is there for each power of
+    # two below k and for k.
     correct_P, completions_P = np.asarray(num_correct), np.asarray(num_completions)
 
     def pass_at(j: int) -> np.ndarray:
@@ -164,17 +118,14 @@ def estimate_mean(values: ArrayLike, seed: int = 0) -> Estimate:
     """
     Mean over problems, with a 95 % percentile interval from 10,000 bootstrap samples of the problems.
 
-    The interval of a paired comparison is that of the problems' differences. It has no width where all values agree;
-    for shares, [`estimate_share`] has one there too.
-
     Args:
         values (`array_like` of `float`):
-            One value a problem, of shape (P,).
+            One value a problem, of shape (P,); in a paired comparison its difference.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the resampling.
 
     Returns:
-        [`Estimate`]: Mean, lower and upper bound.
+        [`Estimate`]: Mean and bounds, which coincide where all values agree.
 
     Raises:
         ValueError: If there is no value.
@@ -194,30 +145,19 @@ def estimate_share(values: ArrayLike, seed: int = 0) -> Estimate:
     """
     Mean over problems of values from 0 to 1, with a 95 % interval that is never without width.
 
-    The interval is [`estimate_mean`]'s, but where all values agree: no resampling then shows another mean, and 0 of
-    30 solved would be "0 %, for certain". There it is Wilson's score interval (E. B. Wilson 1927, JASA 22, 209-212)
-    for the mean as a share of P problems, 0 to 11.4 % for 0 of 30. Of all values from 0 to 1 with that mean, solved
-    and unsolved vary most, so that it is not too narrow for shares between them.
+    Where all values agree, resampling shows no other mean. There the interval is Wilson's (E. B. Wilson 1927, JASA 22,
+    209-212) for the mean as a share of P problems: 0 to 11.4 % for 0 of 30. Of all values from 0 to 1 with that mean,
+    solved and unsolved vary most, so that it is not too narrow.
 
     Args:
-        values (`array_like` of `float`):
-            One value a problem, of shape (P,), in `[0, 1]`.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the resampling.
+        values, seed:
+            As in [`estimate_mean`], values in `[0, 1]`.
 
     Returns:
-        [`Estimate`]: Mean, lower and upper bound, in `[0, 1]`.
+        [`Estimate`]: Mean and bounds, in `[0, 1]`.
 
     Raises:
         ValueError: If there is no value, or one is not a share.
-
-    Example:
-
-    ```python
-    >>> mean, low, high = estimate_share([0.0] * 30)
-    >>> mean, low, round(high, 3)
-    (0.0, 0.0, 0.114)
-    ```
     """
     values_P = np.asarray(values, dtype=np.float64)
     if not ((values_P >= 0) & (values_P <= 1)).all():

@@ -72,20 +72,6 @@ def write_completions(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema(
-        {
-            "id": pa.string(),
-            "source": pa.string(),
-            "index": pa.int64(),
-            "prompt": pa.string(),
-            "solution": pa.string(),
-            "completion": pa.large_string(),
-            "answer": pa.string(),
-            "correct": pa.bool_(),
-            "length": pa.int64(),
-            "truncated": pa.bool_(),
-        }
-    )
     rows = [
         {
             "id": loggable(problem.id),
@@ -102,5 +88,8 @@ def write_completions(
         for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True)
         for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
     ]
+    types = {"completion": pa.large_string(), "correct": pa.bool_(), "truncated": pa.bool_()}
+    types |= {"index": pa.int64(), "length": pa.int64()}
+    schema = pa.schema({name: types.get(name, pa.string()) for name in rows[0]})
     with replacing(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema), temporary)

@@ -8,7 +8,8 @@ What a run will need, before a GPU is rented: `trl-dapo plan`.
     recipe     a recipe with every default, its header, how it is sharded
     memory     pure: bytes
     speed      pure: seconds
-    planning   a plan of both
+    batches, training, sampling   of a rollout
+    planning   a plan of all that, and whether it fits
     suggestions  the settings that would help
     page       what is printed
 """

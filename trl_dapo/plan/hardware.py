@@ -14,46 +14,29 @@ NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as i
 
 @dataclass(frozen=True)
 class GPU:
-    """
-    What a plan needs of an accelerator.
+    """What a plan needs of an accelerator, from NVIDIA's data sheets."""
 
-    The figures are NVIDIA's data sheets': `flops` of dense bfloat16 with accumulation in float32, where the sheet's
-    headline counts sparsity, half of it; `bandwidth` of the GPU's memory; `link` to another GPU of the machine in one
-    direction, half of what is stated for NVLink, and PCIe 4.0 x16 where there is no NVLink. `memory` is the total that
-    `nvidia-smi` shows.
-
-    Attributes:
-        name (`str`): As in `--gpus`.
-        memory (`float`): Bytes.
-        flops (`float`): Floating point operations a second.
-        bandwidth (`float`): Bytes a second.
-        link (`float`): Bytes a second.
-    """
-
-    name: str
-    memory: float
-    flops: float
-    bandwidth: float
-    link: float
+    name: str  # as in `--gpus`
+    memory: float  # bytes, the total that `nvidia-smi` shows
+    flops: float  # of dense bfloat16 with accumulation in float32; a sheet's headline counts sparsity, twice that
+    bandwidth: float  # bytes/s
+    link: float  # bytes/s to another GPU in one direction: half of what NVLink states, else PCIe 4.0 x16
 
 
-def _gpu(name: str, mebibytes: int, teraflops: float, gigabytes_per_second: float, link: float) -> tuple[str, GPU]:
-    return name, GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes_per_second * 1e9, link * 1e9)
-
-
-GPUS = dict(
-    [
-        _gpu("H100-80GB", 81_559, 989, 3_350, 450),
-        _gpu("H200-141GB", 143_771, 989, 4_800, 450),
-        _gpu("B200-180GB", 183_359, 2_250, 8_000, 900),
-        _gpu("A100-80GB", 81_920, 312, 2_039, 300),
-        _gpu("A100-40GB", 40_960, 312, 1_555, 300),
-        _gpu("L40S-48GB", 46_068, 362, 864, 32),
-        _gpu("L4-24GB", 23_034, 121, 300, 32),
-        _gpu("RTX4090-24GB", 24_564, 165, 1_008, 32),
-        _gpu("RTX3090-24GB", 24_576, 71, 936, 32),
-    ]
-)
+GPUS = {
+    name: GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes * 1e9, link * 1e9)
+    for name, mebibytes, teraflops, gigabytes, link in (
+        ("H100-80GB", 81_559, 989, 3_350, 450),
+        ("H200-141GB", 143_771, 989, 4_800, 450),
+        ("B200-180GB", 183_359, 2_250, 8_000, 900),
+        ("A100-80GB", 81_920, 312, 2_039, 300),
+        ("A100-40GB", 40_960, 312, 1_555, 300),
+        ("L40S-48GB", 46_068, 362, 864, 32),
+        ("L4-24GB", 23_034, 121, 300, 32),
+        ("RTX4090-24GB", 24_564, 165, 1_008, 32),
+        ("RTX3090-24GB", 24_576, 71, 936, 32),
+    )
+}
 # What "GPUs of 80 GB" in a recipe's header is taken for.
 GPU_OF_SIZE = {
     24: "RTX4090-24GB",
@@ -73,18 +56,11 @@ def cpu() -> GPU:
 
 @dataclass(frozen=True)
 class Cluster:
-    """
-    The GPUs of a run.
-
-    Attributes:
-        gpu ([`GPU`]): Which.
-        num_train (`int`): That train, a process each.
-        num_serve (`int`): That vLLM's server has for itself.
-    """
+    """The GPUs of a run."""
 
     gpu: GPU
-    num_train: int
-    num_serve: int = 0
+    num_train: int  # a process each
+    num_serve: int = 0  # that vLLM's server has for itself
 
     def __str__(self) -> str:
         return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
@@ -97,12 +73,7 @@ class Cluster:
 
 
 def parse_gpus(text: str) -> Cluster:
-    """
-    Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM.
-
-    Raises:
-        ValueError: If it cannot be read, or the GPU is not known.
-    """
+    """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*)", text.strip())
     if match is None or match[1] == "0":
         raise ValueError(f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve.")
@@ -117,12 +88,7 @@ def parse_gpus(text: str) -> Cluster:
 
 
 def read_hardware(text: str) -> Cluster | None:
-    """
-    Reads a recipe's `Hardware:`, such as `one GPU of 24 GB` or `64 GPUs of 80 GB train, 8 more serve vLLM`.
-
-    Returns:
-        [`Cluster`], or `None` where the text names no GPUs of a size that is known.
-    """
+    """Reads a recipe's `Hardware:`, such as `one GPU of 24 GB`; `None` where it names no GPUs of a known size."""
     if "CPU" in text and "GPU" not in text:
         return Cluster(cpu(), 1)
     number = r"\b(one|two|\d+)"

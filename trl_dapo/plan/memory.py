@@ -13,6 +13,8 @@ from ..models import ModelShape, lora_targets
 from .recipe import Sharding
 
 
+Lora = tuple[int, list[str] | str | None]  # rank and target modules of an adapter
+
 # Bytes of optimizer state a weight, beside its float32 or bfloat16: AdamW's two moments in the weight's own precision,
 # or in 8 bits with a float32 scale for each block of 256 (section 2 of https://huggingface.co/papers/2110.02861).
 ADAMW = ("adamw_torch", "adamw_torch_fused", "paged_adamw", "paged_adamw_32bit")
@@ -32,26 +34,9 @@ VLLM_WORK, VLLM_ASLEEP = 2.0 * 2**30, 1.0 * 2**30
 
 
 def optimizer_bytes(optim: str, weight: int) -> float:
-    """
-    Bytes of optimizer state for a weight.
-
-    Two moments as precise as the weight (`torch.optim.AdamW` makes them by `zeros_like`), or of 8 bits each and
-    `4 / 256` for the scale of their block.
-
-    Args:
-        optim (`str`): As in [`~transformers.TrainingArguments`].
-        weight (`int`): Bytes of the weight.
-
-    Raises:
-        ValueError: If the optimizer is none that is known.
-
-    Example:
-
-    ```python
-    >>> optimizer_bytes("adamw_torch", 4), optimizer_bytes("adamw_8bit", 4)
-    (8, 2.03125)
-    ```
-    """
+    """Of optimizer state for a weight of so many bytes. Raises `ValueError` for an unknown optimizer."""
+    # `torch.optim.AdamW` makes its two moments as precise as the weight (`zeros_like`); of 8 bits each block has a
+    # scale.
     if optim in ADAMW:
         return 2 * weight
     if optim in ADAMW_8BIT:
@@ -64,12 +49,9 @@ def optimizer_bytes(optim: str, weight: int) -> float:
 
 
 def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> float:
-    """
-    Bytes of a model of 8 or 4 bits: its linear layers, with their scales; the rest stays as it is held.
-
-    4 bits: half a byte a weight, and for each block of 64 a scale of 4 bytes, or nested of one byte and 4 for 256 of
-    those (section 3 of [QLoRA](https://huggingface.co/papers/2305.14314)). 8 bits: a byte a weight, and 4 a row.
-    """
+    """Bytes of a model of 8 or 4 bits: its linear layers, with their scales; the rest stays as it is held."""
+    # 4 bits: half a byte a weight, and for each block of 64 a scale of 4 bytes, or nested of one byte and 4 for 256 of
+    # those (section 3 of https://huggingface.co/papers/2305.14314). 8 bits: a byte a weight, and 4 a row.
     rest = held * (shape.num_parameters - shape.num_linear)
     if bits == 8:
         return shape.num_linear + rest + sum(4 * outputs * count for _, outputs, count in shape.linears.values())
@@ -80,27 +62,12 @@ def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> fl
 def state_bytes(
     frozen: float, num_trained: int, trained: int, optim: str, sharding: Sharding, num_gpus: int, accumulates: bool
 ) -> dict[str, float]:
-    """
-    Bytes of weights, gradients and optimizer state, which [ZeRO](https://huggingface.co/papers/1910.02054) (section 3)
-    cuts by the number of GPUs: the optimizer's from stage 1, gradients from 2, weights from 3.
-
-    DeepSpeed trains bfloat16 weights with a copy in float32 beside the optimizer's moments: 2 + 2 + 12. FSDP2 shards
-    float32 weights and gradients: 4 + 4 + 8; between two micro-batches whose gradients are not reduced it holds those
-    of the whole model in bfloat16 (`set_requires_gradient_sync` in torch's documentation). DDP copies gradients into
-    its buckets (`gradient_as_bucket_view` there).
-
-    Args:
-        frozen (`float`): Bytes of the weights that do not train.
-        num_trained (`int`): Weights that train.
-        trained (`int`): Bytes of one of them.
-        optim (`str`): As in [`optimizer_bytes`].
-        sharding ([`Sharding`]): How it is shared.
-        num_gpus (`int`): By how many.
-        accumulates (`bool`): Whether gradients of several micro-batches are summed before they are reduced.
-
-    Returns:
-        `dict[str, float]`: `weights`, `gradients`, `optimizer`.
-    """
+    """Bytes of weights, gradients and optimizer state; `frozen` are those of weights that do not train."""
+    # ZeRO (section 3 of https://huggingface.co/papers/1910.02054) cuts the optimizer's by the number of GPUs from
+    # stage 1, gradients from 2, weights from 3. DeepSpeed trains bfloat16 weights with a copy in float32 beside the
+    # moments: 2 + 2 + 12. FSDP2 shards float32 weights and gradients: 4 + 4 + 8; between two micro-batches whose
+    # gradients are not reduced it holds those of the whole model in bfloat16 (`set_requires_gradient_sync` in torch's
+    # documentation). DDP copies gradients into its buckets (`gradient_as_bucket_view` there).
     kind = sharding.kind
     master = 4 if sharding.is_deepspeed and trained == 2 else 0
     parts = {
@@ -124,44 +91,22 @@ def state_bytes(
 
 
 def layer_bytes(
-    shape: ModelShape,
-    held: int,
-    computed: int,
-    attention: str = "sdpa",
-    lora: tuple[int, list[str] | str | None] | None = None,
+    shape: ModelShape, held: int, computed: int, attention: str = "sdpa", lora: Lora | None = None
 ) -> float:
-    """
-    Bytes a token that one layer keeps for its backward pass.
-
-    The tensors that autograd saves in transformers' layers of RMSNorm, attention and gated MLP, in the way of section
-    4.1 of [Korthikanti et al.](https://huggingface.co/papers/2205.05198). With width `H`, queries `A` and keys `K`
-    wide, and an MLP `I` wide:
-
-    - two norms: `4 H` the input in float32, `H` the output, and a mean of 4 bytes each;
-    - what the linear layers read: `H` once for queries, keys and values and once for gate and up; under autocast each
-      of the five makes its own copy;
-    - attention: queries and output, `2 A`, keys and values, `2 K` (`2 A` where a mask has them repeated for
-      each query head), and the logarithm of a sum for each head;
-    - the MLP: gate, its SiLU, up, and their product, `4 I`; with experts once for each that is active;
-    - with normalized queries and keys: `A + K` in float32 and as computed;
-    - with an adapter: what each adapted layer reads, and the rank. Of the frozen weights' own layers neither what they
-      read nor what a norm scales is kept, because neither has a gradient to give.
-
-    Args:
-        shape ([`ModelShape`]): Of the model.
-        held, computed (`int`): Bytes of a number, as above.
-        attention (`str`): `attn_implementation`.
-        lora (`tuple`, *optional*): Rank and target modules of an adapter.
-
-    Returns:
-        `float`. Of `"eager"` attention the scores come on top, which grow with the row: [`score_bytes`].
-    """
+    """Bytes a token that one layer keeps for its backward pass; `score_bytes` come on top."""
+    # What autograd saves in transformers' layers of RMSNorm, attention and gated MLP, in the way of section 4.1 of
+    # https://huggingface.co/papers/2205.05198. Of frozen weights' own layers neither what they read nor what a norm
+    # scales is kept, because neither has a gradient to give.
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     trains = lora is None
+    # Two norms: the input in float32, the output, and a mean.
     norms = 2 * (4 * hidden + held * hidden * trains + 4)
+    # Read for queries, keys and values, and for gate and up; under autocast each of the five makes its own copy.
     inputs = (2 if held == computed else 5) * computed * hidden * trains
+    # Queries and output, keys and values, which a mask has repeated for each query head, and a sum's logarithm a head.
     seen = keys if "flash" in attention else queries
     attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
+    # Gate, its SiLU, up, and their product.
     mlp = (3 + trains) * computed * shape.intermediate_size * shape.num_active_experts
     normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
     adapter = 0
@@ -172,23 +117,16 @@ def layer_bytes(
 
 
 def score_bytes(shape: ModelShape, row: int, computed: int, attention: str) -> float:
-    """
-    Bytes a token of what grows with the length of its row.
-
-    `"eager"`: scores of each head in float32 and as computed (`5 a s` in section 4.1 of
-    [Korthikanti et al.](https://huggingface.co/papers/2205.05198), without dropout). `"sdpa"`: the mask of a padded
-    batch, a byte, and a number as computed where it is added. Flash attention: nothing.
-    """
+    """Bytes a token of what grows with the length of its row."""
+    # Eager: scores of each head in float32 and as computed (`5 a s` in section 4.1 of the same, without dropout).
+    # SDPA: the mask of a padded batch, a byte, and a number as computed where it is added. Flash attention: nothing.
     if attention == "eager":
         return row * shape.num_heads * (4 + computed)
     return 0.0 if "flash" in attention else row * (1 + computed)
 
 
 def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int) -> float:
-    """
-    Bytes that a layer's backward pass works with beyond what the layer kept: the gradients of the MLP's gate, up and
-    product, and of its largest weight, as computed and as held.
-    """
+    """Bytes of a layer's backward pass beyond what it kept: gradients of the MLP, and of its largest weight."""
     return 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
 
 
@@ -200,35 +138,11 @@ def activation_bytes(
     computed: int,
     checkpointing: bool,
     attention: str = "sdpa",
-    lora: tuple[int, list[str] | str | None] | None = None,
+    lora: Lora | None = None,
     fused_head: bool = True,
 ) -> dict[str, float]:
-    """
-    Bytes of a micro-batch at its fullest: kept to the end of the forward pass, and worked with on top.
-
-    With checkpointing a layer keeps its input alone, as precise as the weights are held, and is computed again in the
-    backward pass ([Chen et al.](https://huggingface.co/papers/1604.06174)); without it, all of [`layer_bytes`], and
-    the copies that autocast made of the linear weights. On top comes the most of three moments:
-
-    - the end of the forward pass: a tile of the output layer, and with checkpointing those copies, which stay until
-      autocast ends;
-    - the start of the backward pass: a tile, and in float32 the gradients of the last hidden states and, where it
-      trains, of the output layer;
-    - a layer's backward pass: [`backward_bytes`], with checkpointing what the layer keeps, and the gradient of the
-      output layer, which waits for the embedding's where both are one.
-
-    Args:
-        shape, held, computed, attention, lora:
-            As in [`layer_bytes`].
-        tokens (`int`): Of the micro-batch, padding included.
-        row (`int`): Tokens of its longest row.
-        checkpointing (`bool`): `gradient_checkpointing`.
-        fused_head (`bool`): Whether log-probabilities are computed in tiles, as from TRL 1.16 on. Else all logits are
-            there at once, with two copies and a gradient.
-
-    Returns:
-        `dict[str, float]`: `activations`, what is kept, and `work`.
-    """
+    """Bytes of a micro-batch at its fullest: `activations`, kept to the end of the forward pass, and `work` on top."""
+    # Without a fused head all logits are there at once, with two copies and a gradient.
     trains_all = lora is None
     layer = tokens * layer_bytes(shape, held, computed, attention, lora)
     scores = tokens * score_bytes(shape, row, computed, attention)
@@ -254,13 +168,10 @@ def activation_bytes(
 
 
 def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) -> float:
-    """
-    Bytes of what a GPU gathers of the others' shards while it computes.
-
-    FSDP2: two layers in bfloat16, the one at work and the next, embedding and output layer, which belong to no layer
-    and stay; and, for the fused output layer, its weight as it is sharded (`full_tensor` in `add_fused_lm_head` of
-    TRL). ZeRO-3: what it keeps at most, and a bucket of gradients. ZeRO-1 and 2: a bucket.
-    """
+    """Bytes of what a GPU gathers of the others' shards while it computes."""
+    # FSDP2: two layers in bfloat16, the one at work and the next, embedding and output layer, which belong to no layer
+    # and stay; and, for the fused output layer, its weight as it is sharded (`full_tensor` in `add_fused_lm_head` of
+    # TRL). ZeRO-3: what it keeps at most, and a bucket of gradients. ZeRO-1 and 2: a bucket.
     if sharding.kind == "fsdp2":
         roots = shape.num_embedding * (1 if shape.is_tied else 2)
         return 2 * (2 * shape.num_linear / shape.num_layers + roots) + held_by_shard * shape.num_embedding
@@ -270,11 +181,8 @@ def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) ->
 
 
 def vllm_cache_tokens(shape: ModelShape, memory: float, utilization: float, tensor_parallel_size: int) -> int:
-    """
-    Tokens whose keys and values fit into one engine of vLLM: its share of each GPU, less bfloat16 weights and what it
-    works with, over `2 * 2 * layers * key heads * head dimension` bytes (section 3 of
-    [PagedAttention](https://huggingface.co/papers/2309.06180)), which tensor parallelism cuts by key heads.
-    """
+    """Tokens whose keys and values fit into one engine of vLLM."""
+    # Section 3 of https://huggingface.co/papers/2309.06180; tensor parallelism cuts them by key heads.
     free = utilization * memory - 2 * shape.num_parameters / tensor_parallel_size - VLLM_WORK
     return max(0, math.floor(free / (shape.kv_bytes / min(tensor_parallel_size, shape.num_kv_heads))))
 
@@ -282,15 +190,7 @@ def vllm_cache_tokens(shape: ModelShape, memory: float, utilization: float, tens
 def checkpoint_bytes(
     frozen: float, num_trained: int, trained: int, optim: str, sharding: Sharding, only_model: bool, is_adapter: bool
 ) -> float:
-    """
-    Bytes on disk of one checkpoint: the weights, or the adapter alone, and unless `save_only_model` the optimizer's
-    state, with DeepSpeed its copy of the weights too.
-
-    Args:
-        only_model (`bool`): `save_only_model`.
-        is_adapter (`bool`): Whether the frozen weights stay where they are.
-        others: As in [`state_bytes`].
-    """
+    """On disk, of one checkpoint: the weights or the adapter alone, and the optimizer's state unless `only_model`."""
     model = trained * num_trained + (0 if is_adapter else frozen)
     if only_model:
         return model

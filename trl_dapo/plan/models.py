@@ -84,22 +84,8 @@ def _count_on_meta_device(config: dict) -> int:
 
 
 def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]:
-    """
-    A model's shape: from a local folder, else the hub's cache, else the hub, else `PUBLISHED`.
-
-    Args:
-        name (`str`):
-            Model on the hub, or folder with a `config.json`. A folder that is not there yet is taken for the known
-            model that its name begins with.
-        revision (`str`, *optional*):
-            Of the model on the hub.
-
-    Returns:
-        `tuple[ModelShape, str]`: the shape, and in words where its config is from.
-
-    Raises:
-        ValueError: If no config is found.
-    """
+    """A model's shape, and in words where its config is from: a folder, the hub's cache, the hub, or `PUBLISHED`."""
+    # A folder that is not there yet is taken for the known model that its name begins with.
     path = Path(name, "config.json")
     if path.is_file():
         return _read_shape(path), f"{path}"

@@ -73,10 +73,7 @@ class Plan:
 
     @property
     def peak_sampling(self) -> float:
-        """
-        Bytes at most while completions are sampled: weights and optimizer state, the largest weight as it is gathered
-        for vLLM, and vLLM where it shares the GPU, or the cache of transformers' `generate`.
-        """
+        """Bytes at most while completions are sampled, with vLLM where it shares the GPU, or `generate`'s cache."""
         kept = sum(self.training.memory[part] for part in ("weights", "optimizer", "reference", "context"))
         if self.recipe.asks_a_server:
             return kept + self.training.gathered_for_sync

@@ -39,17 +39,9 @@ OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
 
 @dataclass(frozen=True)
 class Sharding:
-    """
-    How the processes that train share a model.
+    """How the processes that train share a model."""
 
-    Attributes:
-        kind (`str`):
-            `"none"`, `"ddp"`, `"fsdp2"`, `"zero1"`, `"zero2"` or `"zero3"`.
-        offloads_optimizer, offloads_weights (`bool`):
-            Whether these are in the machine's memory.
-    """
-
-    kind: str
+    kind: str  # "none", "ddp", "fsdp2", "zero1", "zero2" or "zero3"
     offloads_optimizer: bool = False
     offloads_weights: bool = False
 
@@ -64,18 +56,10 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Recipe:
-    """
-    What a plan knows of a run.
-
-    Attributes:
-        name (`str`): The file's.
-        settings (`~types.SimpleNamespace`): Every field of a recipe; what it leaves out has its default.
-        sharding ([`Sharding`]): How training is shared.
-        cluster ([`Cluster`]): The GPUs.
-    """
+    """What a plan knows of a run."""
 
     name: str
-    settings: SimpleNamespace
+    settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
     sharding: Sharding
     cluster: Cluster
 
@@ -91,11 +75,8 @@ class Recipe:
 
 @cache
 def _declarations() -> dict[str, ast.AnnAssign]:
-    """
-    Every field that a recipe may have.
-
-    Read from the sources of the dataclasses, because importing them takes longer than planning all recipes.
-    """
+    """Every field that a recipe may have."""
+    # Importing the dataclasses takes longer than planning all recipes.
     found = {}
     for package, file, name in DATACLASSES:
         spec = find_spec(package)
@@ -112,12 +93,7 @@ def _declarations() -> dict[str, ast.AnnAssign]:
 
 @cache
 def declared_fields() -> dict:
-    """
-    Every field that a recipe may have, with its default: `None` where that is no literal.
-
-    Returns:
-        `dict`.
-    """
+    """Every field that a recipe may have, with its default: `None` where that is no literal."""
     return {name: _literal(node.value) for name, node in _declarations().items()}
 
 
@@ -146,25 +122,7 @@ def _literal(value: ast.expr | None) -> Any:
 def read(
     path: str, gpus: str | None = None, accelerate_config: str | None = None, overrides: Sequence[str] = ()
 ) -> Recipe:
-    """
-    Reads a recipe for a plan.
-
-    Args:
-        path (`str`):
-            The recipe, or its name.
-        gpus (`str`, *optional*):
-            As in [`~hardware.parse_gpus`]. Defaults to what the header's `Hardware:` says.
-        accelerate_config (`str`, *optional*):
-            Name or file of accelerate's configuration. Defaults to what the header's `Launch:` or `Hardware:` says.
-        overrides (`Sequence[str]`, *optional*):
-            `--field value ...`, as `trl-dapo train` takes them.
-
-    Returns:
-        [`Recipe`].
-
-    Raises:
-        ValueError, OSError: In one line.
-    """
+    """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
     file, values = find_recipe(path), dict(declared_fields())
     fields = _read_recipe(file)
     fields.pop("env", None)  # variables that TRL's parser sets: no field
@@ -244,12 +202,7 @@ def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluste
 
 
 def read_sharding(file: Path, num_processes: int) -> Sharding:
-    """
-    Reads a configuration of accelerate's.
-
-    Raises:
-        ValueError, OSError: If it cannot be read, or shards in a way that a plan does not know.
-    """
+    """Reads a configuration of accelerate's; raises `ValueError` where a plan does not know its sharding."""
     config = _read_recipe(file)
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}

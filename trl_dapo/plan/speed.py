@@ -25,16 +25,10 @@ GRID = 64  # points in time at which the last completions are looked at
 
 @dataclass(frozen=True)
 class Lengths:
-    """
-    Lengths of completions between 0 and a maximum, of which nothing but the mean is known.
+    """Lengths of completions between 0 and a maximum, of which nothing but the mean is known."""
 
-    The distribution that assumes least, that of largest entropy, has a density in proportion to `exp(-r x)` on
-    `[0, maximum]` ([Jaynes 1957](https://doi.org/10.1103/PhysRev.106.620)); a mean of half the maximum makes it flat.
-
-    Attributes:
-        mean (`float`): Tokens.
-        maximum (`float`): Tokens.
-    """
+    # The distribution of largest entropy has a density in proportion to `exp(-r x)` on `[0, maximum]` (Jaynes 1957,
+    # https://doi.org/10.1103/PhysRev.106.620); a mean of half the maximum makes it flat.
 
     mean: float
     maximum: float
@@ -69,34 +63,21 @@ def _mean(rate: float) -> float:
 
 @dataclass(frozen=True)
 class Engine:
-    """
-    One engine that samples.
-
-    Attributes:
-        gpu ([`GPU`]): Which GPUs.
-        num_gpus (`int`): How many share its weights (tensor parallelism).
-        num_engines (`int`): How many such engines there are.
-        cache_tokens (`float`): Tokens whose keys and values it holds.
-        max_num_seqs (`int`): Completions that it works on at once.
-        step_seconds (`float`): A step beyond reading and computing.
-        weight_bytes (`int`): Bytes of a weight.
-    """
+    """One engine that samples."""
 
     gpu: GPU
-    num_gpus: int
-    num_engines: int
-    cache_tokens: float
-    max_num_seqs: int
-    step_seconds: float = STEP_SECONDS
+    num_gpus: int  # that share its weights (tensor parallelism)
+    num_engines: int  # of its kind
+    cache_tokens: float  # whose keys and values it holds
+    max_num_seqs: int  # that it works on at once
+    step_seconds: float = STEP_SECONDS  # beyond reading and computing
     weight_bytes: int = 2
 
 
 def decode_step_seconds(shape: ModelShape, engine: Engine, num_sequences: float, context: float) -> float:
-    """
-    Seconds of one token for each of some sequences: reading all weights and their keys and values, or computing
-    `2 N` operations each, whichever takes longer ([Pope et al.](https://huggingface.co/papers/2211.05102), section 2),
-    and the time of a step that is neither.
-    """
+    """Of one token for each of some sequences, whose mean length is `context`."""
+    # Reading all weights and their keys and values, or computing `2 N` operations each, whichever takes longer
+    # (section 2 of https://huggingface.co/papers/2211.05102), and the time of a step that is neither.
     gpu, shards = engine.gpu, engine.num_gpus
     # Experts are read where one of the sequences needs them: nearly all, from some dozens on.
     weights = engine.weight_bytes * shape.num_parameters / shards
@@ -113,14 +94,10 @@ def decode_step_seconds(shape: ModelShape, engine: Engine, num_sequences: float,
 def sampling_seconds(
     shape: ModelShape, engine: Engine, num_sequences: float, lengths: Lengths, prompt: float, num_generations: int = 1
 ) -> tuple[float, float]:
-    """
-    Seconds until an engine has finished some completions, the longest included, and those of them in which less than
-    half of what it had running is left.
-
-    It works on as many at once as it may and as its cache holds. While others wait, that number stays: tokens over
-    tokens a second. Then the last of them thin out as the lengths say, until one of the maximum is left. Each group's
-    prompt is read once, at `2 N` operations a token.
-    """
+    """Until an engine has finished some completions, and those in which less than half of what it ran is left."""
+    # It works on as many at once as it may and as its cache holds. While others wait, that number stays: tokens over
+    # tokens a second. Then the last of them thin out as the lengths say, until one of the maximum is left. Each
+    # group's prompt is read once, at `2 N` operations a token.
     mean_context = prompt + lengths.mean_square / (2 * lengths.mean)  # at a token drawn at random
     running = max(1.0, min(num_sequences, engine.max_num_seqs, engine.cache_tokens / mean_context))
     waiting = max(0.0, num_sequences - running)
@@ -139,14 +116,8 @@ def sampling_seconds(
 def training_flops(
     shape: ModelShape, rows: float, lengths: Lengths, prompt: float, passes: float, causal: bool
 ) -> float:
-    """
-    Floating point operations of some rows: `2 N` a token and pass, and in attention `4 L A` for each pair of tokens
-    (appendix B of [PaLM](https://huggingface.co/papers/2204.02311), where forward and backward are three passes).
-
-    Args:
-        passes (`float`): 1 forward, 3 with the backward pass, 4 where checkpointing computes forward again.
-        causal (`bool`): Whether the half of the pairs that the causal mask hides is left out, as in flash attention.
-    """
+    """Of some rows: `2 N` a token and pass, and in attention `4 L A` a pair of tokens, half of them if causal."""
+    # Appendix B of https://huggingface.co/papers/2204.02311, where forward and backward are three passes.
     tokens = prompt + lengths.mean
     squares = prompt**2 + 2 * prompt * lengths.mean + lengths.mean_square
     pairs = 4 * shape.num_layers * shape.num_heads * shape.head_dim * (0.5 if causal else 1)
@@ -154,34 +125,17 @@ def training_flops(
 
 
 def training_seconds(flops: float, gpu: GPU, num_gpus: int, gathered: float, num_passes: float, link: float) -> float:
-    """
-    Seconds of passes over a rollout on all GPUs: computing, with the share of padding that a budget allows, or
-    gathering shards for each pass, whichever takes longer, since they overlap
-    ([FSDP](https://huggingface.co/papers/2304.11277), section 4.3).
-
-    Args:
-        flops (`float`): Of all rows.
-        gathered (`float`): Bytes that a GPU receives for one micro-batch.
-        num_passes (`float`): Micro-batches a GPU.
-        link (`float`): Bytes/s between GPUs.
-    """
+    """Of passes over a rollout on all GPUs, each of which receives `gathered` bytes for one micro-batch."""
+    # Computing and gathering overlap (section 4.3 of https://huggingface.co/papers/2304.11277).
     computing = flops / (1 - PADDING) / (num_gpus * TRAIN_MFU * gpu.flops)
     return max(computing, num_passes * gathered / (BANDWIDTH * link))
 
 
 def expected_rounds(first: float, needed: int, acceptance: float, carries: bool) -> list[tuple[float, float]]:
-    """
-    The rounds of a rollout whose first asks for `first` groups: how often there is one, in the mean, and its groups.
-
-    It finds `n a` of them, with the standard deviation `sqrt(n a (1 - a))`. Where that is too few, a second asks for
-    what is missing: the tail of the normal distribution, and its mean beyond a point.
-
-    Args:
-        first (`float`): Groups of the first round.
-        needed (`int`): Groups that are needed.
-        acceptance (`float`): Share of groups that are accepted.
-        carries (`bool`): Whether surplus is kept, so that in the mean no more is sampled than needed.
-    """
+    """The rounds of a rollout, the first of `first` groups: how often there is one, in the mean, and its groups."""
+    # It finds `n a` of them, with the standard deviation `sqrt(n a (1 - a))`. Where that is too few, a second asks for
+    # what is missing: the tail of the normal distribution, and its mean beyond a point. With carry nothing is sampled
+    # in the mean that is not needed.
     deviation = math.sqrt(first * acceptance * (1 - acceptance)) or 1e-9
     margin = (first * acceptance - needed) / deviation
     short = math.erfc(margin / math.sqrt(2)) / 2

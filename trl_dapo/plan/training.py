@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..models import ModelShape
 from .batches import PROMPT, Batches
 from .hardware import GPUS_PER_MACHINE, NETWORK
-from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
+from .memory import CONTEXT, Lora, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
 from .recipe import Recipe
 from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
 
@@ -38,7 +38,7 @@ class Training:
     lengths: Lengths
 
     @property
-    def lora(self) -> tuple | None:
+    def lora(self) -> Lora | None:
         """Rank and target modules of an adapter."""
         settings = self.recipe.settings
         return (settings.lora_r, settings.lora_target_modules) if settings.use_peft else None

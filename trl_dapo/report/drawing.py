@@ -68,24 +68,7 @@ SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a p
 def plot_panel(
     panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str], title: str = "", theme: str = "light"
 ) -> Figure:
-    """
-    Draws one panel for one or several runs.
-
-    Args:
-        panel ([`Panel`]):
-            One of `PANELS`.
-        log_histories (`Sequence[list[dict]]`):
-            A log for each run.
-        labels (`Sequence[str]`):
-            A name for each run, drawn where there are several.
-        title (`str`, *optional*, defaults to `""`):
-            Heading.
-        theme (`str`, *optional*, defaults to `"light"`):
-            `"light"` or `"dark"`.
-
-    Returns:
-        [`~matplotlib.figure.Figure`]: The picture.
-    """
+    """Draws one of `PANELS` for one or several runs, which have a log and a name each."""
     with _style(theme):
         if panel in ONE_RUN_EACH:
             figure = _plot_each(panel, log_histories, labels)
@@ -171,9 +154,6 @@ def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") 
     """
     Draw reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG.
 
-    Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A panel
-    whose metrics were never logged says so.
-
     Args:
         log_history (`list[dict]`):
             From [`load_log_history`], or a trainer's `state.log_history`.
@@ -181,12 +161,6 @@ def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") 
             File to write. Its folder is made if need be.
         title (`str`, *optional*, defaults to `""`):
             Heading.
-
-    Example:
-
-    ```python
-    plot_run(trainer.state.log_history, "run.png")
-    ```
     """
     figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
     path = Path(path)

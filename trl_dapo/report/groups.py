@@ -21,48 +21,19 @@ MAX_SOURCES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
-    """
-    What a ledger says.
-
-    Args:
-        num_groups (`int`):
-            Groups that were sampled.
-        outcomes (`list[dict]`):
-            `outcome`, `num_groups`, `share` of the groups and `tokens`, their share of the tokens; the largest first.
-        sources (`list[dict]`):
-            `source`, `num_groups`, `first`, `last` and `all` (acceptance in the first fifth of the run, in the last,
-            and in all of it) and `correct` (share of the scored completions, or `None`); the largest first.
-        by_source (`dict[str, tuple[list[int], list[float]]]`):
-            Steps and acceptance rates of the largest sources.
-        hardest, easiest (`list[dict]`):
-            Prompts: `prompt_id`, `source`, `num_groups`, `correct`, `scored`, `step` (when it was last sampled) and
-            `prompt`, its text or `None`.
-        opened (`list[dict]`):
-            Groups whose text was kept, dropped ones first: `verdict` (why, or "accepted"), `step`, `round`,
-            `prompt_id`, `source`, `correct`, `scored`, `num_completions`, `prompt` and some `completions`, each with
-            `number`, `text`, `length`, `truncated` and `rewards`.
-    """
+    """What a ledger says."""
 
     num_groups: int
-    outcomes: list[dict[str, Any]]
-    sources: list[dict[str, Any]]
-    by_source: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
-    hardest: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: list[dict[str, Any]]  # with their share of the groups and of the tokens, the largest first
+    sources: list[dict[str, Any]]  # with acceptance in the first fifth of the run, the last and all; the largest first
+    by_source: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)  # steps and acceptance rates
+    hardest: list[dict[str, Any]] = field(default_factory=list)  # prompts, with the step they were last sampled at
     easiest: list[dict[str, Any]] = field(default_factory=list)
-    opened: list[dict[str, Any]] = field(default_factory=list)
+    opened: list[dict[str, Any]] = field(default_factory=list)  # groups to read, dropped ones first
 
 
 def summarize_groups(rows: pa.Table) -> GroupFigures:
-    """
-    What a ledger says, in figures.
-
-    Args:
-        rows (`pyarrow.Table`):
-            From [`~trl_dapo.run.ledger.read_ledger`], with at least one row.
-
-    Returns:
-        [`GroupFigures`]
-    """
+    """A ledger's rows, of which there is one at least, in figures."""
     scalars = [name for name in rows.column_names if not pa.types.is_nested(rows.schema.field(name).type)]
     groups = rows.select([name for name in scalars if name not in TEXT]).to_pandas()
     groups["accepted"] = groups["outcome"] != "dropped"

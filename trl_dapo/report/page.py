@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from ..figures import format_share
 from ..version import __version__
@@ -191,29 +192,41 @@ def _is_score(name: str) -> bool:
 
 def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any]:
     histories = [run.log_history for run in runs]
-    return {
-        "name": panel.name,
-        "title": panel.title,
-        "caption": panel.caption,
-        "is_wide": panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1,
-        "alt": _in_words(panel, runs, labels),
-        **_pictures(lambda theme: plot_panel(panel, histories, labels, theme=theme)),
-    }
+    is_wide = panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1
+    sentences = []
+    for label, history in zip(labels, histories, strict=True):
+        for name, (steps, values) in panel.find(history).items():
+            means = smooth(values, smoothing_window(values))
+            between = f", between {min(means):.3g} and {max(means):.3g}"
+            sentences.append(_in_words(f"{label}, {name}", steps, means, between))
+    return _picture(panel, is_wide, sentences, lambda theme: plot_panel(panel, histories, labels, theme=theme))
 
 
 def _rendered_named(panel: Panel, by_name: list[dict[str, Points]], labels: list[str]) -> dict[str, Any]:
     sentences = [
-        f"{label}, {name}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}."
+        _in_words(f"{label}, {name}", *points)
         for label, of_run in zip(labels, by_name, strict=True)
-        for name, (steps, values) in of_run.items()
+        for name, points in of_run.items()
     ]
+    is_wide = sum(map(bool, by_name)) > 1
+    return _picture(panel, is_wide, sentences, lambda theme: plot_named(panel, by_name, labels, theme=theme))
+
+
+def _in_words(line: str, steps: list[int], values: list[float], more: str = "") -> str:
+    """What a line shows, for those who do not see it."""
+    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{more}."
+
+
+def _picture(panel: Panel, is_wide: bool, sentences: list[str], plot: Callable[[str], Figure]) -> dict[str, Any]:
+    """A panel as the page shows it, its picture on each paper as an address that holds it."""
+    pictures = {theme: base64.b64encode(render(plot(theme), "svg", theme)).decode() for theme in PAPER}
     return {
         "name": panel.name,
         "title": panel.title,
         "caption": panel.caption,
-        "is_wide": sum(map(bool, by_name)) > 1,
-        "alt": f"{panel.title}, {panel.unit} over optimizer steps. " + " ".join(sentences),
-        **_pictures(lambda theme: plot_named(panel, by_name, labels, theme=theme)),
+        "is_wide": is_wide,
+        "alt": f"{panel.title}, {panel.unit} over optimizer steps. {' '.join(sentences)}",
+        **{theme: f"data:image/svg+xml;base64,{picture}" for theme, picture in pictures.items()},
     }
 
 
@@ -238,27 +251,6 @@ def _by_function(log_history: list[dict]) -> dict[str, Points]:
     functions = [match[1] for metric in logged if (match := re.fullmatch("rewards/(.*)/mean", metric))]
     points = {function: series(log_history, f"rewards/{function}/mean") for function in functions}
     return {function: of_function for function, of_function in points.items() if of_function[0]}
-
-
-def _pictures(plot: Callable[[str], Any]) -> dict[str, str]:
-    """A picture on each paper, as an address that holds it."""
-    pictures = {theme: render(plot(theme), "svg", theme) for theme in PAPER}
-    return {
-        theme: f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}" for theme, picture in pictures.items()
-    }
-
-
-def _in_words(panel: Panel, runs: list[Run], labels: list[str]) -> str:
-    """What a picture shows, for those who do not see it."""
-    sentences = []
-    for label, run in zip(labels, runs, strict=True):
-        for name, (steps, values) in panel.find(run.log_history).items():
-            means = smooth(values, smoothing_window(values))
-            sentences.append(
-                f"{label}, {name}: {means[0]:.3g} at step {steps[0]}, {means[-1]:.3g} at step {steps[-1]}, between "
-                f"{min(means):.3g} and {max(means):.3g}."
-            )
-    return f"{panel.title}, {panel.unit} over optimizer steps. " + " ".join(sentences)
 
 
 # ---- What a model wrote ----

@@ -14,32 +14,14 @@ Points = tuple[list[int], list[float]]  # steps, and a value for each
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """
-    One picture.
+    """One picture."""
 
-    Args:
-        name (`str`):
-            Name of its file.
-        title (`str`):
-            Heading.
-        unit (`str`):
-            What the vertical axis counts.
-        metrics (`dict[str, str]`):
-            Regular expressions of the metrics drawn, and how each is called in the legend.
-        caption (`str`):
-            What to look for, in one sentence.
-        bottom (`float`, *optional*, defaults to `0.0`):
-            Where the vertical axis begins; `None` leaves it to the values.
-        top (`float`, *optional*):
-            Where it ends, if not by the values.
-    """
-
-    name: str
+    name: str  # of its file
     title: str
-    unit: str
-    metrics: dict[str, str]
-    caption: str
-    bottom: float | None = 0.0
+    unit: str  # of the vertical axis
+    metrics: dict[str, str]  # regular expressions of the metrics drawn, and how each is called in the legend
+    caption: str  # what to look for, in one sentence
+    bottom: float | None = 0.0  # where the vertical axis begins; `None` leaves it to the values
     top: float | None = None
 
     def find(self, log_history: list[dict]) -> dict[str, Points]:

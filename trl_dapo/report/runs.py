@@ -28,46 +28,19 @@ NUM_SAMPLED_PROMPTS = 2  # of each table of completions
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """
-    What one run left on disk.
-
-    Args:
-        label (`str`):
-            Name of the run in pictures and tables.
-        log_history (`list[dict]`):
-            One dictionary of metrics for each time the trainer logged, oldest first.
-        max_steps (`int`, *optional*):
-            Optimizer steps that the run was to make.
-        written (`datetime.datetime`, *optional*):
-            When its log was last written to.
-        checkpoint (`str`, *optional*):
-            Name of the last whole checkpoint that it can be resumed from.
-        notes (`list[str]`, *optional*):
-            What could not be read, one sentence each.
-        samples (`list[dict]`, *optional*):
-            Prompts with their best and their worst completion, from the first and the last table of completions.
-        evaluations (`dict[str, dict]`, *optional*):
-            Summaries of the evaluations in its folder, by the name of theirs, in the order they were made in.
-        changes (`list[dict]`, *optional*):
-            Each evaluation beside the first of the same problems: `before` and `after` (their names) and what
-            [`~trl_dapo.evaluation.compare`] says.
-        settings (`dict[str, dict]`, *optional*):
-            `value` and `default` of the settings that are not the defaults, by name; `None` where they are not known.
-        groups ([`GroupFigures`], *optional*):
-            What its ledger says; `None` where it has none.
-    """
+    """What one run left on disk."""
 
     label: str
-    log_history: list[dict]
-    max_steps: int | None = None
-    written: datetime | None = None
-    checkpoint: str | None = None
-    notes: list[str] = field(default_factory=list)
-    samples: list[dict] = field(default_factory=list)
-    evaluations: dict[str, dict] = field(default_factory=dict)
-    changes: list[dict] = field(default_factory=list)
-    settings: dict[str, dict] | None = None
-    groups: GroupFigures | None = None
+    log_history: list[dict]  # metrics for each time the trainer logged, oldest first
+    max_steps: int | None = None  # optimizer steps that it was to make
+    written: datetime | None = None  # when its log was last written to
+    checkpoint: str | None = None  # name of the last whole one
+    notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+    samples: list[dict] = field(default_factory=list)  # prompts with their best and their worst completion
+    evaluations: dict[str, dict] = field(default_factory=dict)  # summaries by name, in the order they were made in
+    changes: list[dict] = field(default_factory=list)  # each beside the first of the same problems, as `compare` says
+    settings: dict[str, dict] | None = None  # `value` and `default` of those that are not the defaults
+    groups: GroupFigures | None = None  # what its ledger says
 
     @property
     def last_step(self) -> int:
@@ -90,9 +63,6 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
         run_dirs (`Sequence[str | os.PathLike]`):
             Output folders. One that is named twice is read once.
 
-    Returns:
-        `list[Run]`: The runs, in their order.
-
     Raises:
         FileNotFoundError: If a folder holds no log.
     """
@@ -105,19 +75,15 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run, whether it has ended, goes on or was killed.
+    Reads a run, whether it has ended, goes on or was killed; files that were being written then are noted.
 
-    The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`
-    of the folder and its checkpoints. Files that were being written when the run died are passed over and noted.
+    The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`.
 
     Args:
         run_dir (`str` or `os.PathLike`):
             The run's `output_dir`, or one of its checkpoints.
         label (`str`, *optional*):
             Name of the run. Defaults to the folder's.
-
-    Returns:
-        [`Run`]: The run.
 
     Raises:
         FileNotFoundError: If there is no such folder, or no log in it.
@@ -151,35 +117,12 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
 
 
 def load_log_history(run_dir: str | os.PathLike) -> list[dict]:
-    """
-    Log history of a run, from what its folder holds.
-
-    Args:
-        run_dir (`str` or `os.PathLike`):
-            The run's `output_dir`, or one of its checkpoints.
-
-    Returns:
-        `list[dict]`: One dictionary of metrics for each time the trainer logged, oldest first.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or no log in it.
-    """
+    """Log history of a run, as [`load_run`] reads it."""
     return load_run(run_dir).log_history
 
 
 def series(log_history: list[dict], metric: str) -> tuple[list[int], list[float]]:
-    """
-    Steps and values of one metric, without the entries that lack it or hold no finite number.
-
-    Args:
-        log_history (`list[dict]`):
-            From [`load_log_history`], or a trainer's `state.log_history`.
-        metric (`str`):
-            Name of the metric.
-
-    Returns:
-        `tuple[list[int], list[float]]`: Optimizer steps, and the metric at each of them.
-    """
+    """Steps and values of one metric of a log, without the entries that lack it or hold no finite number."""
     points = [(entry["step"], entry[metric]) for entry in log_history if is_number(entry.get(metric))]
     return [step for step, _ in points], [value for _, value in points]
 
