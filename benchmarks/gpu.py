@@ -8,9 +8,10 @@ A training step of `DAPOTrainer` beside one of `GRPOTrainer` on one GPU: seconds
 
 A model of Qwen2.5-1.5B's shape with random weights, bfloat16, gradient checkpointing. Completions are scripted: 64 of
 them, their lengths the quantiles of a lognormal of mean 1,100, cut off at 4,096. Everything behind generation is real:
-rewards, advantages, dynamic sampling (which accepts every group here, in one round), losses, gradients. Both trainers
-share one model and take turns; the learning rate is 0, so that each turn does the same work. Without CUDA nothing is
-measured.
+rewards, advantages, dynamic sampling (which accepts every group here, in one round), losses, gradients. Prompts have 3 to
+24 tokens, so that there is padding on both sides. Both trainers share one model and take turns; the learning rate is 0,
+so that each turn does the same work, and a gradient that is not finite shows in the weights and ends the benchmark.
+Without CUDA nothing is measured.
 """
 
 import argparse
@@ -71,6 +72,8 @@ class Scripted:
         torch.manual_seed(0)  # the same draw assigns the rows to micro-batches
         reset_peak_memory()
         self.train()
+        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+            raise SystemExit(f"{type(self).__name__}: a gradient is not finite.")
         return self.seconds, peak_memory()
 
 
@@ -125,7 +128,7 @@ def measure(model, lengths, rows_per_microbatch, repeats):
                 args=args,
                 processing_class=build_tokenizer(),
                 reward_funcs=every_other,
-                train_dataset=Dataset.from_dict({"prompt": ["abc"] * len(lengths)}),
+                train_dataset=Dataset.from_dict({"prompt": ["abc" * (1 + i % 8) for i in range(len(lengths))]}),
             )
         turns = [{cls: trainer.turn() for cls, trainer in trainers.items()} for _ in range(repeats + 1)][1:]
     return {cls.__bases__[1].__name__: [median(turn[cls][i] for turn in turns) for i in range(2)] for cls in trainers}

@@ -8,6 +8,7 @@ import torch
 from trl_dapo.update.rows import (
     ROLLOUT_KEYS,
     check_keys,
+    clear_of_nan,
     index_rows,
     is_cut_by_row,
     join_rows,
@@ -50,6 +51,14 @@ def rows(*texts, **columns):
 def test_columns_are_rounded_up_and_never_zero():
     assert widths([(3, 0), (1, 0)]) == (3, 1)
     assert widths([(3, 0), (1, 17)], multiple_of=8) == (8, 24)
+
+
+def test_no_width_is_64_over_a_multiple_of_128():
+    assert clear_of_nan((4, 60)) == (4, 61)
+    assert clear_of_nan((92, 100)) == (92, 101)  # 192 = 128 + 64
+    assert clear_of_nan((64, 128), multiple_of=64) == (64, 192)
+    for columns in ((4, 59), (64, 64), (100, 100)):  # 63, 128, 200
+        assert clear_of_nan(columns) == columns
 
 
 # Rows

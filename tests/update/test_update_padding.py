@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes without gradient are trimmed too, and a model that depends on its padding keeps TRL's widths."""
 
+from dataclasses import replace
+from functools import cached_property
+
 import pytest
 import torch
 from transformers import (
@@ -21,7 +24,7 @@ from transformers import (
     Phi3ForCausalLM,
 )
 from trl import GRPOTrainer
-from update_helpers import ROWS, Row, ScriptedUpdate, collate, make_rows, mask, padded_tokens, run, tiny_policy
+from update_helpers import ROWS, Row, ScriptedUpdate, apart, collate, make_rows, mask, padded_tokens, run, tiny_policy
 
 from trl_dapo.update.phase import UpdatePhase
 
@@ -215,3 +218,15 @@ def test_the_pass_without_gradient_of_an_evaluation_keeps_the_width_of_the_pass_
     _, _, seen = no_grad_logps(trainer, UpdatePhase._get_per_token_logps_and_entropies, rollout)
     width = rollout["prompt_ids"].size(1) + rollout["completion_ids"].size(1)
     assert seen == [4 * width] * 2
+
+
+def test_on_cuda_a_micro_batch_has_a_column_more_where_padding_would_get_nan_gradients():
+    class OnCuda(ScriptedUpdate):
+        @cached_property
+        def _cutter(self):
+            return replace(UpdatePhase._cutter.func(self), on_cuda=True)
+
+    script = [Row([5, 6, 7, 8], [9] * 60, 1.0), Row([5], [9] * 30, -1.0)]  # 4 + 60 = 64 columns
+    found, expected = run(OnCuda, script, 1), run(ScriptedUpdate, script, 1)
+    assert [padded_tokens(trainer.microbatches[0]) for trainer in (found, expected)] == [2 * 65, 2 * 64]
+    assert apart(found.gradients[0], expected.gradients[0]) < 1e-6

@@ -138,6 +138,7 @@ class UpdatePhase(GRPOTrainer):
             trims=self._trims_padding,
             recuts=self._trims_padding and self.top_entropy_quantile >= 1.0,
             has_own_rows=self.num_ranks_sharing_a_row == 1,
+            on_cuda=self.accelerator.device.type == "cuda",
             in_step=ranks_are_in_step(self.accelerator, shards),
         )
 

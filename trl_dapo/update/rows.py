@@ -95,6 +95,16 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
     return columns(0), columns(1)
 
 
+def clear_of_nan(columns: tuple[int, int], multiple_of: int | None = None) -> tuple[int, int]:
+    """
+    Prompt and completion columns, one unit more where they make 64 over a multiple of 128: there cuDNN's attention,
+    which torch takes by default on Hopper, gives padding on the left NaN gradients in half precision (pytorch
+    #196678).
+    """
+    prompt, completion = columns
+    return (prompt, completion + (multiple_of or 1)) if (prompt + completion) % 128 == 64 else columns
+
+
 def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
     """Tokens, padding included, of a micro-batch with rows of these lengths."""
     return len(lengths) * sum(widths(lengths, multiple_of))

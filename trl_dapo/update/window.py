@@ -15,6 +15,7 @@ from ..ranks import exchange
 from .loss import weights_without_filler
 from .microbatches import cut, fewest_microbatches, plan_window, plan_window_within_budget
 from .rows import (
+    clear_of_nan,
     index_rows,
     is_cut_by_row,
     join_rows,
@@ -91,6 +92,7 @@ class Cutter:
     trims: bool  # whether columns of padding may go
     recuts: bool  # whether rows may change their micro-batch
     has_own_rows: bool  # no other rank holds the same
+    on_cuda: bool
     in_step: bool  # ranks wait for one another at every micro-batch
     has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
 
@@ -122,6 +124,8 @@ class Cutter:
                 part = parts[step] if rows is None else index_rows(rows, self._tensor(indices))
                 if self.trims:
                     columns = widths([lengths[row] for row in indices], self.multiple_of)
+                    if self.on_cuda:
+                        columns = clear_of_nan(columns, self.multiple_of)
                     part = resize(part, *columns, self.pad_token_id)
                 tally.add_microbatch(
                     real_tokens=sum(sum(lengths[row]) for row in indices),
