@@ -255,7 +255,7 @@ class Sampler:
         return None if self._carried is None else self._carried.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
-        """Goes on from what was kept, as far as it fits; returns what differs: the checkpoint's value and this run's."""
+        """Goes on from what was kept, as far as it fits; returns what differs, there and here."""
         theirs = state["header"]
         differs = {name: (theirs.get(name), own) for name, own in self.header.items() if theirs.get(name) != own}
         if differs.keys() & ORDER:
