@@ -24,7 +24,7 @@ from ..sampling.sampler import Sampler
 
 logger = logging.get_logger(__name__)
 
-STATE_NAME, MEMORY_NAME = "dapo_state.json", "dapo_memory.parquet"
+STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
 
 
@@ -36,12 +36,9 @@ def begin_checkpoint(folder: Path, args: TrainingArguments) -> None:
 
 
 def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, local: dict[str, Any]) -> None:
-    """
-    Writes what a trainer needs to go on as if it had not stopped: the sampler's state, and what is this rank's,
-    loadable with `weights_only=True`. Every rank calls it.
-    """
+    """Writes what a trainer needs to go on as if it had not stopped; `local` is this rank's. Every rank calls it."""
     rank, num_ranks = rank_and_world_size()
-    torch.save({**local, "num_processes": num_ranks}, folder / _rank_name(rank))
+    torch.save({**local, "num_processes": num_ranks}, folder / RANK_NAME.format(rank))
     if args.should_save:
         shared = {} if sampler is None else sampler.state_dict()
         (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
@@ -52,21 +49,16 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    misfits: Callable[[dict], dict[str, tuple]],
-    restore: Callable[[dict, bool], None],
+    misfits: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
+    restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
 ) -> None:
-    """
-    Goes on where [`save_state`] left off. All ranks do so, or none does: what cannot be read on one rank is left
-    behind on all. That is either everything or, where what all ranks share can be read, the rows. What was written
-    with other settings is left behind as far as it does not fit, with one warning.
-
-    `misfits` says which settings do not fit a rank's rows, by name; `restore` takes what is a rank's, and whether its
-    rows fit.
-    """
+    """Goes on where [`save_state`] left off; what cannot be read on one rank is left behind on all."""
     rank, num_processes = rank_and_world_size()
     shared, problem = _read_shared(folder, sampler)
-    local, lost = _read_local(folder / _rank_name(rank))
-    has_rows = local is not None and _has_rows(local)
+    local, lost = _read_local(folder / RANK_NAME.format(rank))
+    has_rows = local is not None and (
+        local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
+    )
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
     if shared is None or problems:
@@ -97,11 +89,6 @@ def load_state(
         )
     elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
         logger.warning(warning)
-
-
-def _has_rows(local: dict[str, Any]) -> bool:
-    """Whether a rank's state holds rows that were to be trained on."""
-    return local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
@@ -153,10 +140,6 @@ def keeping_dtypes(model: torch.nn.Module) -> Iterator[None]:
             parameter.data = parameter.data.to(dtypes[name])
 
 
-def _rank_name(rank: int) -> str:
-    return f"dapo_state_rank{rank}.pt"
-
-
 def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:
     """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
@@ -171,12 +154,7 @@ def output_folder(args: TrainingArguments) -> str:
 
 
 def find_checkpoint(output_dir: str) -> str | None:
-    """
-    The checkpoint that `resume_from_checkpoint=True` means: the last that was written to its end.
-
-    A run that was killed while it wrote a checkpoint leaves a part of one; it is passed over. Where there is no whole
-    one yet, the run starts from the beginning, so that one launch line serves first and later runs.
-    """
+    """What `resume_from_checkpoint=True` means; `None` where there is none yet: one launch line serves every run."""
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
         logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")

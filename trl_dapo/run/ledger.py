@@ -121,15 +121,10 @@ def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Grou
         for index in indices
         for place, row in zip(*round_.local_rows(index), strict=True)
     ]
-    prompts: dict[int, str] = {}
-    completions: dict[int, dict[int, str]] = {index: {} for index in indices}
-    for index, place, prompt, completion in gather_object(mine):
-        prompts[index] = prompt
-        completions[index][place] = completion
-    return {
-        Group(number, index): (prompts[index], [completions[index][place] for place in sorted(completions[index])])
-        for index in indices
-    }
+    texts: dict[Group, tuple[str, list[str]]] = {}
+    for index, _, prompt, completion in sorted(gather_object(mine)):
+        texts.setdefault(Group(number, index), (prompt, []))[1].append(completion)
+    return texts
 
 
 def as_text(messages: Any) -> str:
@@ -296,7 +291,7 @@ def _read(path: Path) -> pa.Table | None:
 
 def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:
     """
-    The ledger of a run.
+    The ledger of a run, as in `read_ledger("outputs/run").to_pandas().groupby("drop_reason").size()`.
 
     Args:
         folder (`str` or `os.PathLike`):
@@ -306,13 +301,6 @@ def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa
 
     Returns:
         `pyarrow.Table`: A row a group, in the order they were sampled in, or `None` where there is no ledger.
-
-    Example:
-
-    ```python
-    groups = read_ledger("outputs/run").to_pandas()
-    groups.groupby("drop_reason").size()
-    ```
     """
     tables = []
     for path in _paths(Path(folder) / LEDGER_NAME):

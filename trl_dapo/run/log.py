@@ -25,12 +25,7 @@ _NOT_SET |= {"gradient_checkpointing", "hub_token"}
 
 
 class LogHistoryCallback(TrainerCallback):
-    """
-    Appends every entry of the log to `log_history.jsonl`, and writes the settings that are not the defaults.
-
-    A run that starts begins a file of its own and keeps an earlier one's as `log_history-1.jsonl`; one that resumes
-    keeps the entries of its checkpoint, beyond which steps are taken again.
-    """
+    """Appends every entry of the log to `log_history.jsonl`, and writes the settings that are not the defaults."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -52,7 +47,7 @@ class LogHistoryCallback(TrainerCallback):
         path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
         if not state.log_history:
             keep_earlier(path)
-        with replacing(path) as temporary:
+        with replacing(path) as temporary:  # of a run that resumes, the steps behind its checkpoint are taken again
             temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
 
     def _end(self, error: OSError) -> None:

@@ -1,10 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried once before a run generates its first token, so that no mistake in it costs a rollout.
-
-Columns and signatures are checked when the trainer is made, and its settings are warned of there (`construction.py`,
-`settings/warnings.py`). Here the first example is read and every reward function is called.
-"""
+"""What is tried once before a run generates its first token, so that no mistake in it costs a rollout."""
 
 import copy
 import os
@@ -32,35 +28,19 @@ class SetupError(ValueError):
 
 
 class Preflight(TrainerCallback):
-    """
-    Tries a run out on its first example: the example where training is asked for, the reward functions where it
-    begins, since from then on the run's state is known, which they may read.
-
-    Args:
-        args ([`DAPOConfig`]):
-            Of the run.
-        first_example (`Callable`, *optional*):
-            Reads the first example, with the columns that reward functions are given; `None` where the dataset has
-            none. Not given where what is asked comes with the rollout.
-        score (`Callable`):
-            Scores completions: from rows, completions, their token ids and what each function is to be called within.
-        reward_names (`Sequence[str]`):
-            Names of the reward functions.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Of the model.
-        context (`int`, *optional*):
-            Tokens that the model is made for, prompt included.
-    """
+    """Tries a run out on its first example: the reward functions as it begins, when they may read the run's state."""
 
     def __init__(
         self,
         args: DAPOConfig,
         *,
-        first_example: Callable[[], dict | None] | None,
-        score: Callable[[list, list, list, Callable], torch.Tensor],
+        first_example: Callable[[], dict | None] | None,  # not given where what is asked comes with the rollout
+        score: Callable[
+            [list, list, list, Callable], torch.Tensor
+        ],  # of rows, completions, their ids, and within what
         reward_names: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
-        context: int | None,
+        context: int | None,  # tokens that the model is made for
     ) -> None:
         self._args, self._first_example, self._score = args, first_example, score
         self._reward_names, self._tokenizer, self._context = reward_names, tokenizer, context

@@ -20,23 +20,11 @@ logger = logging.get_logger(__name__)
 
 
 class StopCallback(TrainerCallback):
-    """
-    Ends a run as transformers ends one, at the end of an optimizer step and with its last log written.
-
-    Every process holds the same sampler, so that all stop at the same step.
-
-    Args:
-        sampler ([`Sampler`], *optional*): Counts.
-        args ([`DAPOConfig`]): Of the run.
-        is_between_rollouts (`Callable[[], bool]`): Whether what was sampled has trained.
-
-    Attributes:
-        found_nothing (`bool`): Whether `dynamic_sampling_stop_after` rollouts in a row found nothing.
-    """
+    """Ends a run as transformers ends one; every process holds the same sampler, so that all stop at the same step."""
 
     def __init__(self, sampler: Sampler | None, args: DAPOConfig, is_between_rollouts: Callable[[], bool]) -> None:
         self._sampler, self._args, self._is_between_rollouts = sampler, args, is_between_rollouts
-        self.found_nothing = False
+        self.found_nothing = False  # in `dynamic_sampling_stop_after` rollouts in a row
 
     @property
     def limits(self) -> list[tuple[float, float]]:

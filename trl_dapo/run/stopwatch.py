@@ -9,10 +9,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """
-    Where the time of a rollout goes: from the moment the last one was complete to the moment this one is. The first
-    lap begins with the first block.
-    """
+    """Where the time goes from one complete rollout to the next. The first lap begins with the first block."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -35,7 +32,6 @@ class Stopwatch:
             self._seconds[name] += time.perf_counter() - started
 
     def add(self, name: str, seconds: float) -> None:
-        """Adds to what is called `name`."""
         self._seconds[name] += seconds
 
     def lap(self) -> dict[str, float]:

@@ -33,10 +33,6 @@ SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluation
 PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
 
 
-def _length(value: float) -> str:
-    return f"{value:.1f}" if value < 9999.5 else format_count(value)
-
-
 def wrapped_for(file: IO[str], line: str) -> str:
     """A line as it is, or on a terminal broken between words."""
     if not file.isatty():
@@ -62,7 +58,7 @@ COLUMNS = (
     Column("accepted", 8, "dynamic_sampling/acceptance_rate", lambda share: f"{share:.1%}"),
     Column("rounds", 6, "dynamic_sampling/rounds", lambda rounds: f"{rounds:.1f}"),
     Column("tokens", 7, "dynamic_sampling/tokens_generated", format_count),
-    Column("length", 6, "completions/mean_length", _length),
+    Column("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
     Column("entropy", 7, "entropy", format_number),
     Column("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
 )
@@ -221,21 +217,7 @@ def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
 
 
 class TerminalCallback(ProgressCallback, PrinterCallback):
-    """
-    Prints a run: a line of a table at each logging step, or with `logging_style="full"` the dictionary, and at the end
-    what became of it. On a terminal transformers' progress bar stands below; in a file or a pipe there is no bar.
-
-    It stands in for transformers' `ProgressCallback` or `PrinterCallback`, and a script that removes either of them
-    removes it.
-
-    Args:
-        args ([`DAPOConfig`]): Of the run.
-        stops ([`StopCallback`]): Knows the ends of the run.
-        sampler ([`Sampler`], *optional*): Counts what is sampled.
-        knows_length (`bool`): Whether the dataset's length is known.
-        every (`int`, *optional*, defaults to `1`): Steps to a row.
-        file (`IO[str]`, *optional*): Where rows are written. Defaults to standard output.
-    """
+    """Prints a run, in place of either of transformers' callbacks: a script that removes one of them removes it."""
 
     training_bar: tqdm | None
 
@@ -244,9 +226,9 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         args: DAPOConfig,
         stops: StopCallback,
         sampler: Sampler | None,
-        knows_length: bool,
-        every: int = 1,
-        file: IO[str] | None = None,
+        knows_length: bool,  # of the dataset
+        every: int = 1,  # steps to a row
+        file: IO[str] | None = None,  # of the rows; standard output by default
     ) -> None:
         super().__init__()
         self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, knows_length
@@ -285,22 +267,13 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.training_bar.update(state.global_step)
             self.current_step = state.global_step
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            super().on_step_end(args, state, control, **kwargs)
+            super().on_step_end(*args, **kwargs)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         if self.has_bar:
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+            super().on_prediction_step(*args, **kwargs)
 
     def on_log(
         self,
@@ -371,10 +344,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
 
 @contextmanager
 def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
-    """
-    Keeps bars out of files and pipes, and what is logged on a terminal from running into a bar. With `loading=False`
-    transformers shows none of its own, of models that are loaded and saved, on a terminal either.
-    """
+    """Keeps bars out of files and pipes, and logging out of bars; with `loading=False` no model loads with one."""
     on_terminal, were_enabled = sys.stderr.isatty(), transformers_logging.is_progress_bar_enabled()
     if not (on_terminal and loading):
         transformers_logging.disable_progress_bar()

@@ -10,15 +10,10 @@ MIN_RATE = 1 / 32
 
 
 class AcceptanceRate:
-    """
-    Running estimate of the share of groups that are accepted, shared by all rollouts of a run.
+    """Running estimate of the share of groups that are accepted, fitted with its trend by least squares."""
 
-    The rate and its trend are fitted by least squares and read off at the next round, so that a rate that rises or
-    falls as the policy learns is not met one step late. Evidence fades by `decay` with every round; a round that
-    contradicts the estimate by more than three standard deviations fades all that came before it at once. `drift` is
-    the prior standard deviation of the change of the rate per round.
-    """
-
+    DECAY = 0.95  # of the evidence, with every round
+    DRIFT = 0.01  # prior standard deviation of the change of the rate a round
     # What one more round is taken to cost, in groups that train: a share of the batch, but never less than a small
     # batch, since a round of a few prompts waits for its longest completion too. Measured where one group in three is
     # accepted (`benchmarks/sampling_policies.py`): with 0.16 a batch of 512 takes 1.15 rounds and 1.045 times the
@@ -36,13 +31,7 @@ class AcceptanceRate:
 
     _STATE = ("num_groups", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
 
-    def __init__(self, decay: float = 0.95, drift: float = 0.01) -> None:
-        if not 0.0 < decay <= 1.0:
-            raise ValueError(f"`decay` must be above 0 and at most 1, got {decay}.")
-        if not drift > 0.0:
-            raise ValueError(f"`drift` must be above 0, got {drift}.")
-        self.decay = decay
-        self.drift = drift
+    def __init__(self) -> None:
         # Faded sums over the groups sampled, each at its age in rounds, which is negative: -1 is the latest round.
         self.num_groups = 0.0
         self.num_accepted = 0.0
@@ -52,12 +41,12 @@ class AcceptanceRate:
 
     @property
     def rate(self) -> float:
-        """Expected acceptance rate of the next round, strictly between 0 and 1; 0.5 before any evidence."""
+        """Of the next round, strictly between 0 and 1; 0.5 before any evidence."""
         return self._fit()[0]
 
     @property
     def variance(self) -> float:
-        """Variance of [`~AcceptanceRate.rate`]: what is not known of it, not the noise of the round to come."""
+        """What is not known of the rate, without the noise of the round to come."""
         return self._fit()[1]
 
     def _fit(self) -> tuple[float, float]:
@@ -65,7 +54,7 @@ class AcceptanceRate:
         # Two groups, one of them accepted, stand for the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
         mean = num_accepted / num_groups
-        sum_age_squared = self._sum_age_squared + mean * (1 - mean) / self.drift**2
+        sum_age_squared = self._sum_age_squared + mean * (1 - mean) / self.DRIFT**2
         determinant = num_groups * sum_age_squared - self._sum_age**2
         rate = (num_accepted * sum_age_squared - self._sum_age_accepted * self._sum_age) / determinant
         rate = min(max(rate, 0.5 / num_groups), 1 - 0.5 / num_groups)
@@ -78,7 +67,8 @@ class AcceptanceRate:
         rate, variance = self._fit()
         surprise = (num_accepted - num_groups * rate) ** 2
         expected = num_groups * rate * (1 - rate) + num_groups**2 * variance
-        fade = self.decay * (min(1.0, 9 * expected / surprise) if surprise > 0 else 1.0)
+        # A round more than three standard deviations away fades all that came before it at once.
+        fade = self.DECAY * (min(1.0, 9 * expected / surprise) if surprise > 0 else 1.0)
         # All earlier rounds grow one round older.
         self._sum_age_squared += self.num_groups - 2 * self._sum_age
         self._sum_age -= self.num_groups

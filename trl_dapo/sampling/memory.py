@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
-    all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
-    all_wrong = math.exp(_log_likelihood(0, num_generations, correct, wrong))
+    unseen = _log_beta(correct, wrong)
+    all_correct = math.exp(_log_beta(correct + num_generations, wrong) - unseen)
+    all_wrong = math.exp(_log_beta(correct, wrong + num_generations) - unseen)
     return max(1.0 - all_correct - all_wrong, 0.0)
 
 
@@ -33,18 +34,11 @@ class _Record:
 
 
 class PromptMemory:
-    """
-    Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank.
+    """Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank."""
 
-    A prompt's pass rate has a Beta posterior. The prior is the population of prompts, fitted to every prompt's first
-    group. The evidence is what was generated for this prompt; it fades because the policy changes. A prompt less
-    promising than one never seen is skipped for some passes, the less promising the more, but each comes back within
-    `longest_wait` passes.
-
-    Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
-    groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
-    bound.
-    """
+    # A pass rate has a Beta posterior: the prior is fitted to every prompt's first group, the evidence fades. Skipping
+    # by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped groups in a
+    # row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no bound.
 
     # Optimizer steps in which evidence loses half its weight. Four times as many generate as much, a quarter 2 % more
     # groups, where one group in three is accepted (`benchmarks/sampling_policies.py`).
@@ -68,7 +62,7 @@ class PromptMemory:
         self._sum_square = 2 / 3
 
     def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:
-        """Probability that a new group of this prompt would be accepted."""
+        """Of a new group of this prompt, as a probability."""
         return expected_acceptance(*self._posterior(self._records.get(prompt_id), step), num_generations)
 
     def draw_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
@@ -90,7 +84,6 @@ class PromptMemory:
         """Learns from one generated group."""
         if not 0 <= num_correct <= num_scored:
             raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
-        num_wrong = num_scored - num_correct
         if prompt_id not in self._records and num_scored >= 2:
             self._num_first += 1
             self._sum_rate += num_correct / num_scored
@@ -98,7 +91,7 @@ class PromptMemory:
         record = self._records.setdefault(prompt_id, _Record(last_step=step))
         fade = self._fade(record, step)
         record.evidence_correct = fade * record.evidence_correct + num_correct
-        record.evidence_wrong = fade * record.evidence_wrong + num_wrong
+        record.evidence_wrong = fade * record.evidence_wrong + (num_scored - num_correct)
         record.num_seen += 1
         record.num_correct += num_correct
         record.num_scored += num_scored
@@ -154,11 +147,6 @@ class PromptMemory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])
-
-
-def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
-    """Log-probability of one sequence of outcomes under a Beta(correct, wrong) pass rate."""
-    return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
 
 
 def _log_beta(a: float, b: float) -> float:

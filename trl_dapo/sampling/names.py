@@ -29,10 +29,7 @@ def prompt_name(example: Mapping[str, Any]) -> str:
 
 
 def problem_id(example: Mapping[str, Any]) -> str | None:
-    """
-    A row's `id`, or a hash of its prompt, by which repeats of one problem are found; `None` where it has no id, and
-    its prompt is missing or holds an image or anything else that JSON cannot hold.
-    """
+    """A row's `id`, or a hash of its prompt; `None` where it has no prompt, or one that JSON cannot hold."""
     if _has_id(example):
         return str(example["id"])
     if example.get("prompt") is None or example.get("image") is not None or example.get("images"):

@@ -19,34 +19,7 @@ FINGERPRINT_ROWS = 1000
 
 
 class PromptStream:
-    """
-    One endless stream of prompts. First rounds and refills draw from it alike, so that no prompt comes twice within a
-    pass and none is lost. Nothing in it depends on the rank: every process that builds it draws the same prompts.
-
-    A prompt is named by its `id`, and by its `source` too where it has one, or else by a hash of its columns (of an
-    example with images: their row stands for them). So its name stays when the dataset is reordered or grows.
-
-    Args:
-        dataset (`datasets.Dataset` or `datasets.IterableDataset`):
-            Prompts. A map-style dataset is permuted again in every pass; an iterable one goes through its own shuffle
-            buffer, re-seeded in every pass.
-        seed (`int`):
-            Seed of the order.
-        shuffle (`bool`, *optional*, defaults to `True`):
-            Whether to shuffle. `False` keeps the order of the dataset in every pass.
-        buffer_size (`int`, *optional*, defaults to `1000`):
-            Examples in the shuffle buffer of an iterable dataset.
-        columns (`Collection[str]`, *optional*):
-            Columns that the examples keep. Defaults to all.
-
-    Example:
-
-    ```python
-    >>> stream = PromptStream(Dataset.from_dict({"prompt": ["a", "b"], "id": [7, 8]}), seed=0, shuffle=False)
-    >>> stream.take(1)
-    [('7', {'prompt': 'a', 'id': 7})]
-    ```
-    """
+    """One endless stream of prompts, of which none comes twice within a pass; the same on every process."""
 
     def __init__(
         self,
@@ -54,49 +27,34 @@ class PromptStream:
         *,
         seed: int,
         shuffle: bool = True,
-        buffer_size: int = 1000,
-        columns: Collection[str] | None = None,
+        columns: Collection[str] | None = None,  # that the examples keep; all by default
     ) -> None:
         self.seed = seed
         self.shuffle = shuffle
         self.num_skipped = 0
+        self.num_passes = 0  # that have ended
         self._source: _MapStyleSource | _IterableSource
         if isinstance(dataset, IterableDataset):
-            self._source = _IterableSource(dataset, seed, shuffle, buffer_size, columns)
+            self._source = _IterableSource(dataset, seed, shuffle, columns)
         else:
             self._source = _MapStyleSource(dataset, seed, shuffle, columns)
         if self._source.length == 0:
             raise ValueError("The training dataset holds no prompt.")
-        self._num_passes = 0
         self._position = 0
         self._rows: Iterator[tuple[str, Any]] | None = None
 
     @property
-    def num_passes(self) -> int:
-        """Passes that have ended (`int`)."""
-        return self._num_passes
-
-    @property
     def passes(self) -> float:
-        """
-        Passes made over the dataset (`float`), with the share of the present one. Until the first pass over an
-        iterable dataset has ended its length is unknown, and that share is left out.
-        """
-        share = self._position / self._source.length if self._source.length else 0.0
-        return self._num_passes + share
+        """Passes made over the dataset, with the share of the present one where the length is known."""
+        return self.num_passes + (self._position / self._source.length if self._source.length else 0.0)
 
     def take(self, n: int, skip: Callable[[str], bool] | None = None) -> list[tuple[str, dict[str, Any]]]:
-        """
-        The next `n` prompts, name and example, going on into the next pass where one ends.
-
-        `skip` is called with each prompt's name; where it returns `True` the prompt is passed over until the next pass
-        and counted in `num_skipped`. Once it has refused every prompt of a pass it is not asked again in this call.
-        """
+        """The next `n` prompts, name and example, without those that `skip` passes over until the next pass."""
         taken: list[tuple[str, Any]] = []
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
-            if skip is not None and not self._has_whole_pass(num_refused):
+            if skip is not None and not self._has_whole_pass(num_refused):  # or none would ever be taken
                 if skip(name):
                     self.num_skipped += 1
                     num_refused += 1
@@ -113,13 +71,13 @@ class PromptStream:
     def _next_row(self) -> tuple[str, Any]:
         """The name of the next prompt, and what its source loads it by."""
         if self._rows is None:
-            self._rows = self._source.rows(self._num_passes, self._position)
+            self._rows = self._source.rows(self.num_passes, self._position)
         row = next(self._rows, None)
         if row is None:
             if self._position == 0:
                 raise ValueError("The training dataset holds no prompt.")
             self._source.length = self._position
-            self._num_passes, self._position, self._rows = self._num_passes + 1, 0, None
+            self.num_passes, self._position, self._rows = self.num_passes + 1, 0, None
             return self._next_row()
         self._position += 1
         return row
@@ -129,28 +87,25 @@ class PromptStream:
         return self._source.fingerprint()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the very next prompt, JSON-able (`dict`)."""
+        """What a resumed run needs to go on with the very next prompt, JSON-able."""
         return {
-            "num_passes": self._num_passes,
+            "num_passes": self.num_passes,
             "position": self._position,
             "length": self._source.length,
             "num_skipped": self.num_skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """
-        Continues from what [`~PromptStream.state_dict`] returned, of the same dataset and seed. An iterable dataset is
-        read again up to its position in the present pass: its own state does not hold the shuffle buffer.
-        """
+        # An iterable dataset is read again up to the position: its own state does not hold the shuffle buffer.
         self._source.length = state["length"]
-        self._num_passes = state["num_passes"]
+        self.num_passes = state["num_passes"]
         self._position = state["position"]
         self.num_skipped = state["num_skipped"]
         self._rows = None
 
     def begin_after(self, state: dict[str, Any]) -> None:
         """Starts the pass after the one that [`~PromptStream.state_dict`] describes, of another dataset."""
-        self._num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
+        self.num_passes, self._position, self._rows = state["num_passes"] + 1, 0, None
         self.num_skipped = state["num_skipped"]
 
 
@@ -200,12 +155,10 @@ class _MapStyleSource:
 class _IterableSource:
     """The passes over a dataset that can only be read from its start."""
 
-    def __init__(
-        self, dataset: IterableDataset, seed: int, shuffle: bool, buffer_size: int, columns: Collection[str] | None
-    ) -> None:
+    def __init__(self, dataset: IterableDataset, seed: int, shuffle: bool, columns: Collection[str] | None) -> None:
         self.length: int | None = None
         self._shuffle = shuffle
-        self._dataset = dataset.shuffle(seed=seed, buffer_size=buffer_size) if shuffle else dataset
+        self._dataset = dataset.shuffle(seed=seed) if shuffle else dataset
         self._columns = columns
 
     def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -215,9 +168,8 @@ class _IterableSource:
         for example in itertools.islice(self._dataset, start, None):
             yield prompt_name(example), example
 
-    def fingerprint(self) -> str | None:
+    def fingerprint(self) -> None:
         """Unknown without reading it."""
-        return None
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples, which were read with their names."""

@@ -38,12 +38,8 @@ def refill(
     target: int,
     min_replace_ratio: float,
 ) -> Batch:
-    """
-    Makes a batch of `target` groups of what a rollout has found.
-
-    Carried groups train first, then accepted ones in prompt order, so that neither age nor length decides. Where they
-    are too few, dropped groups fill the batch, and copies of groups that train where even those are too few.
-    """
+    """Makes a batch of `target` groups of what a rollout has found."""
+    # Carried groups first, then accepted ones in prompt order, so that neither age nor length decides.
     found = [*carried, *accepted]
     train, carry = found[:target], found[target:]
     if mode == "replace" and train and missing(mode, len(found), target, min_replace_ratio) == 0:

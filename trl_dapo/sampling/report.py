@@ -145,12 +145,7 @@ def age_metrics(ages: Sequence[int]) -> dict[str, float]:
 
 
 def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str, float]:
-    """
-    Where the seconds of a rollout went, from [`Stopwatch.lap`].
-
-    What the trainer did adds up to the total: `sampling`, or its `wait` for a server, `rewards`, `other` (evaluations
-    and checkpoints) and `update`, which is the rest. So does what a server did: `sampling`, evaluations, and `idle`.
-    """
+    """Where the seconds of a rollout went; what the trainer did adds up to the total, and what a server did."""
     spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | seconds
     other = spent["evaluation"] + spent["checkpoint"]
     timeline = {

@@ -11,9 +11,7 @@ from .rounds import Round
 
 @dataclass
 class Rollout:
-    """
-    What one rollout has sampled so far. Groups are in prompt order; those carried into it stand in the first round.
-    """
+    """What one rollout has sampled so far. Groups are in prompt order; carried ones stand in the first round."""
 
     target: int  # groups of its batch
     number: int = 0  # its place in the run
@@ -40,8 +38,8 @@ class Rollout:
         ]
 
     @property
-    def reasons(self) -> Counter:
-        """Dropped groups by reason (`Counter[str]`)."""
+    def reasons(self) -> Counter[str]:
+        """Dropped groups by reason."""
         return Counter(self.drop_reasons.values())
 
     @property
@@ -60,7 +58,7 @@ class Rollout:
         return max(self.target - self.num_found, 0)
 
     def describe_outcomes(self, batch: Batch) -> list[str]:
-        """For each group that trains or fills the batch, in its order: what became of it, and why (`list[str]`)."""
+        """For each group that trains or fills the batch, in its order: what became of it, and why."""
         fill = [self.drop_reasons.get(group) for group in batch.fill]
         return ["trained"] * len(batch.train) + [f"dropped: {reason}" if reason else "copy" for reason in fill]
 

@@ -59,7 +59,7 @@ class Rows:
         )
 
     def as_generated(self) -> tuple:
-        """What TRL's `_generate` would return if it had just made these rows."""
+        """What TRL's `_generate` would return of these rows."""
         images, tool_images = (column if any(column) else None for column in (self.images, self.tool_images))
         tool_masks, logprobs = (None if column[0] is None else column for column in (self.tool_masks, self.logprobs))
         return (
@@ -81,9 +81,7 @@ class Rows:
         return self._each_column(lambda column: [column[i] for i in indices])
 
     def keep(self, accepted: Sequence[bool]) -> None:
-        """
-        Makes arrays of all rows, in place, and cuts those not accepted, which can only fill a batch, to one token.
-        """
+        """Makes arrays of all rows, in place, and cuts those not accepted, which can only fill a batch."""
         self.shorten(i for i, kept in enumerate(accepted) if not kept)
         for name in ("prompt_ids", "completion_ids", "tool_masks"):
             column = getattr(self, name)
@@ -107,13 +105,7 @@ class Rows:
                 getattr(self, column.name)[i] = None
 
     def exchange(self, places: Sequence[int], total: int, device: torch.device) -> "Rows":
-        """
-        Hands every row to the rank that trains on it: rank `r` has the `r`-th equal part of the global batch's `total`
-        places, of which `places` names one for each of these rows. Every rank calls it; `device` is where its process
-        group moves data.
-
-        Each rank sends only what another needs, so that none ever holds more than its own rows and its own share.
-        """
+        """Hands every row to the rank that has its place among the `total` of the global batch. Collective."""
         rank, world_size = rank_and_world_size()
         if world_size == 1:
             return self.take(sorted(range(total), key=places.__getitem__))
@@ -187,10 +179,7 @@ class Round:
         age: int,
         accelerator: Accelerator,
     ) -> "Round":
-        """
-        A round that was just sampled: `rows`, `lengths` and `truncated` are this rank's, `rewards_BF` and `extra_logs`
-        all ranks'. Every rank calls it; they must have drawn the same prompts.
-        """
+        """A round just sampled: `rows`, `lengths` and `truncated` are this rank's, the rest all ranks'. Collective."""
         names = [name for name, _ in prompts]
         drawn = [zlib.crc32(repr(names).encode())] * len(rows)
         columns = torch.tensor([lengths, truncated, drawn], device=accelerator.device)
@@ -256,10 +245,7 @@ class Round:
 def assign_to_ranks(
     rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], device: torch.device
 ) -> Rows:
-    """
-    Hands every rank its equal share of a batch of groups, those that train first; of those that only fill it,
-    completions are cut to one token. Every rank calls it; `device` is where its process group moves data.
-    """
+    """Hands every rank its equal share of a batch of groups; those that only fill it are cut. Collective."""
     rows, num_generations = Rows.empty(), rounds[0].num_generations
     places: list[int] = []
     for place, (number, index) in enumerate([*train, *fill]):
@@ -278,7 +264,7 @@ def select_groups(columns: Sequence[Sequence | torch.Tensor], groups: Sequence[G
 
 
 def select_rewards(rounds: Sequence[Round], groups: Sequence[Group]) -> torch.Tensor:
-    """Rewards of `groups`, in that order (`torch.Tensor` of shape `(num_rows, num_reward_functions)`)."""
+    """Rewards of the rows of `groups`, in that order: BF."""
     columns = [round_.rewards_BF for round_ in rounds]
     return torch.stack(select_groups(columns, groups, rounds[0].num_generations))
 

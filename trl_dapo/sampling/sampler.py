@@ -3,7 +3,7 @@
 """The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
@@ -23,90 +23,47 @@ MAX_AGE = 2
 MAX_SOURCES = 8
 
 
+@dataclass(eq=False)
 class Sampler:
-    """
-    Owns everything that dynamic sampling keeps from one rollout to the next: the prompt stream, the memory, the
-    acceptance rate, the carried groups and the prompts drawn ahead. Knows nothing of models; every process that feeds
-    it the same decides the same.
+    """Owns what is kept from one rollout to the next. Knows nothing of models; every process decides the same."""
 
-    One rollout is
+    stream: PromptStream
+    _: KW_ONLY
+    target: int  # groups of a rollout batch
+    num_generations: int  # completions of a group
+    mode: str = "filter"  # of `refill.missing`, as the next
+    min_replace_ratio: float = 0.3
+    carries: bool = False  # whether accepted groups beyond the batch train in the next rollout
+    max_rounds: int = 10  # of a rollout; zero or less: no limit
+    max_barren_rounds: int = 0  # of a rollout that has found nothing, where `max_rounds` is no limit; zero: no limit
+    max_round_size: int | None = None  # prompts, rounded down to `multiple_of`, but never below it
+    multiple_of: int = 1  # groups; of a round, and of what is carried
+    batch_multiplier: float | None = None  # rollout batches of a round; else the acceptance rate sizes it
+    memory: PromptMemory | None = None  # of prompts to skip for a while
+    num_ranks: int = 1  # a checkpoint must agree with it, and with the next
+    reward_names: Sequence[str] = ()
+    is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
 
-    ```python
-    sampler.begin()
-    while prompts := sampler.next_prompts(step):
-        round_, reasons, counts = ...  # sample a group for each prompt, and decide which to drop
-        sampler.add_round(round_, reasons, counts, step)
-    batch = sampler.batch()
-    sampler.carry(...)  # the groups of `batch.carry`
-    sampler.draw_ahead(step)  # where the next rollout's first round is asked for before this one trains
-    ```
-
-    Args:
-        stream ([`PromptStream`]): Where prompts come from.
-        target (`int`): Groups of a rollout batch.
-        num_generations (`int`): Completions of a group.
-        mode (`str`), min_replace_ratio (`float`): See [`~refill.missing`].
-        carries (`bool`): Whether accepted groups beyond the batch train in the next rollout.
-        max_rounds (`int`): Rounds after which a rollout gives up; zero or less means never.
-        max_barren_rounds (`int`): The same where it has found nothing and `max_rounds` is no limit; zero means never.
-        max_round_size (`int`): Prompts one round may ask for, rounded down to `multiple_of`, but never below it.
-        multiple_of (`int`): A round, and what is carried, is a multiple of this many groups.
-        batch_multiplier (`float`): Fixes rounds at so many rollout batches; else the acceptance rate sizes them.
-        memory ([`PromptMemory`]): Which prompts to skip for a while.
-        num_ranks (`int`), reward_names (`Sequence[str]`): What a checkpoint must agree with.
-        is_ahead (`bool`): Whether rounds are sized so that a rollout hardly ever needs a second one.
-    """
-
-    def __init__(
-        self,
-        stream: PromptStream,
-        *,
-        target: int,
-        num_generations: int,
-        mode: str = "filter",
-        min_replace_ratio: float = 0.3,
-        carries: bool = False,
-        max_rounds: int = 10,
-        max_barren_rounds: int = 0,
-        max_round_size: int | None = None,
-        multiple_of: int = 1,
-        batch_multiplier: float | None = None,
-        memory: PromptMemory | None = None,
-        num_ranks: int = 1,
-        reward_names: Sequence[str] = (),
-        is_ahead: bool = False,
-    ) -> None:
-        check_value("target", target, COUNT)
-        check_value("multiple_of", multiple_of, COUNT)
-        check_value("max_round_size", max_round_size, COUNT_OR_NONE)
-        if batch_multiplier is not None and int(batch_multiplier * target) < 1:
+    def __post_init__(self) -> None:
+        check_value("target", self.target, COUNT)
+        check_value("multiple_of", self.multiple_of, COUNT)
+        check_value("max_round_size", self.max_round_size, COUNT_OR_NONE)
+        if self.batch_multiplier is not None and int(self.batch_multiplier * self.target) < 1:
             raise ValueError(
-                f"`batch_multiplier` must ask for at least one prompt, got {batch_multiplier} x {target} prompts."
+                f"`batch_multiplier` must ask for at least one prompt, got {self.batch_multiplier} x {self.target} "
+                "prompts."
             )
-        self.stream = stream
-        self.memory = memory
+        if self.mode == "mask":
+            self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance = AcceptanceRate()
-        self.target = target
-        self.num_generations = num_generations
-        self.mode = mode
-        self.min_replace_ratio = min_replace_ratio
-        self.carries = carries
-        self.max_rounds = 1 if mode == "mask" else max_rounds
-        self.max_barren_rounds = max_barren_rounds
-        self.max_round_size = max_round_size
-        self.multiple_of = multiple_of
-        self.batch_multiplier = 1.0 if mode == "mask" else batch_multiplier
-        self.num_ranks = num_ranks
-        self.reward_names = list(reward_names)
-        self.is_ahead = is_ahead
-        self.rollout = Rollout(target)
+        self.rollout = Rollout(self.target)
         self.totals = Totals()
         self.num_rollouts = 0
         self.sources: list[str] = []
         self.num_short_rollouts = 0  # in a row
         self._carried: Round | None = None
         self._ahead: _Drawn | None = None
-        self._passes_at_last_group = stream.passes  # where in the stream a group was last accepted
+        self._passes_at_last_group = self.stream.passes  # where in the stream a group was last accepted
         self._num_passes_warned_of = 0
 
     # One rollout
@@ -138,9 +95,7 @@ class Sampler:
         return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
 
     def next_prompts(self, step: int) -> list[tuple[str, dict[str, Any]]]:
-        """
-        Name and example of each prompt of the next round, at an optimizer step; none where the rollout has ended.
-        """
+        """Name and example of each prompt of the next round; none where the rollout has ended."""
         if self.num_missing == 0 or self.is_exhausted:
             return []
         if self._ahead is not None:
@@ -150,10 +105,7 @@ class Sampler:
         return self._draw(self.rollout.shortfall, step)[0]
 
     def draw_ahead(self, step: int) -> list[tuple[str, dict[str, Any]]]:
-        """
-        Draws the prompts of the next rollout's first round, once this one's groups are carried; none where these fill
-        the next batch. They are in the checkpoints between here and there.
-        """
+        """Draws the prompts of the next rollout's first round; none where carried groups fill its batch."""
         num_carried = 0 if self._carried is None else len(self._carried.prompts)
         if num_carried >= self.target:
             return []
@@ -176,12 +128,12 @@ class Sampler:
 
     @property
     def drawn_ahead(self) -> list[tuple[str, dict[str, Any]]]:
-        """The prompts drawn ahead, as from [`Sampler.draw_ahead`]."""
+        """As from [`Sampler.draw_ahead`]."""
         return [] if self._ahead is None else self._ahead.prompts
 
     @property
     def passes(self) -> float:
-        """Passes over the dataset, without the prompts drawn ahead (`float`)."""
+        """Passes over the dataset, without the prompts drawn ahead."""
         return self.stream.passes if self._ahead is None else self._ahead.passes_before
 
     @property
@@ -206,13 +158,7 @@ class Sampler:
         counts: Sequence[tuple[int, int]] | None = None,
         step: int = 0,
     ) -> None:
-        """
-        Takes in one complete round of [`Sampler.next_prompts`]. What its dropped groups hold is let go of, but for as
-        many as could be asked to fill the batch.
-
-        `reasons` has `None` for each accepted group, else why it is dropped; `counts` its correct and scored
-        completions, for the memory; `step` the optimizer steps made.
-        """
+        """Takes in a round of [`Sampler.next_prompts`]; `counts` are its groups' correct and scored completions."""
         rollout, number = self.rollout, len(self.rollout.rounds)
         if not reasons:
             raise ValueError("A round must hold at least one group, got none.")
@@ -228,7 +174,7 @@ class Sampler:
         for source in round_.sources:
             if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
                 self.sources.append(source)
-        num_accepted = sum(reason is None for reason in reasons)
+        num_accepted = reasons.count(None)
         self.acceptance.update(num_accepted, len(reasons))
         if num_accepted:
             self._passes_at_last_group = self.stream.passes
@@ -240,7 +186,7 @@ class Sampler:
         round_.rows.keep([accepted[i] for i in round_.held])
         if round_.is_stale:
             round_.rows.old_logps = list(round_.rows.logprobs)
-        for group in rollout.dropped[rollout.target :]:
+        for group in rollout.dropped[rollout.target :]:  # no more can be asked to fill the batch
             if group.round == number:
                 round_.rows.release(round_.local_rows(group.index)[1])
 
@@ -261,43 +207,35 @@ class Sampler:
         return batch._replace(carry=batch.carry[:num_carried] if self.carries else [])
 
     def carry(self, groups: Round | None) -> None:
-        """
-        Ends the rollout; `groups` are those of `batch().carry`, with the log-probabilities they were sampled with.
-        """
+        """Ends the rollout; `groups` are those of `batch().carry`, with the log-probabilities of their policy."""
         self._carried = groups
 
     def new_passes_without_group(self) -> int:
-        """
-        Whole passes since a group was last accepted, if the first, second, fourth, eighth and so on has ended since
-        this was last asked, else 0: a line for each pass over few prompts would hide all others.
-        """
-        told, self._num_passes_warned_of = (
-            self._num_passes_warned_of,
-            int(self.stream.passes - self._passes_at_last_group),
-        )
-        return self._num_passes_warned_of if self._num_passes_warned_of.bit_length() > told.bit_length() else 0
+        """Whole passes since a group was last accepted, if there is something new to say of them, else 0."""
+        before, num_passes = self._num_passes_warned_of, int(self.stream.passes - self._passes_at_last_group)
+        self._num_passes_warned_of = num_passes
+        # At the first, second, fourth, eighth: a line for each pass over few prompts would hide all others.
+        return num_passes if num_passes.bit_length() > before.bit_length() else 0
 
     # Checkpoints
 
     @property
     def header(self) -> dict[str, Any]:
-        """What a checkpoint and a run must agree on for the checkpoint's rows to be of use, JSON-able (`dict`)."""
+        """What a checkpoint and a run must agree on for the checkpoint's rows to be of use, JSON-able."""
         return {
             "num_generations": self.num_generations,
             "prompts_per_rollout": self.target,
             "mode": self.mode,
             "surplus": "carry" if self.carries else "discard",
             "num_processes": self.num_ranks,
-            "reward_funcs": self.reward_names,
+            "reward_funcs": [*self.reward_names],
             "seed": self.stream.seed,
             "shuffle_dataset": self.stream.shuffle,
             "dataset": self.stream.fingerprint(),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """
-        What a resumed run needs and is the same on every rank, JSON-able. The memory has a file of its own beside it.
-        """
+        """What a resumed run needs and is the same on every rank, JSON-able; the memory has a file beside it."""
         ahead = self._ahead
         return {
             "header": self.header,
@@ -313,24 +251,13 @@ class Sampler:
         }
 
     def carried_state_dict(self) -> dict[str, Any] | None:
-        """This rank's rows of the carried groups, loadable with `weights_only=True`; `None` where none are carried."""
+        """This rank's rows of the carried groups; `None` where none are carried."""
         return None if self._carried is None else self._carried.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
-        """
-        Continues from what [`Sampler.state_dict`] and [`Sampler.carried_state_dict`] returned, as far as it fits.
-        Returns what differs in the header, as the checkpoint's value and this run's.
-
-        With another dataset, seed or order the prompts start a fresh pass. Where anything differs, carried groups are
-        left behind: other settings would train them wrongly. What was learned of the acceptance rate and of prompts
-        stays.
-        """
-        header = self.header
-        differs = {
-            name: (state["header"].get(name), value)
-            for name, value in header.items()
-            if state["header"].get(name) != value
-        }
+        """Goes on from what was kept, as far as it fits; returns what differs, there and here."""
+        theirs = state["header"]
+        differs = {name: (theirs.get(name), own) for name, own in self.header.items() if theirs.get(name) != own}
         if differs.keys() & ORDER:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes
@@ -345,6 +272,7 @@ class Sampler:
         self.totals = Totals(**state["totals"])
         if self.memory is not None and state["memory"] is not None:
             self.memory.load_state_dict(state["memory"])
+        # Other settings would train carried groups wrongly.
         self._carried = None if differs or carried is None else Round.from_state_dict(carried, self.num_generations)
         self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
         return differs
