@@ -204,8 +204,8 @@ class PenaltiesCount(Watched):
         super().__init__(*args, **kwargs)
         self.penalised = []  # rows and rewards of this rollout's dropped groups whose penalties differ
 
-    def _drop_reasons(self, round_, prompts):
-        reasons, counts = super()._drop_reasons(round_, prompts)
+    def _judge(self, round_, prompts):
+        reasons, counts = super()._judge(round_, prompts)
         G = self.num_generations
         for i, reason in enumerate(reasons):
             rewards = round_.rewards_BF[i * G : (i + 1) * G]
@@ -223,7 +223,7 @@ class PenaltiesCount(Watched):
             rows.extend(others)
         rows.keep([True] * len(rows))
         inputs = [{"prompt": prompt, "environment": None} for prompt in rows.prompts]
-        with self._seam.replaying(self, rows, rewards):
+        with self.replaying(rows, rewards):
             added = GRPOTrainer._generate_and_score_completions(self, inputs)
         added["is_filler"] = torch.zeros(len(rows), dtype=torch.bool)
         rollouts = super()._train_on(batch)

@@ -193,8 +193,8 @@ def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_mod
 
 def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model, tmp_path):
     trainer, file = make_trainer(tiny_model, tmp_path, max_steps=5), io.StringIO()
-    trainer.remove_callback(TerminalCallback)
-    trainer.add_callback(TerminalCallback(trainer, every=2, file=file))
+    (terminal,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, TerminalCallback))
+    terminal.every, terminal.file = 2, file
     trainer.train()
     rows = [line.split() for line in file.getvalue().splitlines()[1:4]]
     assert [row[0] for row in rows] == ["2", "4", "5"]

@@ -330,7 +330,7 @@ def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
 
 def test_a_trainer_made_without_its_constructor_has_what_trls_methods_ask_for():
     trainer = DAPOTrainer.__new__(DAPOTrainer)
-    assert (trainer._seam.recorded, trainer._seam.replayed) == (None, None)
+    assert (trainer._recorded, trainer._replayed, trainer._is_open) == (None, None, False)
 
 
 def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities_not_its_placeholders(

@@ -23,8 +23,8 @@ from helpers import (
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.engines import seam
 from trl_dapo.sampling.report import timeline_metrics
 
 
@@ -419,8 +419,8 @@ def test_the_time_of_a_rollout_is_told_apart_by_what_it_went_to(tiny_model, tmp_
     monkeypatch.setattr(
         ScriptedTrainer, "_generate_single_turn", lambda self, *args: (pass_time(10.0), generate(self, *args))[1]
     )
-    save_state = trl_dapo.trainer.save_state
-    monkeypatch.setattr("trl_dapo.trainer.save_state", lambda *args: (pass_time(3.0), save_state(*args)))
+    save_state = seam.save_state
+    monkeypatch.setattr(seam, "save_state", lambda *args: (pass_time(3.0), save_state(*args)))
     args = tiny_config(
         tmp_path,
         shuffle_dataset=False,

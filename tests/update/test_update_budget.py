@@ -192,7 +192,7 @@ def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
 def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, monkeypatch):
     # Two rows of 10 tokens make one pass here. Another rank needs four.
     trainer = ScriptedUpdate(max_tokens_per_microbatch=20)
-    monkeypatch.setattr(ScriptedUpdate, "_ranks_are_in_step", in_step)
+    trainer._cutter.in_step = in_step
     monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
     rollout = collate([lone(10), lone(10)])
     logps, entropies, seen = passes(trainer, rollout)
