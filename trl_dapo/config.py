@@ -280,16 +280,8 @@ class DAPOConfig(GRPOConfig):
             if "must be divisible by num_generations" not in str(error):
                 raise
             # TRL names a size that it worked out itself, and no way out.
-            assert self.num_generations is not None
-            assert self.steps_per_generation is not None
-            message = describe_torn_group(
-                num_generations=self.num_generations,
-                per_device_train_batch_size=self.per_device_train_batch_size,
-                num_processes=self.world_size,
-                steps_per_generation=self.steps_per_generation,
-                generation_batch_size=asked,
-            )
-            raise ValueError(message) from None
+            steps = vars(self)["steps_per_generation"]  # an integer by now
+            raise ValueError(describe_torn_group(self, steps, self.world_size, asked)) from None
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
@@ -311,17 +303,7 @@ class DAPOConfig(GRPOConfig):
     @property
     def batch_arithmetic(self) -> str:
         """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
-        assert self.num_generations is not None
-        assert self.steps_per_generation is not None
-        return describe_batches(
-            num_generations=self.num_generations,
-            per_device_train_batch_size=self.per_device_train_batch_size,
-            num_processes=self.world_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-            steps_per_generation=self.steps_per_generation,
-            num_iterations=self.num_iterations,
-            max_tokens_per_microbatch=self.max_tokens_per_microbatch,
-        )
+        return describe_batches(self, vars(self), self.world_size)
 
     @property
     def vllm_request_seconds(self) -> float:

@@ -143,16 +143,6 @@ def load_math_dataset(
     Raises:
         FileNotFoundError: If there is no such file or hub dataset.
         ValueError: If a value, the file or its columns are not of the kind described here.
-
-    Example:
-
-    ```python
-    >>> train_dataset = load_math_dataset("dapo_math_17k.parquet", limit=1000)
-    >>> eval_dataset = load_math_dataset("dapo_math_17k.parquet", offset=1000, limit=200)
-    >>> refuse_overlap(train_dataset, eval_dataset)
-    >>> train_dataset[0]["solution"]
-    '34'
-    ```
     """
     if prompt_style not in PROMPT_STYLES:
         raise ValueError(f"`prompt_style` must be one of {', '.join(map(repr, PROMPT_STYLES))}, got {prompt_style!r}.")
@@ -220,13 +210,7 @@ def load_math_dataset(
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
     """
-    Raise if a problem is in both datasets: an evaluation on training problems measures memory.
-
-    Args:
-        train_dataset ([`~datasets.Dataset`]):
-            From [`load_math_dataset`].
-        eval_dataset ([`~datasets.Dataset`]):
-            From [`load_math_dataset`], of the same file or another.
+    Raise if a problem is in both datasets of [`load_math_dataset`]: an evaluation on it would measure memory.
 
     Raises:
         ValueError: If they share an `id`.

@@ -25,12 +25,7 @@ PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Runs a command line and returns its exit status.
-
-    0 is success, 2 a mistake, which is told in one line, 130 Ctrl-C, 141 that who reads the output has closed it,
-    and 3 a training run that was stopped because its rollouts found nothing.
-    """
+    """Runs a command line; returns 0, 2 after a mistake, 3 where rollouts found nothing, 130 after Ctrl-C, or 141."""
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

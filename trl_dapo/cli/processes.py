@@ -11,18 +11,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_config: str | None) -> int:
-    """
-    Runs `trl-dapo train` through `accelerate launch`; returns the status of the first process that failed.
-
-    `accelerate launch` itself ends with a traceback of its own and status 1, whatever they said.
-    """
+    """Runs `trl-dapo train` through `accelerate launch`; returns the status of the first process that failed."""
     options = [] if accelerate_config is None else ["--config_file", accelerate_config]
     if num_processes is not None:
         options += ["--num_processes", str(num_processes)]
         if accelerate_config is None and num_processes > 1:
             options.append("--multi_gpu")  # without it, one process is started on a machine without GPUs
     arguments = launch_command_parser().parse_args([*options, "--module", "trl_dapo.cli", "train", *argv])
-    # What it says of a process that failed; the process has said why.
+    # It would add a traceback, and end with status 1, where the process that failed has said why.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # values not passed to it
     try:

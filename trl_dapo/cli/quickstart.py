@@ -65,11 +65,7 @@ FAMILIES = (
 
 
 class Problems:
-    """
-    Arithmetic of mixed difficulty, split by the seed into problems to train on and 1,000 held out.
-
-    A held-out sum or product is not trained on the other way round either: with `12+34` held out, `34+12` is too.
-    """
+    """Arithmetic, split by the seed into problems to train on and 1,000 held out, the other way round included."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -235,9 +231,9 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
 
 
 class QuickstartResult(NamedTuple):
-    """What a quickstart ends with: what [`~trl_dapo.evaluation.compare`] says, and where its files lie."""
+    """What a quickstart ends with."""
 
-    change: dict
+    change: dict  # of `compare`
     checkpoint: Path
     plot: Path
 
@@ -249,12 +245,7 @@ def run_quickstart(
     num_steps: int = 150,
     console: Console | None = None,
 ) -> QuickstartResult:
-    """
-    Makes a small model, warms it up on arithmetic, trains it with DAPO, and measures the gain on held-out problems.
-
-    Needs no network, no GPU and no download. `output_dir` gets `warm_up/` and `trained/` (models with tokenizer),
-    `eval_warm_up/` and `eval_trained/`, `trainer_state.json` and `run.png`.
-    """
+    """Warms a small model up on arithmetic, trains it with DAPO, and measures the gain on held-out problems."""
     console = console or Console()
     output_dir = Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)

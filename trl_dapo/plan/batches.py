@@ -25,7 +25,7 @@ class Batches:
     def sizes(self) -> dict[str, int]:
         """TRL's batch sizes, as [`DAPOConfig`] works them out on this number of processes."""
         settings, processes = self.recipe.settings, self.recipe.cluster.num_train
-        rows, num_generations = settings.per_device_train_batch_size, settings.num_generations
+        rows = settings.per_device_train_batch_size
         if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
             return size_batches(settings, declared_fields(), processes)
         steps, asked = settings.steps_per_generation, settings.generation_batch_size
@@ -39,8 +39,8 @@ class Batches:
         else:
             steps = asked // (rows * processes)
         batch = rows * processes * steps
-        if batch % num_generations:
-            raise ValueError(describe_torn_group(num_generations, rows, processes, steps, asked))
+        if batch % settings.num_generations:
+            raise ValueError(describe_torn_group(settings, steps, processes, asked))
         return {
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "steps_per_generation": steps,
@@ -50,16 +50,7 @@ class Batches:
     @property
     def arithmetic(self) -> str:
         """The line that a run begins with."""
-        settings = self.recipe.settings
-        return describe_batches(
-            settings.num_generations,
-            settings.per_device_train_batch_size,
-            self.recipe.cluster.num_train,
-            self.sizes["gradient_accumulation_steps"],
-            self.sizes["steps_per_generation"],
-            settings.num_iterations,
-            settings.max_tokens_per_microbatch,
-        )
+        return describe_batches(self.recipe.settings, self.sizes, self.recipe.cluster.num_train)
 
     @property
     def num_rows(self) -> int:

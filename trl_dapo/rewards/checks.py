@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a reward function asks for and returns, checked where it can still be mended: before the first rollout.
 
-TRL calls `reward_func(prompts=..., completions=..., completion_ids=..., **columns, trainer_state=..., log_extra=...,
-log_metric=...)` and makes a tensor of what comes back. A mistake in either would show after the first batch has been
-generated, as an error without the name of the function.
+In TRL a mistake shows after the first batch has been generated, as an error without the name of the function.
 """
 
 import functools

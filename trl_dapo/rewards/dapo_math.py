@@ -46,16 +46,7 @@ _BARE_ROOT = re.compile(r"sqrt([^{])")
 
 
 class DapoMathScore(NamedTuple):
-    """Verdict of [`score_dapo_math`].
-
-    Args:
-        score (`float`):
-            `1.0` if correct, else the score of a wrong answer.
-        correct (`bool`):
-            Whether the extracted answer equals the gold answer.
-        answer (`str`):
-            The answer that was read out of the completion, `"[INVALID]"` if there is none.
-    """
+    """Verdict of [`score_dapo_math`]; `answer` is what it read in the completion, `"[INVALID]"` if there is none."""
 
     score: float
     correct: bool
@@ -98,17 +89,10 @@ def normalize_answer(answer: str) -> str:
 
     Args:
         answer (`str`):
-            The answer as written.
+            The answer as written, such as `x = 1,234 dollars`.
 
     Returns:
-        `str`: The normal form; two answers are equal if theirs are.
-
-    Example:
-
-    ```python
-    >>> normalize_answer("x = 1,234 dollars")
-    '1234'
-    ```
+        `str`: The normal form, such as `1234`; two answers are equal if theirs are.
     """
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
@@ -175,18 +159,11 @@ def score_dapo_math(
             Score of a wrong or missing answer. A correct one scores `1.0`.
 
     Returns:
-        [`DapoMathScore`]: Score, verdict and the answer that was read.
+        [`DapoMathScore`]: Such as `DapoMathScore(score=1.0, correct=True, answer='6')`.
 
     Raises:
         TypeError: If the gold answer is neither text nor a number.
         ValueError: If `boxed` is none of the three, or there is no gold answer.
-
-    Example:
-
-    ```python
-    >>> score_dapo_math("So there are 6 pairs.\nAnswer: $6$", "6")
-    DapoMathScore(score=1.0, correct=True, answer='6')
-    ```
     """
     check_boxed_mode(boxed)
     gold = gold_text(solution)
@@ -275,25 +252,17 @@ def loggable(text: str) -> str:
 
 
 class DapoMathReward:
-    r"""
+    """
     [`dapo_math_reward`] with other settings; picklable, for any TRL trainer's `reward_funcs`.
 
     Args:
         boxed (`str`, *optional*, defaults to `"never"`):
-            What a `\boxed{}` is worth: `"never"`, `"fallback"` or `"strict"`, see [`score_dapo_math`].
+            As in [`score_dapo_math`].
         wrong_score (`float`, *optional*, defaults to `-1.0`):
-            Score of a wrong or missing answer; `0.0` gives 0/1 rewards.
+            As in [`score_dapo_math`]; `0.0` gives 0/1 rewards.
 
     Raises:
         ValueError: If `boxed` is none of the three, or `wrong_score` is not below the 1.0 of a correct answer.
-
-    Example:
-
-    ```python
-    >>> reward = DapoMathReward(boxed="strict", wrong_score=0.0)
-    >>> reward(completions=["It is \\boxed{6}.", "Answer: 6"], solution=["6", "6"])
-    [1.0, 0.0]
-    ```
     """
 
     __name__ = "dapo_math_reward"
@@ -335,7 +304,7 @@ def dapo_math_reward(
     log_extra: Callable[[str, list], None] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
-    r"""
+    """
     Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line, else -1.
 
     Args:
@@ -346,20 +315,11 @@ def dapo_math_reward(
             way to skip a sample.
         log_extra (`callable`, *optional*):
             Provided by the trainer. Receives the extracted answers as the column `dapo_math_answer`.
-        **kwargs:
-            Whatever else the trainer passes; not used.
 
     Returns:
-        `list[float | None]`: One reward a completion.
+        `list[float | None]`: One reward a completion: `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`.
 
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.
-
-    Example:
-
-    ```python
-    >>> dapo_math_reward(completions=["Answer: 1/2", "Answer: $7$"], solution=["7", "7"])
-    [-1.0, 1.0]
-    ```
     """
     return _paper_rule(completions=completions, solution=solution, log_extra=log_extra, **kwargs)

@@ -151,7 +151,7 @@ def _default_num_workers() -> int:
 
 
 class MathVerifyReward:
-    r"""
+    """
     Reward function that compares answers symbolically with math-verify, each completion under hard limits.
 
     Gives the verdicts of TRL's `accuracy_reward` (1.0 if the answer equals the gold answer, 0.0 if not, `None` if the
@@ -172,14 +172,6 @@ class MathVerifyReward:
 
     Raises:
         ValueError: If a limit cannot be met: no time, no worker, or less than 256 MiB.
-
-    Example:
-
-    ```python
-    >>> reward = MathVerifyReward(timeout=2.0)
-    >>> reward(completions=["It is $\\boxed{\\frac{2}{4}}$.", "It is $\\boxed{3}$."], solution=["0.5", "0.5"])
-    [1.0, 0.0]
-    ```
     """
 
     __name__ = "math_verify_reward"
@@ -216,17 +208,10 @@ class MathVerifyReward:
         **kwargs: Any,
     ) -> list[float | None]:
         """
-        Args:
-            completions, solution:
-                As in [`math_verify_reward`].
-            log_extra (`callable`, *optional*):
-                Provided by the trainer. Receives the extracted answers as the column `math_verify_answer`.
-            log_metric (`callable`, *optional*):
-                Provided by the trainer. Receives the share of completions that were killed as `math_verify/killed`,
-                the number of workers that ended and had to be replaced as `math_verify/worker_restarts`, and the
-                number of gold answers given up so far as `math_verify/hopeless_golds`.
-            **kwargs:
-                Whatever else the trainer passes; not used.
+        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`, and
+        `log_metric` the share of completions that were killed as `math_verify/killed`, the number of workers that
+        ended and had to be replaced as `math_verify/worker_restarts`, and the number of gold answers given up so far
+        as `math_verify/hopeless_golds`.
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -358,20 +343,14 @@ def math_verify_reward(
     solution: list[str | None],
     **kwargs: Any,
 ) -> list[float | None]:
-    r"""
-    Reward function that compares answers symbolically with math-verify, in worker processes with hard limits.
-
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Same verdicts as TRL's
-    `accuracy_reward`.
+    """
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
 
     Args:
-        completions (`list[str]` or `list[list[dict]]`):
-            Completions, plain or conversational. Of a conversational one the last message is scored.
-        solution (`list[str]`):
-            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
-            way to skip a sample.
+        completions (`list[str]` or `list[list[dict]]`), solution (`list[str]`):
+            As in [`dapo_math_reward`].
         **kwargs:
-            Whatever else the trainer passes, such as `log_extra`.
+            Whatever else the trainer passes: `log_extra`, `log_metric`.
 
     Returns:
         `list[float | None]`:
@@ -380,12 +359,5 @@ def math_verify_reward(
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.
         RuntimeError: If no worker can be started.
-
-    Example:
-
-    ```python
-    >>> math_verify_reward(completions=["It is $\\boxed{\\frac{2}{4}}$."], solution=["0.5"])
-    [1.0]
-    ```
     """
     return _default(completions, solution, **kwargs)

@@ -47,13 +47,6 @@ def soft_overlong_punishment(
 
     Raises:
         ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
-
-    Example:
-
-    ```python
-    >>> soft_overlong_punishment([16_384, 18_432, 20_480, 30_000], max_length=20_480, buffer_length=4_096)
-    [0.0, -0.5, -1.0, -1.0]
-    ```
     """
     check_overlong_buffer(max_length, buffer_length, penalty_factor)
     expected_length = max_length - buffer_length
@@ -64,31 +57,16 @@ def soft_overlong_punishment(
 
 class SoftOverlongPunishment:
     """
-    [`soft_overlong_punishment`] as a reward function; picklable, for any TRL trainer's `reward_funcs`.
+    [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors.
 
-    The paper expects 16,384 tokens and gives 4,096 more as the buffer, 20,480 in all: four to one. Whoever changes
-    the maximum length should move both, so that the punishment keeps its share of it: a fifth of
-    `max_completion_length` is the buffer, `SoftOverlongPunishment(n, n // 5)`. A buffer left at 4,096 under a maximum
-    of 8,192 would punish from half the length on; under 4,096 it would punish every token.
+    The paper's buffer is a fifth of the maximum, 4,096 of 20,480 tokens. Whoever changes the maximum should move both,
+    `SoftOverlongPunishment(n, n // 5)`: a buffer left at 4,096 would punish every token under a maximum of 4,096.
 
     Args:
         max_completion_length (`int`):
             L_max in tokens; the trainer's `max_completion_length`.
-        buffer_length (`int`):
-            L_cache in tokens.
-        penalty_factor (`float`, *optional*, defaults to `1.0`):
-            The punishment at L_max and beyond.
-
-    Raises:
-        ValueError: If the buffer is empty or longer than `max_completion_length`, or the factor is negative.
-
-    Example:
-
-    ```python
-    >>> punish = SoftOverlongPunishment(max_completion_length=100, buffer_length=20)
-    >>> punish(completion_ids=[[1] * 80, [1] * 90, [1] * 100])
-    [0.0, -0.5, -1.0]
-    ```
+        buffer_length (`int`), penalty_factor (`float`, *optional*, defaults to `1.0`):
+            As in [`soft_overlong_punishment`].
     """
 
     __name__ = "soft_overlong_punishment"

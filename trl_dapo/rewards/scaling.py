@@ -19,27 +19,16 @@ def scale_reward(
     Args:
         values (`Iterable[float]`):
             Rewards. `None` and NaN, TRL's marks of a sample without a reward, become NaN.
-        source_min (`float`):
-            Reward that becomes `target_min`; lower ones count as it.
-        source_max (`float`):
-            Reward that becomes `target_max`; higher ones count as it.
-        target_min (`float`):
-            Lower end of the result.
-        target_max (`float`):
-            Upper end of the result.
+        source_min (`float`), source_max (`float`):
+            Rewards that become `target_min` and `target_max`; those beyond count as them.
+        target_min (`float`), target_max (`float`):
+            Ends of the result.
 
     Returns:
         `list[float]`: The scaled rewards.
 
     Raises:
         ValueError: If a bound is not finite, or a range is empty.
-
-    Example:
-
-    ```python
-    >>> scale_reward([0.0, 0.5, 2.0], source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
-    [-1.0, 0.0, 1.0]
-    ```
     """
     if (message := why_unscalable(source_min, source_max, target_min, target_max)) is not None:
         raise ValueError(message)

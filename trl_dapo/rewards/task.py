@@ -49,11 +49,7 @@ class TaskReward:
         best: float = 1.0,
         drops_groups: bool = True,
     ) -> "TaskReward":
-        """
-        Those decide that are `chosen`, or all but length penalties and those of weight 0.
-
-        Where `drops_groups` is false a length penalty may stand alone: nothing is right by it.
-        """
+        """Those decide that are `chosen`, or all but length penalties and those of weight 0."""
         weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
         candidates = [name for name in names if name not in LENGTH_PENALTIES]
         listed = ", ".join(map(repr, candidates)) or "none"
@@ -82,7 +78,7 @@ class TaskReward:
                     "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
                 )
         knows_right = chosen is not None or len(deciding) == 1
-        if not deciding and not drops_groups:
+        if not deciding and not drops_groups:  # a length penalty may stand alone: nothing is right by it
             deciding = list(names)
         if not deciding:
             raise ValueError(

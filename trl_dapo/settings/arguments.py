@@ -77,11 +77,7 @@ def refuse_unknown_fields(
 
 
 def check_train_arguments(argv: Sequence[str]) -> list[str]:
-    """
-    Refuses a recipe that cannot be read, a run that could not be saved, and one of nothing. Fields are the parser's.
-
-    Returns the command line, with the file of the recipe where it was named.
-    """
+    """Refuses what no parser of fields would; returns the command line, with the file of the recipe that it names."""
     settings: dict = {}
     # TRL's parser knows `--config` as a word of its own alone.
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]

@@ -8,12 +8,7 @@ from typing import Any
 
 
 def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int) -> dict[str, int]:
-    """
-    TRL's batch sizes for `settings.prompts_per_rollout` and `prompts_per_step`, of which one may be `None`.
-
-    What was set besides must be one of the `defaults`, or what is worked out: a config made from another's fields
-    states that.
-    """
+    """TRL's batch sizes for `settings.prompts_per_rollout` and `prompts_per_step`, of which one may be `None`."""
     num_generations, per_device_train_batch_size = settings.num_generations, settings.per_device_train_batch_size
     rollout, step = settings.prompts_per_rollout, settings.prompts_per_step
     name = "prompts_per_rollout" if step is None else "prompts_per_step"
@@ -40,7 +35,7 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
         "steps_per_generation": accumulation * (rollout // step),
         "generation_batch_size": rollout * num_generations,
     }
-    for size, worked_out in sizes.items():
+    for size, worked_out in sizes.items():  # which a config made from another's fields states
         if (value := getattr(settings, size)) not in (worked_out, defaults[size]):
             raise ValueError(
                 f"`{size}={value}` contradicts {rollout} prompts a rollout and {step} an optimizer step, which make "
@@ -50,28 +45,21 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
     return sizes
 
 
-def describe_torn_group(
-    num_generations: int,
-    per_device_train_batch_size: int,
-    num_processes: int,
-    steps_per_generation: int,
-    generation_batch_size: int | None = None,
-) -> str:
-    """Why a rollout does not hold whole groups, with the nearest sizes that do. Arguments as TRL's fields."""
-    microbatch = num_processes * per_device_train_batch_size
+def describe_torn_group(settings: Any, steps_per_generation: int, num_processes: int, asked: int | None) -> str:
+    """Why a rollout does not hold whole groups, with the nearest sizes that do; `asked` is the size that was set."""
+    num_generations, size = settings.num_generations, settings.per_device_train_batch_size
+    launch, microbatch = describe_launch(num_processes, size), num_processes * size
     num_rows = microbatch * steps_per_generation
     divisors = [size for size in range(2, num_rows + 1) if num_rows % size == 0]
     nearest = [size for size in divisors if size < num_generations][-1:]
     nearest += [size for size in divisors if size > num_generations][:1]
-    if generation_batch_size is None:
-        name, size = "per_device_train_batch_size", per_device_train_batch_size
-        unit = num_generations // math.gcd(num_generations, num_rows // size)
+    if asked is None:
+        name, unit = "per_device_train_batch_size", num_generations // math.gcd(num_generations, num_rows // size)
     else:
-        name, size, unit = "generation_batch_size", generation_batch_size, math.lcm(num_generations, microbatch)
+        name, size, unit = "generation_batch_size", asked, math.lcm(num_generations, microbatch)
     fitting = " or ".join(map(str, nearest))
     return (
-        f"`num_generations={num_generations}` does not divide a rollout of "
-        f"{describe_launch(num_processes, per_device_train_batch_size)} x "
+        f"`num_generations={num_generations}` does not divide a rollout of {launch} x "
         f"{_count(steps_per_generation, 'micro-batch')} = {_count(num_rows, 'row')}. "
         + (f"Nearest `num_generations`: {fitting}. Or" if fitting else "Nearest")
         + f" `{name}`: {_nearest_multiples(size, unit)}."
@@ -82,24 +70,17 @@ def describe_launch(num_processes: int, per_device_train_batch_size: int) -> str
     return f"{_count(num_processes, 'process')} x `per_device_train_batch_size={per_device_train_batch_size}`"
 
 
-def describe_batches(
-    num_generations: int,
-    per_device_train_batch_size: int,
-    num_processes: int,
-    gradient_accumulation_steps: int,
-    steps_per_generation: int,
-    num_iterations: int,
-    max_tokens_per_microbatch: int | None,
-) -> str:
+def describe_batches(settings: Any, sizes: Mapping[str, int], num_processes: int) -> str:
     """One line: a rollout in prompts, rows, processes, micro-batches and optimizer steps."""
-    size, num_rows = per_device_train_batch_size, per_device_train_batch_size * num_processes * steps_per_generation
-    num_steps = steps_per_generation * num_iterations / gradient_accumulation_steps
-    step = size * num_processes * gradient_accumulation_steps / num_generations
-    if max_tokens_per_microbatch is None:
-        cut = f"{_count(size, 'row')} x {_count(steps_per_generation, 'micro-batch')}"
+    num_generations, size = settings.num_generations, settings.per_device_train_batch_size
+    num_microbatches, accumulation = sizes["steps_per_generation"], sizes["gradient_accumulation_steps"]
+    num_rows, longest = size * num_processes * num_microbatches, settings.max_tokens_per_microbatch
+    num_steps = num_microbatches * settings.num_iterations / accumulation
+    step = size * num_processes * accumulation / num_generations
+    if longest is None:
+        cut = f"{_count(size, 'row')} x {_count(num_microbatches, 'micro-batch')}"
     else:
-        rows = _count(size * steps_per_generation, "row")
-        cut = f"{rows} in micro-batches of at most {_count(max_tokens_per_microbatch, 'token')}"
+        cut = f"{_count(size * num_microbatches, 'row')} in micro-batches of at most {_count(longest, 'token')}"
     return (
         f"Rollout: {_count(num_rows // num_generations, 'prompt')} x "
         f"{_count(num_generations, 'completion')} = {_count(num_rows, 'row')} = "

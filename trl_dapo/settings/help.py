@@ -45,12 +45,8 @@ def read_fields(doc: str) -> dict[str, Entry]:
 
 
 def help_from_docstring(cls: type[T]) -> type[T]:
-    """
-    Gives the fields that a dataclass declares their `help`, which [`~transformers.HfArgumentParser`] shows.
-
-    Inherited fields keep theirs. Python's `-OO` takes the docstrings away: then there is no help.
-    """
-    if sys.flags.optimize >= 2:
+    """Gives a dataclass's own fields the `help` that `HfArgumentParser` shows; inherited ones keep theirs."""
+    if sys.flags.optimize >= 2:  # which takes the docstrings away
         return cls
     entries = read_fields(cls.__doc__ or "")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # `T` is one

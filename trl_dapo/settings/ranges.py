@@ -14,18 +14,14 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """
-    The numbers that a setting may be: both ends included unless `is_open`, infinity never.
-
-    `hint` is what else to say of a value that is out.
-    """
+    """The numbers that a setting may be: both ends included, infinity never."""
 
     least: float
     most: float = math.inf
     is_whole: bool = False
     is_open: bool = False  # `least` itself is out
     or_none: bool = False
-    hint: str = ""
+    hint: str = ""  # what else to say of a value that is out
 
     def __contains__(self, value: Any) -> bool:
         if value is None:
