@@ -17,6 +17,7 @@ import yaml
 from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
+from ..settings.rules import check_rules
 from .hardware import Cluster, parse_gpus, read_hardware
 
 
@@ -148,8 +149,9 @@ def read(
 
 
 def _check(settings: SimpleNamespace) -> None:
-    """Refuses what a plan cannot calculate with; whether a run would take the rest is for its own start to say."""
+    """Refuses what a run would, and what a plan cannot calculate with."""
     check_values(settings)
+    check_rules(settings)
     check_value("lora_r", settings.lora_r, COUNT)
     if settings.dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(map(repr, DTYPES))}, got {settings.dtype!r}.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ..settings.rules import why_refused
 from .hardware import Cluster
 from .planning import Plan
 from .recipe import Recipe, Sharding
@@ -37,6 +38,8 @@ def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     """
     best: dict[str, tuple[tuple, tuple[str, Plan]]] = {}
     for about, words, recipe in _candidates(planned):
+        if why_refused(recipe.settings) or why_refused(recipe.settings, has_images=bool(planned.shape.num_other)):
+            continue
         other = replace(planned, recipe=recipe)
         try:
             fits, seconds, peak = other.fits, other.seconds_a_row, other.peak
@@ -72,11 +75,8 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
         yield change("rounds", batch_multiplier=None)
-        # What `DAPOConfig` and the trainer refuse is not named.
-        carries = settings.loss_type == "dapo" and not planned.shape.num_other
-        if carries:
-            yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
-        if recipe.asks_a_server and carries:
+        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
+        if recipe.asks_a_server:
             yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
     if recipe.asks_a_server:
         colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7, "vllm_request_timeout": None}

@@ -20,6 +20,7 @@ from ..ranks import rank_and_world_size
 from ..sampling.memory import PromptMemory
 from ..sampling.report import describe_misfit
 from ..sampling.sampler import Sampler
+from .files import replacing
 
 
 logger = logging.get_logger(__name__)
@@ -43,7 +44,8 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
         shared = {} if sampler is None else sampler.state_dict()
         (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
         if sampler is not None and sampler.memory is not None:
-            sampler.memory.save(folder / MEMORY_NAME)
+            with replacing(folder / MEMORY_NAME) as temporary:
+                sampler.memory.save(temporary)
 
 
 def load_state(

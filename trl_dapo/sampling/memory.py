@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What past rounds taught about each prompt, and which prompts to skip because they would most likely be dropped."""
 
-import hashlib
 import math
 import os
 from dataclasses import dataclass, fields
@@ -10,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from .names import digest
 
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
@@ -121,18 +122,16 @@ class PromptMemory:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
         self._num_draws += 1
         text = f"{self.seed}/{self._num_draws}/{prompt_id}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+        return int(digest(text), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a row for each prompt seen as a parquet file, whole or not at all."""
+        """Writes a row for each prompt seen as a parquet file."""
         records = self._records.values()
         columns: dict[str, list] = {"prompt_id": list(self._records)}
         columns["pass_rate"] = [r.num_correct / r.num_scored if r.num_scored else None for r in records]
         for field in fields(_Record):
             columns[field.name] = [getattr(record, field.name) for record in records]
-        temporary = f"{path}.tmp"
-        pq.write_table(pa.table(columns), temporary)
-        os.replace(temporary, path)
+        pq.write_table(pa.table(columns), path)
 
     def load(self, path: str | os.PathLike) -> None:
         names = [field.name for field in fields(_Record)]
