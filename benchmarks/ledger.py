@@ -24,7 +24,7 @@ from rich.console import Console
 
 from trl_dapo import trainer
 from trl_dapo.cli.quickstart import run_quickstart
-from trl_dapo.rewards.task import TaskReward
+from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
-from trl_dapo.engines.adapter_sync import AdapterGeneration
+from trl_dapo.engines.lora_sync import AdapterGeneration
 
 
 SHAPES = {  # name: hidden and intermediate size, layers, heads, heads of keys and values

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 
-from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
+from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Round, Rows, assign_to_ranks, select_groups
 from trl_dapo.sampling.sampler import Sampler

@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from trl.trainer.utils import RepeatSampler
 
-from trl_dapo.sampling.acceptance import AcceptanceRate
-from trl_dapo.sampling.groups import Criterion, count_correct, drop_reasons
-from trl_dapo.sampling.memory import PromptMemory
+from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
+from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.round_size import AcceptanceRate
 from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 

@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.cli.launch import launch
-from trl_dapo.engines.adapter_client import AdapterClient, AdapterRefused
-from trl_dapo.engines.adapter_sync import AdapterGeneration
+from trl_dapo.cli.train import launch
+from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused
+from trl_dapo.engines.lora_sync import AdapterGeneration
 from trl_dapo.run import ledger
 from trl_dapo.run.preflight import SetupError
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.engines.adapters import gather_adapter
+from trl_dapo.engines.lora_adapters import gather_adapter
 
 
 USES_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"

@@ -17,8 +17,8 @@ from trl.trainer.utils import get_config_model_id
 from .config import DAPOConfig
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
-from .rewards.task import TaskReward
-from .sampling.memory import PromptMemory
+from .rewards.task_reward import TaskReward
+from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
 

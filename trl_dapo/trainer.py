@@ -38,7 +38,7 @@ from .construction import (
     trains_bfloat16,
     trains_float32,
 )
-from .engines.adapter_sync import syncing_adapters
+from .engines.lora_sync import syncing_adapters
 from .engines.seam import Checkpoints
 from .engines.swap import swapped
 from .evaluation.scores import EvaluationScores
@@ -53,8 +53,8 @@ from .run.preflight import Preflight
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
 from .run.terminal import TerminalCallback, bars_on_terminals_only, print_to_terminal, wrapped_for
+from .sampling.example_names import problem_source
 from .sampling.group_filter import GroupFilter, ask_group_filter
-from .sampling.names import problem_source
 from .sampling.refill import Batch, Group
 from .sampling.report import drop_unknown, rollout_log, timeline_metrics
 from .sampling.rounds import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards

@@ -30,8 +30,8 @@ from trl.rewards import think_format_reward
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli.commands import _make_parser
-from trl_dapo.cli.launch import REWARDS, checkpoint_to_resume, launch, make_parser
 from trl_dapo.cli.tiny import digit_reward
+from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, make_parser
 from trl_dapo.plan import plan
 from trl_dapo.settings.arguments import split_launch_options
 from trl_dapo.settings.recipe_files import find_accelerate_config

@@ -9,7 +9,7 @@ from helpers import ScriptedTrainer, number, prompts, tiny_config
 from transformers import TrainerCallback
 
 from trl_dapo.evaluation import EvaluationScores, evaluate
-from trl_dapo.sampling.names import problem_id
+from trl_dapo.sampling.example_names import problem_id
 
 
 def is_seven(completions, **kwargs):

@@ -17,10 +17,10 @@ from trl import get_peft_config
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.cli.launch import make_parser
+from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
 from trl_dapo.plan.memory import activation_bytes, backward_bytes, layer_bytes
-from trl_dapo.plan.models import shape_of
+from trl_dapo.plan.model_shapes import shape_of
 
 
 def small_model(dtype, lora):

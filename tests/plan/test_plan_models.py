@@ -11,8 +11,7 @@ import torch
 from plan_helpers import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trl_dapo.plan import models
-from trl_dapo.plan.models import PUBLISHED, find_shape, shape_of
+from trl_dapo.plan.model_shapes import PUBLISHED, find_shape, shape_of
 
 
 def test_weights_are_counted_by_hand():
@@ -118,7 +117,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
         never.wait()
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setattr(models, "HUB_SECONDS", 0.01)
+    monkeypatch.setattr("trl_dapo.plan.model_shapes.HUB_SECONDS", 0.01)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hang)
     assert find_shape("Qwen/Qwen3-4B")[1].startswith("trl-dapo's table")
     assert asked == ["Qwen/Qwen3-4B"]

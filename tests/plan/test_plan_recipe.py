@@ -10,7 +10,7 @@ from plan_helpers import ROOT
 from trl import ModelConfig
 
 from trl_dapo import DAPOConfig
-from trl_dapo.cli.launch import LaunchArguments
+from trl_dapo.cli.train import LaunchArguments
 from trl_dapo.plan.recipe import declared_fields, read_sharding
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from plan_helpers import NINE_MACHINES, ONE_GPU, RECIPES
 
-from trl_dapo.cli.launch import make_parser
+from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan, suggest
 from trl_dapo.plan.page import describe
 

@@ -33,7 +33,7 @@ import time_to_accuracy  # noqa: E402
 
 from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 from trl_dapo.run.ledger import read_ledger  # noqa: E402
-from trl_dapo.sampling.acceptance import AcceptanceRate  # noqa: E402
+from trl_dapo.sampling.round_size import AcceptanceRate  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}

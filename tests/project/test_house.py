@@ -23,7 +23,7 @@ FLOORS = [
     ["update", "construction"],
     ["data", "config", "plan"],
     ["sampling", "rewards", "settings", "tools"],
-    ["ranks", "models", "figures", "version"],
+    ["ranks", "models", "number_format", "version"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 NAME_THE_TRAINER = ["__init__", "cli"]

@@ -24,7 +24,7 @@ from trl.rewards import accuracy_reward, think_format_reward
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.commands import _make_parser
-from trl_dapo.cli.launch import make_parser
+from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
 from trl_dapo.run.ledger import LEDGER_NAME, Parts
 from trl_dapo.settings.arguments import split_launch_options

@@ -14,7 +14,7 @@ from datasets import Dataset
 from helpers import ScriptedTrainer, launch, make_trainer, number, prompts, right, tiny_config
 
 from trl_dapo import DAPOConfig
-from trl_dapo.rewards.task import TaskReward
+from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run import ledger
 from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from trl_dapo.sampling.memory import PromptMemory
+from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Round, Rows

@@ -16,7 +16,7 @@ from transformers import HfArgumentParser
 from trl import GRPOConfig
 
 from trl_dapo import DAPOConfig
-from trl_dapo.cli.launch import REWARDS, TOOLS, LaunchArguments, make_parser
+from trl_dapo.cli.train import REWARDS, TOOLS, LaunchArguments, make_parser
 from trl_dapo.settings.help import Entry, help_from_docstring, read_fields
 
 

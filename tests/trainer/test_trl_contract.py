@@ -221,7 +221,7 @@ def test_nothing_of_trls_engine_is_used_that_is_not_listed():
         "engine": {*trl_names.VLLM_OVERRIDES, *trl_names.VLLM_ATTRIBUTES},
         "client": {*trl_names.CLIENT_OVERRIDES, *trl_names.CLIENT_ATTRIBUTES},
     }
-    files = {"engine": ("adapter_sync", "AdapterGeneration"), "client": ("adapter_client", "AdapterClient")}
+    files = {"engine": ("lora_sync", "AdapterGeneration"), "client": ("lora_client", "AdapterClient")}
     for kind, (file, name) in files.items():
         tree = ast.parse((PACKAGE / f"engines/{file}.py").read_text())
         (used_in,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)

@@ -14,7 +14,7 @@ requests = pytest.importorskip("requests")
 from requests.adapters import HTTPAdapter  # noqa: E402
 from urllib3.util.retry import Retry  # noqa: E402
 
-from trl_dapo.engines.requests_adapter import TimedAdapter  # noqa: E402
+from trl_dapo.engines.http_session import TimedAdapter  # noqa: E402
 
 
 @pytest.fixture

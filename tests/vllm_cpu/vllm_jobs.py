@@ -28,8 +28,8 @@ from vllm_store import StoreClient
 import trl_dapo.trainer
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
-from trl_dapo.engines.adapter_client import AdapterClient
-from trl_dapo.engines.adapter_sync import AdapterGeneration
+from trl_dapo.engines.lora_client import AdapterClient
+from trl_dapo.engines.lora_sync import AdapterGeneration
 
 
 TEMPERATURE = 0.9

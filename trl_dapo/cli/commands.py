@@ -114,7 +114,7 @@ def _train(argv: list[str]) -> int:
         from .processes import launch_processes
 
         return launch_processes(argv, **vars(launch_options))
-    from .launch import launch
+    from .train import launch
 
     return launch(argv)
 

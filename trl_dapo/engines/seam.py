@@ -32,11 +32,11 @@ from ..evaluation.prefetch import Prefetch, rows_that_fit
 from ..evaluation.scores import EvaluationScores
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
-from ..rewards.task import SCORES_LEFT_OUT, TaskReward
+from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
 from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
-from ..sampling.names import problem_id, problem_source
+from ..sampling.example_names import problem_id, problem_source
 from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
 from ..settings.warnings import without_renaming_warnings

@@ -13,7 +13,7 @@ from ..run.checkpoint import last_complete_checkpoint, output_folder
 def bound_requests(client: Any, seconds: float) -> None:
     """Gives requests of TRL's client a timeout, which they have not, and an end when its session is closed."""
     for prefix, adapter in list(client.session.adapters.items()):
-        from .requests_adapter import TimedAdapter  # its packages come with vLLM
+        from .http_session import TimedAdapter  # its packages come with vLLM
 
         client.session.mount(prefix, TimedAdapter(adapter, seconds))
 

@@ -9,7 +9,7 @@ local        who answers: transformers or vLLM in this process,
 server       or an OpenAI-compatible server
 journal      what was answered, on disk as it arrives
 problems     the problems of a dataset
-scoring      which completions are right
+scorers      which completions are right
 summary      the figures of all, and a table of the completions
 run          `evaluate`: ask what the journal lacks, score, summarise
 comparison   `compare`: two summaries, problem by problem

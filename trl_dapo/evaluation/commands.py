@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..settings.arguments import one_line
 from .comparison import compare
 from .run import ENGINES, evaluate
-from .scoring import SCORERS
+from .scorers import SCORERS
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..sampling.names import digest, problem_id
+from ..sampling.example_names import digest, problem_id
 from .jobs import Job
 
 

@@ -19,7 +19,7 @@ from ..version import __version__
 from .jobs import Completion, Job, Sampling
 from .journal import Journal
 from .problems import Problem, make_jobs, read_problems
-from .scoring import Scorer, check_scorer, score, warn_without_answers
+from .scorers import Scorer, check_scorer, score, warn_without_answers
 from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, summarise, write_completions
 
 

@@ -9,7 +9,7 @@ from ..rewards.dapo_math import completion_text, loggable
 from ..run.files import replacing
 from .jobs import Completion
 from .problems import Problem
-from .scoring import Verdict
+from .scorers import Verdict
 from .statistics import estimate_share, maj_at_k, problem_figures
 
 

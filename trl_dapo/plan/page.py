@@ -6,7 +6,7 @@ import argparse
 import sys
 import textwrap
 
-from ..figures import format_bytes, format_count, format_estimate
+from ..number_format import format_bytes, format_count, format_estimate
 from ..settings.arguments import one_line
 from .batches import LONGEST_PROMPT, PROMPT
 from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..figures import format_bytes
 from ..models import ModelShape
+from ..number_format import format_bytes
 from ..settings.ranges import SHARE, check_value
 from .batches import PROMPT, Batches
 from .memory import VLLM_ASLEEP
-from .models import TINY, find_shape, shape_of
+from .model_shapes import TINY, find_shape, shape_of
 from .recipe import Recipe, read
 from .sampling import Sampling
 from .speed import Lengths

@@ -28,7 +28,7 @@ DATACLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
     ("trl_dapo", "config.py", "DAPOConfig"),
-    ("trl_dapo", "cli/launch.py", "LaunchArguments"),
+    ("trl_dapo", "cli/train.py", "LaunchArguments"),
 )
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}

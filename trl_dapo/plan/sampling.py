@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..models import ModelShape
-from ..sampling.acceptance import MIN_RATE, AcceptanceRate
+from ..sampling.round_size import MIN_RATE, AcceptanceRate
 from .batches import PROMPT, Batches
 from .hardware import GPUS_PER_MACHINE
 from .memory import VLLM_WORK, vllm_cache_tokens

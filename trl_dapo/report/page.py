@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from ..figures import format_share
+from ..number_format import format_share
 from ..version import __version__
 from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth, smoothing_window
 from .panels import ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points

@@ -5,7 +5,7 @@
 import re
 from dataclasses import dataclass
 
-from ..sampling.groups import REASONS
+from ..sampling.drop_reasons import REASONS
 from .runs import series
 
 

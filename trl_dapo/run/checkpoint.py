@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..ranks import rank_and_world_size
-from ..sampling.memory import PromptMemory
+from ..sampling.prompt_memory import PromptMemory
 from ..sampling.report import describe_misfit
 from ..sampling.sampler import Sampler
 from .files import replacing

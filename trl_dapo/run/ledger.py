@@ -33,8 +33,8 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from ..rewards.task import TaskReward
-from ..sampling.groups import is_correct
+from ..rewards.task_reward import TaskReward
+from ..sampling.drop_reasons import is_correct
 from ..sampling.refill import Batch, Group
 from ..sampling.rollout import Rollout
 from ..sampling.rounds import Round

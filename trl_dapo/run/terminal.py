@@ -19,7 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
-from ..figures import format_count, format_duration, format_number
+from ..number_format import format_count, format_duration, format_number
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder

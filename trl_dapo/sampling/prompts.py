@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Audio, Dataset, Image, IterableDataset, Video
 
-from .names import digest, prompt_name
+from .example_names import digest, prompt_name
 
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.

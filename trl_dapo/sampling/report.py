@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .groups import REASONS
+from .drop_reasons import REASONS
 from .refill import Batch
 from .rollout import Rollout
 from .rounds import Round, select_ages

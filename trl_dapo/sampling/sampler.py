@@ -7,11 +7,11 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
-from .acceptance import AcceptanceRate
-from .memory import PromptMemory
+from .prompt_memory import PromptMemory
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
+from .round_size import AcceptanceRate
 from .rounds import Round, select_ages
 
 

@@ -8,7 +8,7 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.sampling.memory import PromptMemory, expected_acceptance
+from trl_dapo.sampling.prompt_memory import PromptMemory, expected_acceptance
 
 
 pytestmark = pytest.mark.fast

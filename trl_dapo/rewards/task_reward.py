@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sampling.groups import Criterion, count_correct, drop_reasons, is_correct, task_reward
+from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, task_reward
 from .scaling import scale_reward
 
 

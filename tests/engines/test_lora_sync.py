@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
-from trl_dapo.engines.adapter_client import AdapterClient
-from trl_dapo.engines.adapter_sync import AdapterGeneration, syncing_adapters
-from trl_dapo.engines.adapters import changed_weight, max_lora_rank, why_not_served
+from trl_dapo.engines.lora_adapters import changed_weight, max_lora_rank, why_not_served
+from trl_dapo.engines.lora_client import AdapterClient
+from trl_dapo.engines.lora_sync import AdapterGeneration, syncing_adapters
 
 
 def adapted(**overrides):
@@ -142,7 +142,7 @@ def make(monkeypatch, tmp_path):
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr("trl_dapo.engines.adapter_sync.logger", SimpleNamespace(warning=lines.append))
+    monkeypatch.setattr("trl_dapo.engines.lora_sync.logger", SimpleNamespace(warning=lines.append))
     return lines
 
 
@@ -206,7 +206,7 @@ def test_a_server_that_hangs_on_an_adapter_is_given_up_after_the_time_of_a_reque
         raise TimeoutError
 
     monkeypatch.setitem(sys.modules, "requests", SimpleNamespace(post=post))
-    monkeypatch.setattr("trl_dapo.engines.adapter_client.atexit.register", lambda function: None)
+    monkeypatch.setattr("trl_dapo.engines.lora_client.atexit.register", lambda function: None)
     with pytest.raises(TimeoutError):
         Client().serve_adapter("policy", tmp_path)
     assert asked == [("http://gpu-7:8000/v1/load_lora_adapter", 7.0)]

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from trl_dapo.rewards.task import TaskReward
+from trl_dapo.rewards.task_reward import TaskReward
+from trl_dapo.sampling.drop_reasons import drop_reasons
 from trl_dapo.sampling.group_filter import apply_group_filter
-from trl_dapo.sampling.groups import drop_reasons
 
 
 pytestmark = pytest.mark.fast

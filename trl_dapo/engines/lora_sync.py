@@ -30,8 +30,8 @@ from trl.trainer import grpo_trainer
 from ..config import DAPOConfig
 from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
-from .adapter_client import AdapterClient, AdapterRefused
-from .adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
+from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
+from .lora_client import AdapterClient, AdapterRefused
 from .swap import swapped
 
 

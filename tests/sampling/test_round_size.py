@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from trl_dapo.sampling.acceptance import MIN_RATE, AcceptanceRate
+from trl_dapo.sampling.round_size import MIN_RATE, AcceptanceRate
 
 
 pytestmark = pytest.mark.fast

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .names import digest
+from .example_names import digest
 
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:

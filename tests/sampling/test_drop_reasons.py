@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trl_dapo.sampling.groups import REASONS, Criterion, drop_reasons, is_correct, task_reward
+from trl_dapo.sampling.drop_reasons import REASONS, Criterion, drop_reasons, is_correct, task_reward
 
 
 pytestmark = pytest.mark.fast
