@@ -102,7 +102,7 @@ def _known_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
 
 
 def make_overlong_punishment(
-    args: DAPOConfig, max_completion_length: int, lengths: Callable[[], list[int]]
+    args: DAPOConfig, max_completion_length: int, lengths: Callable[[], Sequence[int]]
 ) -> Callable[..., list[float | None]]:
     """The reward function that `overlong_buffer_length` adds, of completions whose lengths the trainer has counted."""
     assert args.overlong_buffer_length is not None
@@ -112,7 +112,7 @@ def make_overlong_punishment(
 
     def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
         # Tool and environment tokens are not the model's: they are not counted.
-        return [*punishment(completion_ids=completion_ids, completion_lengths=lengths())]
+        return [*punishment(completion_ids=completion_ids, completion_lengths=[*lengths()])]
 
     return soft_overlong_punishment
 

@@ -11,7 +11,7 @@ methods hand back what was recorded.
 import copy
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +78,7 @@ class RecordReplay(UpdatePhase):
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
     _replayed: tuple[tuple, torch.Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
-    _completion_lengths: list[int] = []  # noqa: RUF012  # tokens of the model's own, of this rank's last completions
+    _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
 
     @contextmanager
     def recording(self) -> Iterator[Recorded]:

@@ -171,7 +171,7 @@ class Round:
         rows: Rows,
         rewards_BF: torch.Tensor,
         *,
-        lengths: list[int],
+        lengths: Sequence[int],
         truncated: list[bool],
         extra_logs: dict[str, list],
         metrics: dict[str, list[float]],
