@@ -65,7 +65,7 @@ FAMILIES = (
 
 
 class Problems:
-    """Arithmetic, split by the seed into problems to train on and 1,000 held out, the other way round included."""
+    """Problems to train on and 1,000 held out, split by the seed; with `12+34` held out, `34+12` is too."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -231,8 +231,6 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
 
 
 class QuickstartResult(NamedTuple):
-    """What a quickstart ends with."""
-
     change: dict  # of `compare`
     checkpoint: Path
     plot: Path

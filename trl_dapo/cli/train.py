@@ -219,7 +219,6 @@ def train(
 
 
 def describe_interruption(output_dir: str) -> str:
-    """What is left of a run that was interrupted, in one line."""
     checkpoint = last_complete_checkpoint(output_dir)
     if checkpoint is None:
         return f"stopped. {output_dir} holds no checkpoint yet: the same command starts from the beginning."
@@ -227,7 +226,6 @@ def describe_interruption(output_dir: str) -> str:
 
 
 def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tuple[Dataset, Dataset | None]:
-    """The training prompts and, where there are any, the evaluation prompts."""
     if launch_args.dataset_name is None:
         raise ValueError("`dataset_name` is not set. Name a file or a dataset on the Hub.")
     if launch_args.eval_dataset_name is None and training_args.eval_strategy != "no":
@@ -249,13 +247,8 @@ def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
     name = getattr(launch_args, f"{prefix}dataset_name")
     if name is None:
         return None
-    return load_math_dataset(
-        name,
-        split=getattr(launch_args, f"{prefix}dataset_split"),
-        offset=getattr(launch_args, f"{prefix}dataset_offset"),
-        limit=getattr(launch_args, f"{prefix}dataset_limit"),
-        prompt_style=launch_args.prompt_style,
-    )
+    settings = {key: getattr(launch_args, f"{prefix}dataset_{key}") for key in ("split", "offset", "limit")}
+    return load_math_dataset(name, prompt_style=launch_args.prompt_style, **settings)
 
 
 def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:

@@ -46,8 +46,6 @@ class _Verdict(NamedTuple):
 
 @dataclass(eq=False)
 class _Job:
-    """One completion with its gold answer."""
-
     gold: str
     text: str
     verdict: _Verdict | None = None

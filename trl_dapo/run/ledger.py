@@ -86,7 +86,6 @@ class Ledger(TrainerCallback):
         self._texts = {group: texts[group] for group in chosen}
 
     def end_rollout(self, batch: Batch, step: int) -> None:
-        """Writes the groups of the rollout that has ended."""
         rollout = self._sampler.rollout
         if self._parts is None or not rollout.num_rounds:
             return

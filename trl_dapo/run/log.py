@@ -37,18 +37,15 @@ class LogHistoryCallback(TrainerCallback):
             return
         self._path = path = Path(output_folder(args)) / LOG_HISTORY_NAME
         try:
-            self._begin(path, args, state)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            settings = json.dumps(changed_settings(args), indent=1, default=str)
+            path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
+            if not state.log_history:
+                keep_earlier(path)
+            with replacing(path) as temporary:  # a run that resumes takes the steps behind its checkpoint again
+                temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
         except OSError as error:
             self._end(error)
-
-    def _begin(self, path: Path, args: TrainingArguments, state: TrainerState) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        settings = json.dumps(changed_settings(args), indent=1, default=str)
-        path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
-        if not state.log_history:
-            keep_earlier(path)
-        with replacing(path) as temporary:  # of a run that resumes, the steps behind its checkpoint are taken again
-            temporary.write_text("".join(_line(entry, state) for entry in state.log_history), encoding="utf-8")
 
     def _end(self, error: OSError) -> None:
         logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")

@@ -86,7 +86,6 @@ class Preflight(TrainerCallback):
         )
 
     def _try_rewards(self, example: dict) -> None:
-        """Has every reward function score a group of completions that nobody generated."""
         num_rows, conversational = self._args.num_generations, is_conversational(example)
         assert num_rows is not None
         completion = [{"role": "assistant", "content": MADE_UP}] if conversational else MADE_UP

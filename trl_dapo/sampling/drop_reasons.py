@@ -46,16 +46,12 @@ def is_correct(rewards: torch.Tensor, criterion: Criterion) -> torch.Tensor:
 
 
 def drop_reasons(rewards_NG: torch.Tensor, masked_NG: torch.Tensor | None, criterion: Criterion) -> list[str | None]:
-    """
-    For each group `None` if it trains, else which of `REASONS` it teaches nothing for.
-
-    Completions that the loss will mask do not decide: if a group's only spread lies in them, leaving them out would
-    push all others the same way. NaN counts for nothing.
-    """
+    """For each group `None` if it trains, else which of `REASONS` it teaches nothing for. NaN counts for nothing."""
     if rewards_NG.dim() != 2 or rewards_NG.shape[1] < 2:
         raise ValueError(f"A group needs at least 2 completions to compare, got rewards of shape {rewards_NG.shape}.")
     rewards_NG = rewards_NG.double()
     scored_NG = ~rewards_NG.isnan()
+    # What the loss masks does not decide: where the only spread lies there, all others would be pushed the same way.
     live_NG = scored_NG if masked_NG is None else scored_NG & ~masked_NG.to(rewards_NG.device)
 
     spread_N, accepted_N = _would_pass(rewards_NG, live_NG, criterion)

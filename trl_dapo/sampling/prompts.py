@@ -136,7 +136,6 @@ class _MapStyleSource:
             yield from zip(self.names(block), block, strict=True)
 
     def names(self, indices: Sequence[int]) -> list[str]:
-        """The names of the prompts at these indices."""
         new = [i for i in indices if not self._names[i]]
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
             self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
@@ -148,7 +147,6 @@ class _MapStyleSource:
         return digest(json.dumps([self.length, self.names(range(0, self.length, step))]))
 
     def load(self, indices: list[int]) -> list[dict[str, Any]]:
-        """The examples at these indices."""
         return self._dataset.__getitems__(indices) if indices else []
 
 

@@ -15,8 +15,6 @@ class Group(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What becomes of a rollout's groups."""
-
     train: list[Group]  # in order
     fill: list[Group]  # behind them; they weigh nothing
     carry: list[Group]  # accepted, and the batch has no room

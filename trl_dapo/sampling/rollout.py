@@ -54,7 +54,6 @@ class Rollout:
 
     @property
     def shortfall(self) -> int:
-        """Groups that the batch lacks."""
         return max(self.target - self.num_found, 0)
 
     def describe_outcomes(self, batch: Batch) -> list[str]:
@@ -64,7 +63,6 @@ class Rollout:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the sampled groups that were accepted."""
         return len(self.accepted) / self.num_groups
 
 
@@ -78,7 +76,6 @@ class Totals:
     barren_rollouts: int = 0  # in a row that found no group to train on
 
     def add(self, rollout: Rollout, batch: Batch) -> None:
-        """Adds a rollout that has ended."""
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
         self.tokens_generated += sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled)

@@ -61,7 +61,6 @@ class AcceptanceRate:
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
     def update(self, num_accepted: int, num_groups: int) -> None:
-        """Learns from one round."""
         if not 0 <= num_accepted <= num_groups:
             raise ValueError(f"Cannot accept {num_accepted} of {num_groups} groups.")
         rate, variance = self._fit()

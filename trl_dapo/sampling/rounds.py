@@ -37,7 +37,6 @@ class Rows:
 
     @classmethod
     def empty(cls) -> "Rows":
-        """No rows."""
         return cls(*([] for _ in fields(cls)))
 
     @classmethod
@@ -77,7 +76,6 @@ class Rows:
         return len(self.prompts)
 
     def take(self, indices: Sequence[int]) -> "Rows":
-        """The rows at `indices`, in that order."""
         return self._each_column(lambda column: [column[i] for i in indices])
 
     def keep(self, accepted: Sequence[bool]) -> None:
@@ -126,7 +124,6 @@ class Rows:
         return together.take(sorted(range(len(arrived)), key=arrived.__getitem__))
 
     def extend(self, other: "Rows") -> None:
-        """Puts other rows behind these, in place."""
         for column in fields(self):
             getattr(self, column.name).extend(getattr(other, column.name))
 
@@ -136,7 +133,6 @@ class Rows:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, list]) -> "Rows":
-        """The rows that [`Rows.state_dict`] described."""
         return cls(**state)._each_column(lambda column: [_swap(x, torch.Tensor, torch.Tensor.numpy) for x in column])
 
     def _each_column(self, change: Callable[[list], list]) -> "Rows":
@@ -215,7 +211,6 @@ class Round:
 
     @property
     def num_generations(self) -> int:
-        """Completions of a group."""
         return len(self.rewards_BF) // len(self.prompts)
 
     @property
@@ -237,7 +232,6 @@ class Round:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], num_generations: int) -> "Round":
-        """The carried groups that [`Round.state_dict`] described."""
         rows = Rows.from_state_dict(state["rows"])
         return cls.of_groups(rows, state["rewards"], num_generations, state["ages"])
 
@@ -280,7 +274,6 @@ def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group]) -> dict[
 
 
 def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
-    """Ages of `groups`, in that order."""
     return [rounds[number].ages[index] for number, index in groups]
 
 

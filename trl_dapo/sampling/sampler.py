@@ -128,7 +128,6 @@ class Sampler:
 
     @property
     def drawn_ahead(self) -> list[tuple[str, dict[str, Any]]]:
-        """As from [`Sampler.draw_ahead`]."""
         return [] if self._ahead is None else self._ahead.prompts
 
     @property
