@@ -221,7 +221,6 @@ class PenaltiesCount(Watched):
         rows, rewards = penalised[0][0], torch.cat([rewards for _, rewards in penalised])
         for others, _ in penalised[1:]:
             rows.extend(others)
-        rows.keep([True] * len(rows))
         inputs = [{"prompt": prompt, "environment": None} for prompt in rows.prompts]
         with self.replaying(rows, rewards):
             added = GRPOTrainer._generate_and_score_completions(self, inputs)

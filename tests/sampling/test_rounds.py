@@ -27,7 +27,6 @@ def generated(lengths, logprobs=None):
 
 def round_of(lengths, **kwargs):
     rows = Rows.from_generated(generated(lengths, **kwargs), [f"prompt {i}" for i in range(len(lengths))])
-    rows.keep([True] * len(lengths))
     rewards = torch.arange(float(len(lengths))).unsqueeze(1)
     return Round.of_groups(rows, rewards, num_generations=2, ages=[1] * (len(rewards) // 2))
 
@@ -35,7 +34,6 @@ def round_of(lengths, **kwargs):
 def test_what_was_recorded_is_replayed():
     made = generated([2, 3], logprobs=[[-0.5, None], [-1.0, -2.0, -3.0]])
     rows = Rows.from_generated(made, ["a", "b"])
-    rows.keep([True, True])
     prompt_ids, completion_ids, tool_mask, texts, logprobs, extra, images, tool_images = rows.as_generated()
     assert [ids.tolist() for ids in prompt_ids] == [[100], [101]]
     assert [ids.tolist() for ids in completion_ids] == [[0, 0], [1, 1, 1]]
@@ -71,7 +69,7 @@ def test_rows_that_only_fill_the_batch_are_cut_to_one_token_and_the_round_keeps_
 
 def test_what_was_dropped_is_let_go_of_at_once():
     rows = Rows.from_generated(generated([5, 6], logprobs=[[-1.0] * 5, [-1.0] * 6]), ["a", "b"])
-    rows.keep([False, True])
+    rows.shorten([0])
     assert [len(ids) for ids in rows.completion_ids] == [1, 6]
     assert [len(logprobs) for logprobs in rows.logprobs] == [1, 6]
     assert rows.completion_ids[1].dtype == np.int32

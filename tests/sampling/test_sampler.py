@@ -328,7 +328,6 @@ def resumed(sampler, state, **options):
 @pytest.fixture
 def state():
     rows = Rows.from_generated(([[1]] * 4, [[2]] * 4, None, ["a"] * 4, None, {}, None, []), ["p"] * 4)
-    rows.keep([True] * 4)
     sampler = new(4, carries=True)
     sampler.next_prompts(0)
     play(sampler, [YES] * 3 + [NO] * 5).batch()

@@ -26,6 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines import seam
 from trl_dapo.sampling.report import timeline_metrics
+from trl_dapo.sampling.rounds import Rows
 
 
 # ---- Sample until full ----
@@ -37,6 +38,30 @@ def test_a_rollout_is_full_of_accepted_groups_in_prompt_order(tiny_model, tmp_pa
     trainer.train()
     # 4 groups of 4 train. Prompts 0 and 3 are dropped, so 1, 2, 4 and 5 are the first four that are accepted.
     assert sorted(number(text) for text, *_ in seen) == [1] * 4 + [2] * 4 + [4] * 4 + [5] * 4
+
+
+def test_a_reward_function_that_changes_what_it_is_handed_changes_nothing_that_trains(tiny_model, tmp_path):
+    def careless(prompts, completions, completion_ids, **kwargs):
+        rewards = right(completions)
+        for ids in completion_ids:
+            ids.pop()  # the end
+        return rewards
+
+    trained, weights_after = [], []
+    for name, reward in (("careful", right), ("careless", careless)):
+        trainer = make_trainer(tiny_model, tmp_path / name, reward_funcs=reward, max_steps=2, skip_preflight=True)
+        trained.append(spy_on_training(trainer))
+        trainer.train()
+        weights_after.append(weights(trainer))
+    assert trained[0] == trained[1]
+    assert torch.equal(*weights_after)
+
+
+def test_a_reward_function_that_changes_a_message_changes_nothing_that_is_remembered():
+    answer = [{"role": "assistant", "content": "right"}]
+    rows = Rows.from_generated(([[1]], [[2]], None, [answer], None, {}, None, []), ["2+2"])
+    answer[0]["content"] = "changed"
+    assert rows.completions == [[{"role": "assistant", "content": "right"}]]
 
 
 def test_dropped_groups_never_reach_the_loss(tiny_model, tmp_path):

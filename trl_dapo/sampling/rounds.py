@@ -26,7 +26,7 @@ class Rows:
 
     prompts: list  # text or messages
     environments: list  # names
-    prompt_ids: list  # arrays; TRL's own lists until `keep` has made arrays of them, as in the next two
+    prompt_ids: list  # arrays, as in the next two
     completion_ids: list
     tool_masks: list  # 1 for a completion's tokens that the model made, 0 for those of tools and environments
     completions: list  # text or messages
@@ -41,17 +41,21 @@ class Rows:
 
     @classmethod
     def from_generated(cls, generated: tuple, prompts: list, environments: list | None = None) -> "Rows":
-        """The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
+        """
+        The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty. They are
+        copies: reward functions are handed TRL's own lists, and may change them.
+        """
         prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
         blank = [None] * len(prompts)
         return cls(
             prompts=list(prompts),
             environments=list(environments or blank),
-            prompt_ids=list(prompt_ids),
-            completion_ids=list(completion_ids),
-            tool_masks=list(tool_masks or blank),
-            completions=list(completions),
-            logprobs=list(logprobs or blank),
+            prompt_ids=_arrays(prompt_ids, np.int32),
+            completion_ids=_arrays(completion_ids, np.int32),
+            tool_masks=_arrays(tool_masks or blank, np.int32),
+            completions=[x if isinstance(x, str) else [dict(message) for message in x] for x in completions],
+            # vLLM's client says None for a token it could not score; here it becomes NaN.
+            logprobs=_arrays(logprobs or blank, np.float32),
             images=list(images or _images_in(prompts)),
             tool_images=list(tool_images or blank),
             old_logps=list(blank),
@@ -77,15 +81,6 @@ class Rows:
 
     def take(self, indices: Sequence[int]) -> "Rows":
         return self._each_column(lambda column: [column[i] for i in indices])
-
-    def keep(self, accepted: Sequence[bool]) -> None:
-        """Makes arrays of all rows, in place, and cuts those not accepted, which can only fill a batch."""
-        self.shorten(i for i, kept in enumerate(accepted) if not kept)
-        for name in ("prompt_ids", "completion_ids", "tool_masks"):
-            column = getattr(self, name)
-            column[:] = [ids if ids is None else np.fromiter(ids, np.int32, len(ids)) for ids in column]
-        # vLLM's client says None for a token it could not score; here it becomes NaN.
-        self.logprobs = [row if row is None else np.asarray(row, dtype=np.float32) for row in self.logprobs]
 
     def shorten(self, indices: Iterable[int]) -> None:
         """Cuts rows to one token, in place, so that they cost next to nothing where they only fill a batch."""
@@ -288,6 +283,10 @@ class _Converted(Sequence):
 
     def __getitem__(self, i: Any) -> Any:
         return self._convert(self._rows[i])
+
+
+def _arrays(rows: Iterable, dtype: type) -> list[np.ndarray | None]:
+    return [row if row is None else np.array(row, dtype) for row in rows]
 
 
 def _as_long(ids: np.ndarray) -> np.ndarray:

@@ -181,8 +181,9 @@ class Sampler:
             assert counts is not None
             for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
                 self.memory.update(name, num_correct, num_scored, step)
+        # What is not accepted can only fill a batch.
         accepted = [reason is None for reason in reasons for _ in range(self.num_generations)]
-        round_.rows.keep([accepted[i] for i in round_.held])
+        round_.rows.shorten(i for i, place in enumerate(round_.held) if not accepted[place])
         if round_.is_stale:
             round_.rows.old_logps = list(round_.rows.logprobs)
         for group in rollout.dropped[rollout.target :]:  # no more can be asked to fill the batch
