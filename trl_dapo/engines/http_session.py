@@ -40,7 +40,7 @@ class TimedAdapter(HTTPAdapter):
         self._connections: WeakSet = WeakSet()
         self.__setstate__(adapter.__getstate__())
         retries = OneWait.__new__(OneWait)
-        vars(retries).update(vars(adapter.max_retries))
+        retries.__dict__.update(adapter.max_retries.__dict__)
         self.max_retries = retries
 
     def send(self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any) -> Response:
