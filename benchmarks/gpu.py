@@ -128,7 +128,9 @@ def measure(model, lengths, rows_per_microbatch, repeats):
                 args=args,
                 processing_class=build_tokenizer(),
                 reward_funcs=every_other,
-                train_dataset=Dataset.from_dict({"prompt": ["abc" * (1 + i % 8) for i in range(len(lengths))]}),
+                train_dataset=Dataset.from_dict(
+                    {"prompt": ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]}
+                ),  # all in every turn
             )
         turns = [{cls: trainer.turn() for cls, trainer in trainers.items()} for _ in range(repeats + 1)][1:]
     return {cls.__bases__[1].__name__: [median(turn[cls][i] for turn in turns) for i in range(2)] for cls in trainers}

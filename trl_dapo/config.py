@@ -11,7 +11,7 @@ from .settings.batch_sizes import describe_batches, describe_torn_group, size_ba
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
 from .settings.rules import check_rules
-from .settings.warnings import without_renaming_warnings
+from .settings.warnings import leave_out_renaming_warnings
 
 
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
@@ -273,9 +273,9 @@ class DAPOConfig(GRPOConfig):
             if self.generation_batch_size == worked_out:  # a config made from another's fields states both
                 self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         asked = self.generation_batch_size
+        leave_out_renaming_warnings()
         try:
-            with without_renaming_warnings():
-                super().__post_init__()
+            super().__post_init__()
         except ValueError as error:
             if "must be divisible by num_generations" not in str(error):
                 raise

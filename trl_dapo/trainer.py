@@ -4,7 +4,7 @@
 
     for each rollout batch:
         sample G completions a prompt and score them        _sample_round
-        keep the groups that are neither all right nor all   _judge, Sampler
+        keep the groups that are neither all right nor all   _judge_groups, Sampler
         wrong; not full: sample again
         advantages within each group                        GRPOTrainer, on the rows that were kept (_train_on)
         for each optimizer step:
@@ -60,7 +60,7 @@ from .sampling.report import drop_unknown, rollout_log, timeline_metrics
 from .sampling.rounds import Round, assign_to_ranks, select_ages, select_extra_logs, select_rewards
 from .settings.arguments import naming_missing_folders
 from .settings.rules import check_rules
-from .settings.warnings import warnings_at_start, without_renaming_warnings
+from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
 
@@ -146,7 +146,6 @@ class DAPOTrainer(Checkpoints):
         with (
             bars_on_terminals_only(),
             naming_missing_folders(model, *rewards),
-            without_renaming_warnings(),
             syncing_adapters(args),
         ):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
@@ -173,9 +172,9 @@ class DAPOTrainer(Checkpoints):
                 schedules=self._engine_schedules,
                 num_ranks=self.accelerator.num_processes,
             )
-        self._attend()
+        self._set_up_run()
 
-    def _attend(self) -> None:
+    def _set_up_run(self) -> None:
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
         args, sampler = self.args, self._sampler
         self._scores = EvaluationScores(self.num_generations_eval)
@@ -236,14 +235,14 @@ class DAPOTrainer(Checkpoints):
         self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
         self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
 
-    def _score(
+    def _score_completions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
         error = None
         checked = map(with_checked_values, self.reward_funcs, self.reward_func_names)
         try:
             with swapped(self, reward_funcs=list(checked)), self.stopwatch.timing("rewards"):
-                rewards = super()._score(inputs, prompts, completions, completion_ids_list)
+                rewards = super()._score_completions(inputs, prompts, completions, completion_ids_list)
         except Exception as exc:
             # The other ranks wait for this rank's rewards: answer them with what no reward function returns.
             error = exc
@@ -269,11 +268,11 @@ class DAPOTrainer(Checkpoints):
         assert self._ledger is not None
         sampler.begin()
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
-        with progress_bar(sampler, bool(is_hidden)) as show, self.awake() if sampler.num_missing else nullcontext():
+        with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
             while prompts := sampler.next_prompts(step):
                 started = time.perf_counter()
                 round_ = self._sample_round(prompts)
-                reasons, counts = self._judge(round_, prompts)
+                reasons, counts = self._judge_groups(round_, prompts)
                 self._ledger.add_round(round_, reasons)
                 sampler.add_round(round_, reasons, counts, step)
                 round_.seconds = time.perf_counter() - started
@@ -295,7 +294,7 @@ class DAPOTrainer(Checkpoints):
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
         # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
-        with self.recording() as recorded, self._ahead.answering() as is_ahead:
+        with self._recording() as recorded, self._ahead.answering() as is_ahead:
             super()._generate_and_score_completions(inputs)
         assert recorded.rows is not None
         assert recorded.rewards is not None
@@ -312,7 +311,7 @@ class DAPOTrainer(Checkpoints):
             accelerator=self.accelerator,
         )
 
-    def _judge(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
+    def _judge_groups(self, round_: Round, prompts: list[tuple[str, dict]]) -> tuple[list[str | None], list | None]:
         """For each group `None`, or why it is dropped; and, for the memory, its correct and scored completions."""
         if self._group_filter is not None:
             return ask_group_filter(self._group_filter, round_, prompts, self.reward_func_names), None
@@ -340,7 +339,7 @@ class DAPOTrainer(Checkpoints):
             {"prompt": prompt, "environment": environment}
             for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
         ]
-        with self.replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
+        with self._replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
             self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: in place of the NaN
@@ -405,7 +404,7 @@ class DAPOTrainer(Checkpoints):
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(wrapped_for(sys.stdout, line))
-        with bars_on_terminals_only(loading=False), without_renaming_warnings():
+        with bars_on_terminals_only(loading=False):
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -204,8 +204,8 @@ class PenaltiesCount(Watched):
         super().__init__(*args, **kwargs)
         self.penalised = []  # rows and rewards of this rollout's dropped groups whose penalties differ
 
-    def _judge(self, round_, prompts):
-        reasons, counts = super()._judge(round_, prompts)
+    def _judge_groups(self, round_, prompts):
+        reasons, counts = super()._judge_groups(round_, prompts)
         G = self.num_generations
         for i, reason in enumerate(reasons):
             rewards = round_.rewards_BF[i * G : (i + 1) * G]
@@ -222,7 +222,7 @@ class PenaltiesCount(Watched):
         for others, _ in penalised[1:]:
             rows.extend(others)
         inputs = [{"prompt": prompt, "environment": None} for prompt in rows.prompts]
-        with self.replaying(rows, rewards):
+        with self._replaying(rows, rewards):
             added = GRPOTrainer._generate_and_score_completions(self, inputs)
         added["is_filler"] = torch.zeros(len(rows), dtype=torch.bool)
         rollouts = super()._train_on(batch)

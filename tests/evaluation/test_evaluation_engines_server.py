@@ -15,6 +15,7 @@ from datasets import Dataset
 from evaluations import Deal, ask, asked, mixed_prompts, reply, sums
 
 from trl_dapo.evaluation import server as server_engine
+from trl_dapo.evaluation.jobs import Job, Sampling
 
 
 pytestmark = pytest.mark.fast
@@ -31,6 +32,47 @@ def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path
     assert (chat_path, chat["messages"]) == ("/v1/chat/completions", messages)
     assert "top_k" not in chat  # OpenAI's own servers refuse it
     assert headers["Authorization"] == "Bearer secret"
+
+
+def test_only_the_proxy_for_the_servers_own_scheme_is_read(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5h://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "ftp://127.0.0.1:9")
+    assert ask(serve(lambda body: "Answer: 2"), sums(1), tmp_path)["metrics"]["avg@4"]["mean"] == 1.0
+    monkeypatch.setenv("http_proxy", "http://proxy:8080")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    addresses = ["http://server/v1", "http://127.0.0.1:8000/v1", "https://server/v1"]
+    assert [server_engine._proxy_of(url) for url in addresses] == ["http://proxy:8080", None, "ftp://127.0.0.1:9"]
+
+
+def test_an_answer_is_utf_8_whatever_it_is_declared_to_be():
+    answer = json.dumps(reply("½ + 1½ = 2", False), ensure_ascii=False).encode()
+    response = server_engine.httpx2.Response(200, headers={"Content-Type": "a/b; charset=latin-1"}, content=answer)
+    server = server_engine._Server("http://server/v1", "tiny", Sampling(1.0, 1.0, 0, 8), 1.0, 0)
+    server._client = types.SimpleNamespace(post=lambda *args, **kwargs: response)
+    assert server.ask(Job("a", 0, "1+1", 0)).text == "½ + 1½ = 2"
+
+
+def test_an_api_key_is_sent_without_its_line_break_and_refused_if_no_header_can_hold_it(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret\n")
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path / "stripped", k=1)
+    assert server.requests[0][1]["Authorization"] == "Bearer secret"
+    monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
+    with pytest.raises(ValueError, match="OPENAI_API_KEY in the environment is no API key") as error:
+        ask(server, sums(1), tmp_path / "refused", k=1)
+    assert "sec" not in str(error.value)
+
+
+def test_requests_are_not_logged_one_by_one(serve, tmp_path, caplog):
+    caplog.set_level("INFO")
+    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
+    assert "httpx2" not in {record.name for record in caplog.records}
+
+
+def test_a_server_may_close_each_connection_without_a_word(serve, tmp_path):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, sums(1), tmp_path, k=1)
+    assert server.requests[0][1]["Connection"] == "close"
 
 
 def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):

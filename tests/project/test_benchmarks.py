@@ -252,7 +252,7 @@ def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeyp
 
     def training_step(self, model, inputs, *args):
         loss = original(self, model, inputs, *args)
-        seen[type(self)] += self.state.num_input_tokens_seen
+        seen[type(self)] = self.state.num_input_tokens_seen
         return loss
 
     monkeypatch.setattr(gpu.Scripted, "training_step", training_step)

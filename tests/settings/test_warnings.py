@@ -6,12 +6,13 @@ import warnings
 
 import pytest
 import torch
-from helpers import prompts, right, tiny_config
+from helpers import make_trainer, prompts, right, tiny_config
 from tiny_models import make_tokenizer
+from transformers import TrainerCallback
 from update_helpers import tiny_policy
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.settings.warnings import warnings_at_start, without_renaming_warnings
+from trl_dapo.settings.warnings import leave_out_renaming_warnings, warnings_at_start
 
 
 CONTEXT = 1024  # tokens, as GPT-2 has
@@ -86,12 +87,21 @@ def freeze_all_but_the_head(model):
 def test_warnings_of_names_that_trl_uses_are_left_out_and_others_are_not():
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        with without_renaming_warnings():
-            for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
-                warnings.warn(f"`{name}` is deprecated and will be removed in v6.", FutureWarning, stacklevel=1)
-            warnings.warn("`logging_dir` is deprecated", FutureWarning, stacklevel=1)
-        warnings.warn("`gradient_checkpointing` is deprecated", FutureWarning, stacklevel=1)
-    assert [str(warning.message) for warning in heard] == [
-        "`logging_dir` is deprecated",
-        "`gradient_checkpointing` is deprecated",
-    ]
+        leave_out_renaming_warnings()
+        for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "is_gradient_checkpointing"):
+            warnings.warn(f"`{name}` is deprecated and will be removed in v6.", FutureWarning, stacklevel=1)
+        warnings.warn("`logging_dir` is deprecated", FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in heard] == ["`logging_dir` is deprecated"]
+
+
+def test_filters_that_a_callback_sets_outlive_training(tiny_model, tmp_path):
+    class Quiet(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            warnings.filterwarnings("ignore", "what a callback leaves out")
+
+    with warnings.catch_warnings(record=True) as heard:
+        trainer = make_trainer(tiny_model, tmp_path, max_steps=1, skip_preflight=True)
+        trainer.add_callback(Quiet())
+        trainer.train()
+        warnings.warn("what a callback leaves out", stacklevel=1)
+    assert "what a callback leaves out" not in [str(warning.message) for warning in heard]

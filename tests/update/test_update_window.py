@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from update_helpers import (
     CASES,
     ROWS,
@@ -96,6 +97,18 @@ def test_columns_honour_pad_to_multiple_of():
     trainer = run(ScriptedUpdate, rows, 4, pad_to_multiple_of=4)
     for microbatch in trainer.microbatches:
         assert microbatch["prompt_ids"].size(1) % 4 == microbatch["completion_ids"].size(1) % 4 == 0
+
+
+def test_what_a_callback_changes_holds_from_the_next_window():
+    class FromStepOne(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.pad_to_multiple_of = 16
+
+    rows = [Row(list(range(3, 8)), [9] * 6, 1.0) for _ in range(16)]
+    trainer = ScriptedUpdate(rows, per_device_train_batch_size=8, gradient_accumulation_steps=1, max_steps=2)
+    trainer.add_callback(FromStepOne())
+    trainer.train()
+    assert [batch["completion_ids"].size(1) for batch in trainer.microbatches] == [6, 16]
 
 
 @pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])

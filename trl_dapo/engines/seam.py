@@ -3,8 +3,8 @@
 """The seam into TRL: its way from prompts to tensors, run in two halves.
 
 TRL turns prompts into tensors in one private method, `_generate_and_score_completions`. Each round of dynamic sampling
-runs it inside [`RecordReplay.recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for
-no forward pass. Then it runs once more inside [`RecordReplay.replaying`], on the rows that train, and those two
+runs it inside [`RecordReplay._recording`], which keeps what `_generate` and `_calculate_rewards` returned and pays for
+no forward pass. Then it runs once more inside [`RecordReplay._replaying`], on the rows that train, and those two
 methods hand back what was recorded.
 """
 
@@ -39,7 +39,6 @@ from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
 from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
-from ..settings.warnings import without_renaming_warnings
 from ..update.phase import UpdatePhase
 from .ahead import RoundAhead
 from .server import bound_requests, describing_loss
@@ -71,8 +70,8 @@ class RecordReplay(UpdatePhase):
     """
     The update phase with a way from prompts to tensors that can be recorded and replayed.
 
-    What samples and what scores is overridden in `_sample` and `_score`, in place of TRL's `_generate` and
-    `_calculate_rewards`, which know the two halves.
+    What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
+    `_generate` and `_calculate_rewards`, which know the two halves.
     """
 
     # In a trainer that was made without `__init__` neither half runs.
@@ -81,7 +80,7 @@ class RecordReplay(UpdatePhase):
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
 
     @contextmanager
-    def recording(self) -> Iterator[Recorded]:
+    def _recording(self) -> Iterator[Recorded]:
         """Keeps what TRL makes of one round, and keeps it out of the trainer's own metrics and logs."""
         recorded, logs, metrics = Recorded(), _empty_logs(self._logs), _empty_metrics()
         recorded.metrics = metrics["train"]
@@ -90,7 +89,7 @@ class RecordReplay(UpdatePhase):
         recorded.logs = logs
 
     @contextmanager
-    def replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+    def _replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
         metrics = _empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
@@ -104,7 +103,7 @@ class RecordReplay(UpdatePhase):
     def _generate(self, prompts: list) -> tuple:
         if self._replayed is not None:
             return self._replayed[0]
-        generated = self._sample(prompts)
+        generated = self._sample_completions(prompts)
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._recorded is not None:
@@ -114,7 +113,7 @@ class RecordReplay(UpdatePhase):
             self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
-    def _sample(self, prompts: list) -> tuple:
+    def _sample_completions(self, prompts: list) -> tuple:
         return super()._generate(prompts)
 
     def _calculate_rewards(
@@ -122,12 +121,12 @@ class RecordReplay(UpdatePhase):
     ) -> torch.Tensor:
         if self._replayed is not None:
             return self._replayed[1]
-        rewards = self._score(inputs, prompts, completions, completion_ids_list)
+        rewards = self._score_completions(inputs, prompts, completions, completion_ids_list)
         if self._recorded is not None:
             self._recorded.rewards = rewards
         return rewards
 
-    def _score(
+    def _score_completions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -177,7 +176,7 @@ class RecordReplay(UpdatePhase):
                 swapped(self.args, report_to=[]),
                 swapped(self, reward_funcs=funcs, _completion_lengths=list(map(len, completion_ids))),
                 swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
-                self.recording(),
+                self._recording(),
             ):
                 return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
         finally:
@@ -250,18 +249,18 @@ class EngineSeam(RecordReplay):
         is_lost_here = self._asks_a_server and self.rollout_func is None
         return describing_loss(self.args) if is_lost_here else nullcontext()
 
-    def _sample(self, prompts: list) -> tuple:
+    def _sample_completions(self, prompts: list) -> tuple:
         if not self._is_open:
-            return super()._sample(prompts)
+            return super()._sample_completions(prompts)
         if not self.model.training and (generated := self._prefetch.take(prompts)) is not None:
             return generated
         self._ahead.join()
         parameters: AbstractContextManager[None] = nullcontext()
         if not self.model.training:
             asked = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
-            parameters = self.sampling_with(**{name: value for name, value in asked.items() if value is not None})
+            parameters = self._sampling_with(**{name: value for name, value in asked.items() if value is not None})
         with self._describing_loss(), self._ahead.timing_engine(), parameters:
-            return super()._sample(prompts)
+            return super()._sample_completions(prompts)
 
     def _generate_without_scoring(self, prompts: list) -> None:
         """As TRL's `_generate`, up to where it needs the completions."""
@@ -277,7 +276,7 @@ class EngineSeam(RecordReplay):
             return self._generate(prompts)
 
     @contextmanager
-    def sampling_with(self, **parameters: float) -> Iterator[None]:
+    def _sampling_with(self, **parameters: float) -> Iterator[None]:
         """Samples with other parameters than those of training."""
         if self.use_vllm:
             with swapped(self.vllm_generation, **parameters):
@@ -292,7 +291,7 @@ class EngineSeam(RecordReplay):
                 self.model.eval()  # TRL's continuous batching leaves it in training mode
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def _awake(self) -> Iterator[None]:
         """
         Keeps an engine that sleeps between its calls awake for all calls of the block: waking takes all weights, and
         so each of them would push all weights.
@@ -340,7 +339,7 @@ class EvaluationSeam(EngineSeam):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        with self.stopwatch.timing("evaluation"), without_renaming_warnings():
+        with self.stopwatch.timing("evaluation"):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )

@@ -12,8 +12,11 @@ import logging
 import os
 import queue
 import random
+import ssl
 import threading
+import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -22,6 +25,7 @@ from .jobs import Completion, Job, OnCompletion, Sampling
 
 
 logger = logging.getLogger(__name__)
+logging.getLogger("httpx2").addFilter(lambda record: record.levelno > logging.INFO)  # it has a line for each request
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -76,6 +80,13 @@ def generate_with_server(
         raise failures[0]
 
 
+def _proxy_of(url: str) -> str | None:
+    """The environment's proxy for an address. Of what the environment says for other addresses some cannot be read."""
+    address = urlsplit(url)
+    is_direct = urllib.request.proxy_bypass(address.netloc)
+    return None if is_direct else urllib.request.getproxies().get(address.scheme)
+
+
 class _Transient(Exception):
     """A failure that the same request may not meet again."""
 
@@ -99,11 +110,21 @@ class _Server:
         }
         if sampling.top_k:
             self._fields["top_k"] = sampling.top_k  # not OpenAI's own, which refuse what they do not know
-        headers = {"Content-Type": "application/json"}
-        if api_key := os.environ.get(API_KEY_VARIABLE):
+        # Each request has a connection of its own: what a server closes while it rests would cost a try.
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        if api_key := os.environ.get(API_KEY_VARIABLE, "").strip():
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise ValueError(f"{API_KEY_VARIABLE} in the environment is no API key: it holds unusual characters.")
             headers["Authorization"] = f"Bearer {api_key}"
         limits = httpx2.Limits(max_connections=None)  # as many as there are threads
-        self._client = httpx2.Client(headers=headers, timeout=request_timeout, limits=limits)
+        self._client = httpx2.Client(
+            headers=headers,
+            timeout=request_timeout,
+            limits=limits,
+            verify=ssl.create_default_context(),
+            proxy=_proxy_of(base_url),
+            trust_env=False,
+        )
 
     def close(self) -> None:
         self.is_given_up.set()
@@ -130,15 +151,16 @@ class _Server:
         try:
             response = self._client.post(url, content=json.dumps(fields))  # ASCII: a prompt may hold lone surrogates
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _Transient(str(error) or type(error).__name__) from error
-        quoted, said = response.text[:_QUOTED_CHARACTERS], f"{response.status_code} {response.reason_phrase}"
+            raise _Transient(str(error).rstrip(".") or type(error).__name__) from error
+        text = response.content.decode("utf-8", "replace")  # whatever charset was declared
+        quoted, said = text[:_QUOTED_CHARACTERS], f"{response.status_code} {response.reason_phrase}"
         if response.status_code in _RETRIED_STATUSES:
             raise _Transient(f"{said}: {quoted}")
         if response.status_code != 200:
             hint = " Does the address of the server end in /v1?" if response.status_code == 404 else ""
             raise ConnectionError(f"{url} refuses a request with {said}: {quoted}.{hint}")
         try:
-            return self._read(json.loads(response.text))
+            return self._read(json.loads(text))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _Transient(f"{url} sent what is no completion: {quoted}") from error
 

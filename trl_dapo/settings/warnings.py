@@ -3,8 +3,6 @@
 """What a user is warned of before training begins, and which warnings of others nobody can act on."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
@@ -12,12 +10,12 @@ from typing import Any
 _RENAMED = "`(is_)?gradient_checkpointing(_kwargs|_enable|_disable)?` is deprecated"
 
 
-@contextmanager
-def without_renaming_warnings() -> Iterator[None]:
-    """Leaves out warnings of renamed names in TRL's code, which nobody who reads them can change."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
-        yield
+def leave_out_renaming_warnings() -> None:
+    """
+    From now on, leaves out warnings of renamed names in TRL's code, which nobody who reads them can change. Not for a
+    block: at its end Python would forget which warnings it has shown, and drop the filters that others have set in it.
+    """
+    warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
 
 
 def warnings_at_start(settings: Any, context: int | None, steps_in_bfloat16: bool) -> list[str]:

@@ -61,9 +61,13 @@ class UpdatePhase(GRPOTrainer):
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
-        check_rules(self.args, has_images=self._is_vlm, num_ranks_sharing_a_row=self.num_ranks_sharing_a_row)
         if self._budget is not None:
-            check_rules(self.args, feels_padding=why_positions_are_absolute(self.model.config))
+            check_rules(
+                self.args,
+                has_images=self._is_vlm,
+                num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
+                feels_padding=why_positions_are_absolute(self.model.config),
+            )
         self.add_callback(
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
@@ -126,17 +130,21 @@ class UpdatePhase(GRPOTrainer):
         parts: list[dict[str, Any]] = split_tensor_dict(shuffled, self._steps_per_generation)
         return [unsplit_pixel_values_by_grid(part) for part in parts]
 
-    @cached_property
+    @property
     def _cutter(self) -> Cutter:
+        """The one cutter, with today's settings: a callback may have changed them."""
+        cutter, self._one_cutter.trims = self._one_cutter, self._trims_padding
+        cutter.multiple_of, cutter.recuts = self.pad_to_multiple_of, cutter.trims and self.top_entropy_quantile >= 1.0
+        return cutter
+
+    @cached_property
+    def _one_cutter(self) -> Cutter:
         shards = self.is_fsdp_enabled or self.is_distributed_loading_by_transformers
         return Cutter(
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
-            multiple_of=self.pad_to_multiple_of,
             budget=self._budget,
             attention=attention_cost_of(self.model.config.get_text_config()) if self._budget else 0.0,
-            trims=self._trims_padding,
-            recuts=self._trims_padding and self.top_entropy_quantile >= 1.0,
             has_own_rows=self.num_ranks_sharing_a_row == 1,
             on_cuda=self.accelerator.device.type == "cuda",
             in_step=ranks_are_in_step(self.accelerator, shards),

@@ -86,14 +86,15 @@ class Cutter:
 
     accelerator: Accelerator
     pad_token_id: int
-    multiple_of: int | None  # columns
     budget: int | None  # tokens of a micro-batch
     attention: float  # cost of a pair of tokens, in tokens
-    trims: bool  # whether columns of padding may go
-    recuts: bool  # whether rows may change their micro-batch
     has_own_rows: bool  # no other rank holds the same
     on_cuda: bool
     in_step: bool  # ranks wait for one another at every micro-batch
+    # A callback may change the settings behind these three.
+    multiple_of: int | None = None  # columns
+    trims: bool = False  # whether columns of padding may go
+    recuts: bool = False  # whether rows may change their micro-batch
     has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
 
     def cut(self, parts: list[dict], tally: Tally) -> tuple[list[dict], int]:
