@@ -133,8 +133,10 @@ class UpdatePhase(GRPOTrainer):
     @property
     def _cutter(self) -> Cutter:
         """The one cutter, with today's settings: a callback may have changed them."""
-        cutter, self._one_cutter.trims = self._one_cutter, self._trims_padding
-        cutter.multiple_of, cutter.recuts = self.pad_to_multiple_of, cutter.trims and self.top_entropy_quantile >= 1.0
+        cutter = self._one_cutter
+        cutter.multiple_of = self.pad_to_multiple_of
+        cutter.trims = self._trims_padding
+        cutter.recuts = cutter.trims and self.top_entropy_quantile >= 1.0
         return cutter
 
     @cached_property
