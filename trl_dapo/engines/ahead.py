@@ -26,7 +26,7 @@ from .swap import swapped
 
 logger = logging.get_logger(__name__)
 
-GRACE = 5.0  # seconds that an interrupted request may take to end
+GRACE, PATIENCE = 5.0, 0.25  # seconds that an interrupted request may take to end, in all and at each attempt
 
 
 @dataclass
@@ -174,8 +174,11 @@ class RoundAhead:
     def cancel(self) -> None:
         """Ends the request under way, if there is one, and forgets it. No process waits for another here."""
         if self._call is not None:
-            self._close()
-            self._call.ends_within(GRACE)
+            # A request whose connection is not made yet goes out after its session was closed: it is closed again.
+            for _ in range(int(GRACE / PATIENCE)):
+                self._close()
+                if self._call.ends_within(PATIENCE):
+                    break
         self._call = self._answer = None
         self._is_asked = self._is_answered = False
 

@@ -5,6 +5,8 @@
 import math
 from collections.abc import Iterable
 
+from ..settings.ranges import why_unscalable
+
 
 def scale_reward(
     values: Iterable[float | None],
@@ -41,14 +43,3 @@ def scale_reward(
         # Both ends are met exactly, which `target_min + share * width` would not promise.
         scaled.append(target_min * (1.0 - share) + target_max * share)
     return scaled
-
-
-def why_unscalable(source_min: float, source_max: float, target_min: float, target_max: float) -> str | None:
-    """Which of two ranges is empty or infinite, in words; `None` where neither is."""
-    for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            return (
-                f"The {name} range of `reward_scaling` must begin below its end and both be finite, got {low} to "
-                f"{high}: its four numbers are source minimum, source maximum, target minimum, target maximum."
-            )
-    return None

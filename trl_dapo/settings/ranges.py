@@ -144,3 +144,14 @@ def check_values(settings: Any) -> None:
         hint = f"It holds a prompt and a completion of `max_completion_length` ({longest})."
         window = Range(longest + 1, is_whole=True, or_none=True, hint=hint)
         check_value("vllm_max_model_length", settings.vllm_max_model_length, window)
+
+
+def why_unscalable(source_min: float, source_max: float, target_min: float, target_max: float) -> str | None:
+    """Which of two ranges is empty or infinite, in words; `None` where neither is."""
+    for name, low, high in (("source", source_min, source_max), ("target", target_min, target_max)):
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            return (
+                f"The {name} range of `reward_scaling` must begin below its end and both be finite, got {low} to "
+                f"{high}: its four numbers are source minimum, source maximum, target minimum, target maximum."
+            )
+    return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..rewards.scaling import why_unscalable
+from .ranges import why_unscalable
 
 
 class Rule(NamedTuple):
