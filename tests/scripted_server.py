@@ -21,6 +21,8 @@ class StandIn:
     is answered as the one that was not interrupted. `gate` holds an answer back until it is set.
     """
 
+    logprobs_mode = "processed_logprobs"
+
     def __init__(self, model: str):
         self.model_name = model
         self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -34,12 +36,13 @@ class StandIn:
         self.requests = []
         self.threads = []
         self.error = None
+        self.offset = 0.0  # of every log-probability, as where the probability of a part of the vocabulary is 1
 
     def init_communicator(self, device):
         pass
 
     def get_server_info(self):
-        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        return {"model_config": {"logprobs_mode": self.logprobs_mode}}
 
     def reset_prefix_cache(self):
         pass
@@ -78,7 +81,7 @@ class StandIn:
         ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
         logits = self._logits(prompt, ids)[:-1] / temperature
         logprobs = logits.log_softmax(-1)[range(len(ids)), ids]
-        return ids, [[value] for value in logprobs.tolist()]
+        return ids, [[value + self.offset] for value in logprobs.tolist()]
 
     def _logits(self, prompt, ids):
         """Of every token of `ids`, and of the one behind them."""

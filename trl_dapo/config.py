@@ -16,6 +16,7 @@ from .settings.warnings import leave_out_renaming_warnings
 
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
+CLIP_HIGHER = float("0.28")  # an object that nobody has who writes 0.28: left alone, it follows `epsilon`
 
 
 def _choices(name: str) -> dict[str, list]:
@@ -53,7 +54,8 @@ class DAPOConfig(GRPOConfig):
             Lower clip: a token's probability ratio counts down to `1 - epsilon`.
         epsilon_high (`float`, *optional*, defaults to `0.28`):
             Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
-            become likely and the entropy does not collapse.
+            become likely and the entropy does not collapse. `None`, or another `epsilon` and nothing here, is TRL's
+            `epsilon`.
         beta (`float`, *optional*, defaults to `0.0`):
             Weight of the KL term, which DAPO leaves out.
         loss_type (`str`, *optional*, defaults to `"dapo"`):
@@ -218,7 +220,7 @@ class DAPOConfig(GRPOConfig):
     prompts_per_rollout: int | None = None
     prompts_per_step: int | None = None
     epsilon: float = 0.2
-    epsilon_high: float | None = 0.28
+    epsilon_high: float | None = CLIP_HIGHER
     beta: float = 0.0
     loss_type: str = "dapo"
     vllm_importance_sampling_mode: str = "token_truncate"
@@ -257,6 +259,8 @@ class DAPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         check_values(self)
         check_rules(self)
+        if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
+            self.epsilon_high = None  # TRL takes `epsilon`
         # One field holds the setting, so that a config made from this one's fields can change it by either name.
         self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
         self.overlong_filtering = None

@@ -149,6 +149,11 @@ def check_group_filter(group_filter: Any) -> None:
         raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
 
 
+def is_quantized(model: torch.nn.Module) -> bool:
+    """Whether bitsandbytes rounded its weights."""
+    return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
+
+
 def trains_float32(model: torch.nn.Module) -> bool:
     """Whether any weight that trains is held in float32."""
     return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())

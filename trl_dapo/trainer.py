@@ -32,6 +32,7 @@ from .construction import (
     check_group_filter,
     check_rewards_and_data,
     choose_task_reward,
+    is_quantized,
     make_overlong_punishment,
     make_sampler,
     settings_of,
@@ -66,6 +67,18 @@ from .update.rows import mark_filler
 
 
 logger = logging.get_logger(__name__)
+
+PAPER = {
+    "title": "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+    "id": "2503.14476",
+    "citation": textwrap.dedent("""\
+        @article{yu2025dapo,
+            title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
+            author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and others},
+            year         = 2025,
+            eprint       = {arXiv:2503.14476},
+        }"""),
+}
 
 
 class DAPOTrainer(Checkpoints):
@@ -115,19 +128,10 @@ class DAPOTrainer(Checkpoints):
     ```
     """
 
+    _weights_of_task: list[float] | None = None
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
-    _paper = {  # noqa: RUF012
-        "title": "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
-        "id": "2503.14476",
-        "citation": textwrap.dedent("""\
-            @article{yu2025dapo,
-                title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
-                author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and others},
-                year         = 2025,
-                eprint       = {arXiv:2503.14476},
-            }"""),
-    }
+    _paper = PAPER
 
     def __init__(
         self,
@@ -158,9 +162,8 @@ class DAPOTrainer(Checkpoints):
         self._check_data()
         if args.overlong_buffer_length is not None:
             self._add_overlong_punishment()
-        self._task = choose_task_reward(args, self.reward_func_names, self.reward_weights)
+        self._choose_task()
         self._check_rules()
-        self._sampler = None
         if args.use_dynamic_sampling:
             self._sampler = make_sampler(
                 args,
@@ -193,7 +196,7 @@ class DAPOTrainer(Checkpoints):
         self.stop = StopCallback(sampler, args, lambda: self._step % self._generate_every == 0)
         self._ledger = None
         if sampler is not None:
-            self._ledger = Ledger(sampler, self._task, self.reward_func_names, args.log_groups)
+            self._ledger = Ledger(sampler, self.reward_func_names, args.log_groups)
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
@@ -223,9 +226,17 @@ class DAPOTrainer(Checkpoints):
             has_environments=bool(self.environment_factories),
             has_tools=bool(self.tools),
             has_images=self._is_vlm,
+            is_quantized=is_quantized(self.model),
             num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
             trains_float32=trains_float32(self.model),
         )
+
+    def _choose_task(self) -> None:
+        """What decides, by today's weights: a callback may have changed them."""
+        weights = self.reward_weights.tolist()
+        if weights != self._weights_of_task:
+            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights)
+            self._weights_of_task = weights
 
     def _add_overlong_punishment(self) -> None:
         """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
@@ -238,7 +249,10 @@ class DAPOTrainer(Checkpoints):
     def _score_completions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
+        if not self._is_made:
+            return super()._score_completions(inputs, prompts, completions, completion_ids_list)
         error = None
+        self._choose_task()
         checked = map(with_checked_values, self.reward_funcs, self.reward_func_names)
         try:
             with swapped(self, reward_funcs=list(checked)), self.stopwatch.timing("rewards"):
@@ -262,7 +276,7 @@ class DAPOTrainer(Checkpoints):
         sampler, step = self._sampler, self.state.global_step
         if sampler is None or not self.model.training:
             rollouts = super()._generate_and_score_completions(inputs)
-            if self.model.training:
+            if self._is_made and self.model.training:
                 self._log_timeline()
             return rollouts
         assert self._ledger is not None
@@ -278,7 +292,7 @@ class DAPOTrainer(Checkpoints):
                 round_.seconds = time.perf_counter() - started
                 show()
         batch = sampler.batch()
-        self._ledger.end_rollout(batch, step)
+        self._ledger.end_rollout(batch, step, self._task)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
         sampler.carry(self._carried_groups(batch.carry))
         num_skipped = sampler.num_skipped
@@ -355,19 +369,18 @@ class DAPOTrainer(Checkpoints):
         return rollouts
 
     def _carried_groups(self, groups: list[Group]) -> Round | None:
-        """Groups for the next rollout, with the log-probabilities of the policy that sampled them."""
+        """Groups for the next rollout, with their log-probabilities under the policy that sampled them."""
         if not groups:
             return None
         assert self._sampler is not None
         rounds = self._sampler.rollout.rounds
         rows = assign_to_ranks(rounds, groups, [], self.accelerator.device)
-        new = [i for i, logps in enumerate(rows.old_logps) if logps is None]
-        # Only vLLM's log-probabilities can be trusted: without it a rollout function may return placeholders.
-        logps = [rows.logprobs[i] for i in new] if self.use_vllm else self.policy_logps(rows.take(new))
-        for i, row in zip(new, logps, strict=True):
-            rows.old_logps[i] = row
-        ages = [age + 1 for age in select_ages(rounds, groups)]
-        return Round.of_groups(rows, select_rewards(rounds, groups), self.num_generations, ages)
+        ages = select_ages(rounds, groups)
+        if 0 in ages:  # all rows, not those alone: ranks that share weights must make the same passes
+            present = self.policy_logps(rows)
+            rows.old_logps = [new if old is None else old for old, new in zip(rows.old_logps, present, strict=True)]
+        rewards = select_rewards(rounds, groups)
+        return Round.of_groups(rows, rewards, self.num_generations, [age + 1 for age in ages])
 
     # ---- What the user sees ----
 

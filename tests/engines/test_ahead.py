@@ -3,14 +3,16 @@
 """One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it."""
 
 import json
+import math
 import threading
 
 import pytest
 import torch
 from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
-from scripted_server import ahead_config, stand_ins
+from scripted_server import StandIn, ahead_config, stand_ins
 from transformers import TrainerCallback
 
+import trl_dapo.engines.seam
 import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines.call import Call
@@ -62,11 +64,46 @@ def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch
 
 def test_a_run_without_that_correction_fails_the_same_check(make, tiny_model, monkeypatch):
     monkeypatch.setattr(trl_dapo.trainer, "restore_old_logps", lambda rollouts, old_logps: None)
+    monkeypatch.setattr(trl_dapo.engines.seam, "put_rows", lambda logps, rows: None)
     trainer = make(batch_multiplier=1.75)
     errors = errors_of_old_logps(trainer, tiny_model)
     trainer.train()
     assert max(error for (_, age), found in errors.items() if age == 0 for error in found) < 1e-4
     assert min(max(found) for (_, age), found in errors.items() if age > 0) > 1e-2
+
+
+def test_carried_rows_keep_their_distance_from_what_the_engine_sampled_from(make, tiny_model):
+    """As fresh rows do: old log-probabilities are the policy's, and the weight is the policy's over the engine's."""
+    trainer = make(rollouts_ahead=0, batch_multiplier=1.75, learning_rate=0.0)
+    trainer.client.offset = 0.3
+    errors, ratios, compute_loss = errors_of_old_logps(trainer, tiny_model), [], trainer._compute_loss
+
+    def look(model, inputs):
+        ratios.extend(inputs["importance_sampling_ratio"][inputs["completion_mask"].bool()].tolist())
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = look
+    trainer.train()
+    assert sum(logged(trainer, "dynamic_sampling/carried")) > 0
+    assert max(error for found in errors.values() for error in found) < 1e-4
+    assert ratios == pytest.approx([math.exp(-0.3)] * len(ratios), rel=1e-4)
+    assert logged(trainer, "clip_ratio/region_mean") == [0.0] * 4
+
+
+def test_rows_of_an_earlier_policy_are_weighed_against_the_engine_that_sampled_them(make):
+    trainer = make(batch_multiplier=1.75)
+    distance = []
+    compute_loss = trainer._compute_loss
+
+    def look(model, inputs):
+        mask = inputs["completion_mask"].bool() & (inputs["age"][:, None] > 0)
+        distance.extend((inputs["importance_sampling_ratio"][mask] - 1).abs().tolist())
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = look
+    trainer.train()
+    assert distance
+    assert max(distance) < 1e-4  # as at their launch, though the policy has moved since
 
 
 def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
@@ -471,6 +508,11 @@ def test_without_it_nothing_of_it_is_logged(make):
         ),
         ({"dynamic_sampling_surplus": "discard"}, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
         ({"loss_type": "grpo"}, "`loss_type='dapo'`, got 'grpo'"),
+        ({"top_p": 0.7}, "`top_p=0.7`: the round sampled ahead trains with the server's log-probabilities"),
+        (
+            {"generation_kwargs": {"presence_penalty": 1.0}},
+            r"`generation_kwargs\['presence_penalty'\]=1.0`: ",
+        ),
         ({"vllm_request_timeout": 0}, "`vllm_request_timeout` must be above 0"),
         ({"rollouts_ahead": 0, "vllm_mode": "colocate", "vllm_request_timeout": 5}, "`vllm_request_timeout=5`"),
     ],
@@ -478,6 +520,13 @@ def test_without_it_nothing_of_it_is_logged(make):
 def test_settings_that_could_not_be_honoured_are_refused(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         ahead_config(tmp_path, **overrides)
+
+
+def test_a_server_with_log_probabilities_of_another_temperature_is_refused(make, monkeypatch):
+    monkeypatch.setattr(StandIn, "logprobs_mode", "raw_logprobs")
+    make(rollouts_ahead=0)  # TRL warns that the correction is biased
+    with pytest.raises(ValueError, match=r"--logprobs-mode raw_logprobs.*Start it with `--logprobs-mode proc"):
+        make()
 
 
 def test_the_request_timeout_is_shorter_than_the_other_processes_patience(tmp_path):

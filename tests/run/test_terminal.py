@@ -131,6 +131,11 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     ]
 
 
+def test_a_resumed_runs_seconds_are_said_to_be_those_since_it_was_resumed():
+    lines = summarize([], None, step=60, max_steps=60, seconds=860, output_dir="out", resumed_at=30)
+    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."
+
+
 def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
     rewards = [0.2, 0.4, *[0.9] * 16, 0.6, 0.3]
     history = [

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import tiny_config
-from trl import GRPOConfig
+from helpers import prompts, right, tiny_config
+from trl import GRPOConfig, TrlParser
 
+from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.settings.rules import KNOWN_LOSSES
 from trl_dapo.update.loss import LOSS_MEANS
 
@@ -20,24 +21,41 @@ def test_the_defaults_are_the_papers(tmp_path):
     assert args.overlong_buffer_length is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "epsilon_high"),
+    [
+        ({"epsilon": 3e-4}, 3e-4),  # as in TRL
+        ({"epsilon": 0.3, "epsilon_high": 0.28}, 0.28),
+        ({"epsilon_high": 0.25}, 0.25),
+        ({"epsilon_high": None}, 0.2),
+        ({"epsilon": 0.2}, 0.28),
+    ],
+    ids=str,
+)
+def test_epsilon_alone_is_both_clips_as_in_trl(tiny_model, tmp_path, settings, epsilon_high):
+    trainer = DAPOTrainer(tiny_model, right, tiny_config(tmp_path, **settings), train_dataset=prompts(8))
+    assert trainer.epsilon_high == epsilon_high
+
+
+def test_a_recipe_that_sets_epsilon_alone_sets_both_clips(tmp_path):
+    (args,) = TrlParser((DAPOConfig,)).parse_args_and_config(
+        ["--output_dir", str(tmp_path), "--epsilon", "0.3", "--use_cpu", "--bf16", "false"]
+    )
+    assert args.epsilon_high is None
+
+
 def test_vllms_log_probabilities_are_corrected_token_by_token_up_to_a_ratio_of_2(tmp_path):
     args = tiny_config(tmp_path)
     assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
 
 
 def test_what_dapo_does_not_name_keeps_trls_default():
-    ours = {field.name: field.default for field in dataclasses.fields(tiny_config_class())}
+    ours = {field.name: field.default for field in dataclasses.fields(DAPOConfig)}
     changed = {"epsilon_high", "beta", "loss_type", "epsilon"}
     changed |= {"vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"}
     for field in dataclasses.fields(GRPOConfig):
         if field.name not in changed:
             assert ours[field.name] == field.default, field.name
-
-
-def tiny_config_class():
-    from trl_dapo import DAPOConfig
-
-    return DAPOConfig
 
 
 @pytest.mark.parametrize(
@@ -166,9 +184,9 @@ def sized(tmp_path, monkeypatch):
 
     def make(num_processes, **overrides):
         monkeypatch.setenv("WORLD_SIZE", str(num_processes))
-        monkeypatch.setattr(tiny_config_class(), "device", torch.device("cpu"))  # else it would wait for the others
-        monkeypatch.setattr(tiny_config_class(), "world_size", num_processes)
-        return tiny_config_class()(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **{**PAPER, **overrides})
+        monkeypatch.setattr(DAPOConfig, "device", torch.device("cpu"))  # else it would wait for the others
+        monkeypatch.setattr(DAPOConfig, "world_size", num_processes)
+        return DAPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **{**PAPER, **overrides})
 
     return make
 
@@ -262,13 +280,13 @@ def test_a_rollout_that_tears_a_group_is_refused_with_the_nearest_sizes(sized, n
 
 def test_a_config_made_anew_from_its_fields_keeps_its_sizes_in_prompts(sized):
     args = sized(8, prompts_per_rollout=512, prompts_per_step=32)
-    for again in (tiny_config_class()(**args.to_dict()), dataclasses.replace(args, learning_rate=1e-5)):
+    for again in (DAPOConfig(**args.to_dict()), dataclasses.replace(args, learning_rate=1e-5)):
         assert (again.prompts_per_rollout, again.prompts_per_step) == (512, 32)
         assert (again.gradient_accumulation_steps, again.steps_per_generation) == (8, 128)
 
 
 def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkeypatch):
-    config = tiny_config_class()
+    config = DAPOConfig
     monkeypatch.setattr(config, "device", torch.device("cpu"))
     monkeypatch.setattr(config, "world_size", 1)
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -23,6 +23,7 @@ FACTS = {
     "has_rollout_func": False,
     "has_environments": False,
     "has_tools": False,
+    "is_quantized": False,
     "trains_float32": True,
 }
 CARRY = {"dynamic_sampling_surplus": "carry"}
@@ -38,6 +39,11 @@ def test_the_defaults_break_no_rule():
     assert why_refused(settings()) is None
     assert why_refused(settings(), **FACTS) is None
     check_rules(settings(), **FACTS)
+
+
+def test_what_leaves_the_policys_distribution_as_it_is_may_be_sampled_ahead():
+    plain = {"top_k": -1, "min_p": 0.0, "generation_kwargs": {"stop": ["\n"], "top_p": 1.0}}
+    assert why_refused(settings(**AHEAD, **plain)) is None
 
 
 ALONE = [
@@ -71,6 +77,24 @@ SETTINGS = [
     ({**AHEAD, "vllm_mode": "colocate"}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got `vllm_mode="),
     ({**AHEAD, "use_dynamic_sampling": False}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: the"),
     ({**AHEAD, "dynamic_sampling_surplus": "discard"}, "`rollouts_ahead=1` needs `dynamic_sampling_surplus='carry'`"),
+    (
+        {**AHEAD, "top_k": 20},
+        "`rollouts_ahead=1` contradicts `top_k=20`: the round sampled ahead trains with the serv",
+    ),
+    ({**AHEAD, "min_p": 0.1}, "`rollouts_ahead=1` contradicts `min_p=0.1`"),
+    ({**AHEAD, "repetition_penalty": 1.05}, "`rollouts_ahead=1` contradicts `repetition_penalty=1.05`"),
+    (
+        {**AHEAD, "vllm_structured_outputs_regex": "a+"},
+        "`rollouts_ahead=1` contradicts `vllm_structured_outputs_regex",
+    ),
+    (
+        {**AHEAD, "generation_kwargs": {"min_tokens": 8}},
+        "`rollouts_ahead=1` contradicts `generation_kwargs['min_tokens'",
+    ),
+    ({"generation_kwargs": {"seed": 1}}, "`generation_kwargs['seed']=1` is not supported. Leave it out: with it all "),
+    ({"generation_kwargs": {"n": 2}}, "`generation_kwargs['n']=2` is not supported. Set `num_generations`."),
+    ({"generation_kwargs": {"logprobs": 3}}, "`generation_kwargs['logprobs']=3` is not supported. Leave it out: thos"),
+    ({"generation_kwargs": {"temperature": 2}}, "`generation_kwargs['temperature']=2` is not supported. Set `tempera"),
     ({"overlong_buffer_length": 4, "max_completion_length": None}, "`overlong_buffer_length=4` needs a `max_completi"),
     (
         {"max_tokens_per_microbatch": 64, "loss_type": "grpo"},

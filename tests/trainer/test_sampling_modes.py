@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Surplus, memory, the other modes, and what else a rollout can hold: environments, tools, asynchronous rewards."""
 
+import ast
+import inspect
 import json
 
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from helpers import (
     number,
     prompts,
     right,
+    scripted,
     spy_on_training,
     tiny_config,
     weights,
@@ -328,9 +331,34 @@ def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
     make_trainer(tiny_model, tmp_path, use_dynamic_sampling=False)
 
 
-def test_a_trainer_made_without_its_constructor_has_what_trls_methods_ask_for():
-    trainer = DAPOTrainer.__new__(DAPOTrainer)
-    assert (trainer._recorded, trainer._replayed, trainer._is_open) == (None, None, False)
+REACHED = ["_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions"]
+REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs"]
+
+
+def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_constructor(tiny_model, tmp_path):
+    """As TRL's own tests make them, by `__new__` and the attributes that `GRPOTrainer` would have."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(GRPOTrainer)))
+    called = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    classes = [kind for kind in DAPOTrainer.__mro__ if kind.__module__.startswith("trl_dapo")]
+    overridden = {name for kind in classes for name in vars(kind) if callable(getattr(GRPOTrainer, name, None))}
+    assert sorted(name for name in overridden & called if not name.startswith("__")) == REACHED
+
+    def run(kind):
+        args = tiny_config(tmp_path, use_dynamic_sampling=False)
+        made = scripted(GRPOTrainer, mixed_unless_multiple_of_3)(tiny_model, right, args, train_dataset=prompts(8))
+        trainer = scripted(kind, mixed_unless_multiple_of_3).__new__(scripted(kind, mixed_unless_multiple_of_3))
+        vars(trainer).update(vars(made))
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 4
+        batch = [example for example in prompts(4) for _ in range(4)]
+        rollout = trainer._prepare_inputs(batch)  # samples, scores and takes log-probabilities
+        return trainer._compute_loss(trainer.model, rollout).item(), dict(trainer._metrics["train"])
+
+    (loss, metrics), (expected, expected_metrics) = run(DAPOTrainer), run(GRPOTrainer)
+    assert loss == expected
+    assert metrics.keys() == expected_metrics.keys()
 
 
 def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities_not_its_placeholders(

@@ -136,6 +136,26 @@ def test_only_the_named_reward_functions_decide(tiny_model, tmp_path):
     assert all(number(text) % 3 for text, *_ in seen)
 
 
+def test_weights_that_a_callback_changes_decide_from_then_on(tiny_model, tmp_path):
+    """Advantages follow `reward_weights` at once, and so does what is dropped."""
+
+    def style(completions, **kwargs):
+        return [float(i % 2) for i, _ in enumerate(completions)]
+
+    class RightAlone(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.reward_weights = torch.tensor([1.0, 0.0])
+
+    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[right, style], max_steps=2, num_prompts=12)
+    trainer.add_callback(RightAlone())
+    seen = spy_on_training(trainer)
+    trainer.train()
+    assert [sorted({number(text) for text, *_ in rows}) for rows in (seen[:16], seen[16:])] == [
+        [0, 1, 2, 3],  # every group differs in style
+        [4, 5, 7, 8],  # of 4 to 7 number 6 has no right completion
+    ]
+
+
 def test_a_users_rule_decides_alone_and_its_reasons_are_counted(tiny_model, tmp_path, capsys):
     def odd_only(rewards, rows):
         assert len(rows) == len(rewards["right"]) == 4

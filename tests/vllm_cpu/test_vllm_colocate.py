@@ -78,12 +78,12 @@ def test_importance_weights_correct_for_an_engine_that_lags_behind(reports):
     assert max(abs(ratio - 1) for row in late for ratio in row["ratio"]) > 0.1
 
 
-def test_carried_rows_train_with_the_log_probabilities_that_vllm_sampled_them_with(reports):
+def test_carried_rows_train_with_the_log_probabilities_of_the_policy_that_sampled_them(reports):
     carried = [row for row in reports["carried"]["trained"] if row["sampled_in"] < row["step"]]
     assert len(carried) > 0
-    assert {row["old_from_sampled"] for row in carried} == {0.0}
+    assert max(row["old_from_sampled"] for row in carried) < CLOSE
     assert max(row["old_from_live"] for row in carried) > 0.1  # the policy has moved on since
-    assert {ratio for row in carried for ratio in row["ratio"]} == {1.0}
+    assert max(row["weight_error"] for row in carried) < CLOSE
 
 
 def test_rows_sampled_beside_carried_ones_keep_the_live_policys(reports):

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
+import trl_dapo.engines.seam
 import trl_dapo.trainer
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
@@ -33,6 +34,7 @@ from trl_dapo.engines.lora_sync import AdapterGeneration
 
 
 TEMPERATURE = 0.9
+WEIGHTS = "importance_sampling_ratio"
 
 
 def leave_unpacked(layer, remove_weight):
@@ -130,38 +132,39 @@ class Observer:
         for prompt, completion, tops in zip(prompts, *output[1:3], strict=True):
             logprobs = torch.tensor([top[0] for top in tops])
             self.sampled[(*prompt,), (*completion,)] = self.step, logprobs
-            errors.append((logprobs - self.live_logprobs(prompt, completion)).abs().max().item())
+            errors.append((logprobs - self.live_logprobs(prompt, completion, self.policy)).abs().max().item())
         training = self.trainer.model.training
         call = {"step": self.step, "num_rows": len(prompts), "error": max(errors), "training": training}
         self.calls.append({**call, "adapter": self.trainer.vllm_generation.adapter_version})
         return output
 
     @torch.no_grad()
-    def live_logprobs(self, prompt, completion):
+    def live_logprobs(self, prompt, completion, policy):
         completion = torch.tensor([*completion])
         ids = torch.cat([torch.tensor([*prompt]), completion])
-        logits = self.policy(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        logits = policy(ids[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
 
     def on_loss(self, model, inputs):
         if not model.training:
             return self.compute_loss(model, inputs)
         columns = [inputs[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
-        rows = zip(*columns, strict=True)
+        rows, live = zip(*columns, strict=True), self.trainer.model
         for i, (prompt, prompt_mask, completion, mask) in enumerate(rows):
             if not mask.any():
                 continue
             prompt, completion = prompt[prompt_mask.bool()].tolist(), completion[mask.bool()].tolist()
             step, logprobs = self.sampled[(*prompt,), (*completion,)]
-            old = inputs["old_per_token_logps"][i, : len(completion)]
+            old, weights = (inputs[name][i, : len(completion)] for name in ("old_per_token_logps", WEIGHTS))
             self.trained.append(
                 {
                     "step": self.step,
                     "sampled_in": step,
                     "prompt": number(self.trainer.processing_class.decode(prompt)),
                     "old_from_sampled": (old - logprobs).abs().max().item(),
-                    "old_from_live": (old - self.live_logprobs(prompt, completion)).abs().max().item(),
-                    "ratio": inputs["importance_sampling_ratio"][i, : len(completion)].tolist(),
+                    "old_from_live": (old - self.live_logprobs(prompt, completion, live)).abs().max().item(),
+                    "weight_error": (weights - (old - logprobs).exp().clamp(max=2.0)).abs().max().item(),
+                    "ratio": weights.tolist(),
                 }
             )
         return self.compute_loss(model, inputs)
@@ -370,12 +373,12 @@ def watched_run(trainer, model, folder, snapshots=None, **kwargs):
 def ahead_runs(folder, variants):
     """One run after the other, in each process of a launch; `sabotage` leaves old log-probabilities as TRL's."""
     for name, settings in json.loads(variants).items():
-        usual = trl_dapo.trainer.restore_old_logps
+        usual = trl_dapo.trainer.restore_old_logps, trl_dapo.engines.seam.put_rows
         if settings.pop("sabotage", None):
-            trl_dapo.trainer.restore_old_logps = lambda rollouts, old_logps: None
+            trl_dapo.trainer.restore_old_logps = trl_dapo.engines.seam.put_rows = lambda logps, rows: None
         model = settings.pop("model")
         watched_run(make_trainer(model, Path(folder) / name, **AHEAD, **settings), model, Path(folder) / name)
-        trl_dapo.trainer.restore_old_logps = usual
+        trl_dapo.trainer.restore_old_logps, trl_dapo.engines.seam.put_rows = usual
 
 
 def when_asked_ahead(trainer, step_of_rollout, function):

@@ -28,6 +28,7 @@ from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from ..config import DAPOConfig
+from ..construction import is_quantized
 from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
 from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
@@ -137,7 +138,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         if not is_peft_model(self.model):
             return
-        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
+        if is_quantized(self.model):
             raise ValueError(
                 "Weights merged into a quantized base cannot be handed to vLLM, and the adapter of a quantized model "
                 f"cannot travel by itself, because {why}. Or load the model without quantization, or set "

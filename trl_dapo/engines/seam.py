@@ -30,6 +30,7 @@ from trl.trainer.utils import pad
 from ..construction import pace_dataset
 from ..evaluation.prefetch import Prefetch, rows_that_fit
 from ..evaluation.scores import EvaluationScores
+from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
@@ -39,9 +40,10 @@ from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
 from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
+from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
 from .ahead import RoundAhead
-from .server import bound_requests, describing_loss
+from .server import bound_requests, check_logprobs, describing_loss
 from .swap import swapped
 
 
@@ -77,6 +79,7 @@ class RecordReplay(UpdatePhase):
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
     _replayed: tuple[tuple, torch.Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
+    _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
 
     @contextmanager
@@ -97,7 +100,10 @@ class RecordReplay(UpdatePhase):
             # Left as TRL leaves them: those of the batch that was sampled last.
             pool = {name: [_NoReset()] * len(rows) for name in self._environment_pool}
             environments = swapped(self, _environment_pool=pool, environments=self.environments)
-        with environments, swapped(self, _replayed=(rows.as_generated(), rewards), _metrics=metrics):
+        # TRL's first pass is that of the old policy, if it weighs by how far the engine was from it.
+        weighs = self.use_vllm and self.vllm_importance_sampling_correction
+        replayed = {"_replayed": (rows.as_generated(), rewards), "_earlier_logps": rows.old_logps if weighs else None}
+        with environments, swapped(self, **replayed, _metrics=metrics):
             yield metrics["train"]
 
     def _generate(self, prompts: list) -> tuple:
@@ -142,9 +148,12 @@ class RecordReplay(UpdatePhase):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
-        return super()._get_per_token_logps_and_entropies(
+        earlier, self._earlier_logps = self._earlier_logps, None
+        result = super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
+        put_rows(result[0], earlier or ())
+        return result
 
     def _kept_columns(self) -> list[str] | None:
         """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
@@ -212,16 +221,18 @@ def _empty_logs(logs: dict) -> dict:
 class EngineSeam(RecordReplay):
     """What samples: with which parameters, how long it is awake, what it samples ahead of its time."""
 
-    _is_open = False  # in a trainer that was made without `__init__`
     _ahead: RoundAhead
     _prefetch: Prefetch
 
     def _open_engine(self, sampler: Sampler | None, stopwatch: Stopwatch) -> None:
         """Makes what samples ahead: evaluation batches, and with a server a round of the next rollout."""
-        client, self._is_open = None, True
+        client = None
         if self._asks_a_server and self.accelerator.is_main_process:
             client = self.vllm_generation.vllm_client
             bound_requests(client, self.args.vllm_request_seconds)
+        if self.args.rollouts_ahead:
+            with self._describing_loss():
+                on_main_process(check_logprobs, client)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = RoundAhead(
             sampler,
@@ -250,7 +261,7 @@ class EngineSeam(RecordReplay):
         return describing_loss(self.args) if is_lost_here else nullcontext()
 
     def _sample_completions(self, prompts: list) -> tuple:
-        if not self._is_open:
+        if not self._is_made:
             return super()._sample_completions(prompts)
         if not self.model.training and (generated := self._prefetch.take(prompts)) is not None:
             return generated
@@ -367,7 +378,7 @@ class EvaluationSeam(EngineSeam):
 class Checkpoints(EvaluationSeam):
     """What a checkpoint holds beside the files of transformers, and how a run goes on from it."""
 
-    _sampler: Sampler | None
+    _sampler: Sampler | None = None
     stop: StopCallback
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:

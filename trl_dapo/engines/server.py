@@ -18,6 +18,16 @@ def bound_requests(client: Any, seconds: float) -> None:
         client.session.mount(prefix, TimedAdapter(adapter, seconds))
 
 
+def check_logprobs(client: Any) -> None:
+    """Refuses a server whose log-probabilities are not those of the temperature it samples with."""
+    mode = client.get_server_info()["model_config"]["logprobs_mode"]
+    if mode != "processed_logprobs":
+        raise ValueError(
+            "`rollouts_ahead=1` trains with the server's log-probabilities, and it runs with `--logprobs-mode "
+            f"{mode}`. Start it with `--logprobs-mode processed_logprobs`, or set `rollouts_ahead=0`."
+        )
+
+
 @contextmanager
 def describing_loss(args: DAPOConfig) -> Iterator[None]:
     """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""

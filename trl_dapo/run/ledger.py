@@ -55,9 +55,8 @@ TEXT = ("prompt", "completions")
 class Ledger(TrainerCallback):
     """Writes down what became of every group of a trainer's sampler. The main process writes."""
 
-    def __init__(self, sampler: Sampler, task: TaskReward, reward_names: Sequence[str], num_texts: int) -> None:
+    def __init__(self, sampler: Sampler, reward_names: Sequence[str], num_texts: int) -> None:
         self._sampler = sampler
-        self._task = task
         self._reward_names = list(reward_names)
         self._num_texts = num_texts
         self._verdicts: dict[Group, str | None] = {}  # of the groups whose text is kept
@@ -85,11 +84,11 @@ class Ledger(TrainerCallback):
         self._verdicts = {group: verdicts[group] for group in chosen}
         self._texts = {group: texts[group] for group in chosen}
 
-    def end_rollout(self, batch: Batch, step: int) -> None:
+    def end_rollout(self, batch: Batch, step: int, task: TaskReward) -> None:
         rollout = self._sampler.rollout
         if self._parts is None or not rollout.num_rounds:
             return
-        rows = describe_groups(rollout, batch, step, self._task, self._reward_names, self._texts)
+        rows = describe_groups(rollout, batch, step, task, self._reward_names, self._texts)
         try:
             self._parts.append(rows)
         except OSError as error:

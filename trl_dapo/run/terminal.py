@@ -155,6 +155,7 @@ def summarize(
     max_steps: int,
     seconds: float,
     output_dir: str,
+    resumed_at: int = 0,
 ) -> list[str]:
     """What became of a run, one line for each thing that is known. `seconds` are since it was started or resumed."""
     empty = count_empty_steps(log_history)
@@ -162,7 +163,8 @@ def summarize(
         moved = "No step moved a weight: the model is what it was"
     else:
         moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
-    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}. {moved}."]
+    since = f" from step {resumed_at:,}" if resumed_at else ""
+    lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {moved}."]
     ends = _ends(log_history)
     if totals is not None and totals.groups_sampled:
         accepted = _change(ends, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
@@ -328,6 +330,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             return
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
+        resumed_at = int(self._progress_at_start[0][0])
         lines = summarize(
             state.log_history,
             None if self._sampler is None else self._sampler.totals,
@@ -335,9 +338,10 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             max_steps=state.max_steps,
             seconds=time.perf_counter() - self._started,
             output_dir=output_folder(args),
+            resumed_at=resumed_at,
         )
         # Of a resumed run that made no step, the rest was said by the run before.
-        made_no_step = state.global_step == self._progress_at_start[0][0] > 0
+        made_no_step = state.global_step == resumed_at > 0
         for line in lines[-1:] if made_no_step else lines:
             self.say(line)
 

@@ -23,6 +23,19 @@ class Rule(NamedTuple):
 # Those that leave out rows which only fill a rollout; `update/loss.py` says how each divides.
 KNOWN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo")
 
+# What `generation_kwargs` may not hold, and what to do in its place.
+NO_GENERATION_KWARGS = {
+    **dict.fromkeys(("n", "best_of", "num_return_sequences"), "Set `num_generations`"),
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length"), "Set `max_completion_length`"),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), "Leave it out: those of the sampled tokens are asked for"),
+    **dict.fromkeys(("do_sample", "num_beams"), "Leave it out: completions of a prompt must differ"),
+    "temperature": "Set `temperature`, which the log-probabilities in training take too",
+    "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
+}
+# The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
+OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
+LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
+
 DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
 
@@ -46,6 +59,25 @@ def _runs_rounds_as_one_batch(s: SimpleNamespace) -> bool:
 
 def _carries(s: SimpleNamespace) -> bool:
     return s.use_dynamic_sampling and s.dynamic_sampling_surplus == "carry"
+
+
+def _generation_kwargs(s: SimpleNamespace) -> dict:
+    return s.generation_kwargs if isinstance(s.generation_kwargs, dict) else {}  # a command line's are text for a plan
+
+
+def _refused_kwarg(s: SimpleNamespace) -> str | None:
+    return next((name for name in _generation_kwargs(s) if name in NO_GENERATION_KWARGS), None)
+
+
+def _other_distribution(s: SimpleNamespace) -> str | None:
+    """The first setting for which an engine samples from another distribution than the policy's."""
+    given = {name: getattr(s, name) for name, same in OF_THE_POLICY.items() if getattr(s, name) not in same}
+    if s.vllm_structured_outputs_regex is not None:
+        given["vllm_structured_outputs_regex"] = s.vllm_structured_outputs_regex
+    for name, value in _generation_kwargs(s).items():
+        if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
+            given[f"generation_kwargs['{name}']"] = value
+    return next((f"{name}={value!r}" for name, value in given.items()), None)
 
 
 def _counted_by_sampling(name: str) -> Rule:
@@ -190,6 +222,20 @@ RULES: tuple[Rule, ...] = (
     _needed_ahead("dynamic_sampling_mode", "filter"),
     _needed_ahead("dynamic_sampling_surplus", "carry"),
     _needed_ahead("loss_type", "dapo"),
+    Rule(
+        lambda s: s.rollouts_ahead and _other_distribution(s) is not None,
+        lambda s: (
+            f"`rollouts_ahead=1` contradicts `{_other_distribution(s)}`: the round sampled ahead trains with the "
+            "server's log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
+        ),
+    ),
+    Rule(
+        lambda s: _refused_kwarg(s) is not None,
+        lambda s: (
+            f"`generation_kwargs['{_refused_kwarg(s)}']={_generation_kwargs(s)[_refused_kwarg(s)]!r}` is not "
+            f"supported. {NO_GENERATION_KWARGS[str(_refused_kwarg(s))]}."
+        ),
+    ),
     # ---- Overlong completions ----
     Rule(
         lambda s: s.overlong_buffer_length is not None and s.max_completion_length is None,
@@ -306,6 +352,7 @@ RULES: tuple[Rule, ...] = (
     _not_supported_ahead("has_environments", "environments, which are reset when their round begins"),
     _not_supported_ahead("has_tools", "tools, which are called between two requests"),
     _not_supported_ahead("has_images", "models with images, which a checkpoint cannot hold"),
+    _not_supported_ahead("is_quantized", "a base in 4 or 8 bits, whose log-probabilities on a server are others"),
     _rounds_what_trains("bf16", "bfloat16"),
     _rounds_what_trains("fp16", "float16"),
     Rule(

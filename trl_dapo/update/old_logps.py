@@ -28,9 +28,11 @@ def fill_old_logps(old_logps: torch.Tensor | None, logps: torch.Tensor) -> torch
 
 def restore_old_logps(rollout: dict, old_logps: Sequence[np.ndarray | None]) -> None:
     """Gives rows of earlier policies, in place, the log-probabilities they were sampled with; `None` for others."""
-    old = rollout.setdefault("old_per_token_logps", of_present_policy(rollout["completion_ids"]))
-    for i, row in enumerate(old_logps):
+    put_rows(rollout.setdefault("old_per_token_logps", of_present_policy(rollout["completion_ids"])), old_logps)
+
+
+def put_rows(logps: torch.Tensor, rows: Sequence[np.ndarray | None]) -> None:
+    """Writes rows over the beginning of those of `logps`, `(B, T)`, in place; `None` leaves one as it is."""
+    for i, row in enumerate(rows):
         if row is not None:
-            old[i, : len(row)] = torch.from_numpy(row)
-            if "importance_sampling_ratio" in rollout:  # from the engine to the policy that sampled: no longer known
-                rollout["importance_sampling_ratio"][i] = 1.0
+            logps[i, : len(row)] = torch.from_numpy(row)

@@ -52,6 +52,7 @@ class UpdatePhase(GRPOTrainer):
     # These begin as `None` there, which is all that is said of them.
     _buffered_inputs: list[dict] | None  # type: ignore[assignment]
     _signature_columns: list[str] | None  # type: ignore[assignment]
+    _is_made = False  # without `__init__`, as TRL's tests make trainers, the methods are TRL's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,6 +75,7 @@ class UpdatePhase(GRPOTrainer):
                 deepspeed_optimizer=lambda: self.model_wrapped.basic_optimizer if self.is_deepspeed_enabled else None,
             )
         )
+        self._is_made = True
 
     # ---- The window ----
 
@@ -86,7 +88,7 @@ class UpdatePhase(GRPOTrainer):
         return batches, num_items_in_batch
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if not self.model.training:
+        if not (self._is_made and self.model.training):
             return super()._prepare_inputs(generation_batch)
         return self._window_microbatches.popleft()
 
@@ -174,7 +176,7 @@ class UpdatePhase(GRPOTrainer):
     # ---- The objective ----
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if self.loss_type != "dapo":
+        if self.loss_type != "dapo" or not self._is_made:
             return self._compute_other_loss(model, inputs)
         # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
         # ones, moves the router on a step without a loss token, and hangs where ranks hold unequal numbers of rows.
@@ -266,7 +268,9 @@ class UpdatePhase(GRPOTrainer):
                     loss = loss + Trainer.training_step(self, model, inputs, num_items_in_batch)
         self._current_train_step_time += time.perf_counter() - started
         loss = loss + super().training_step(model, inputs, num_items_in_batch)
-        if self.loss_type == "dapo" and not self._window_microbatches:
+        if self.loss_type != "dapo":
+            self._metrics["train"]["frac_empty_steps"].append(float(self._window_num_tokens == 0))
+        elif not self._window_microbatches:
             self._publish(self._tally, "train")
         return loss
 
@@ -303,7 +307,7 @@ class UpdatePhase(GRPOTrainer):
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         # Trimmed where the pass with gradient is, which in evaluation it is not.
         is_whole = torch.is_grad_enabled() or options.keys() - {"compute_entropy"} or not self.model.training
-        if batch_size is None or is_whole or not self._trims_padding:
+        if batch_size is None or is_whole or not (self._is_made and self._trims_padding):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
         trimmed = partial(run, model, **options)
         return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._cutter), None
