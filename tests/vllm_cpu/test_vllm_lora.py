@@ -9,10 +9,11 @@ import pytest
 from vllm_server import vllm_server
 
 
+AHEAD = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
 CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
 VARIANTS = {
     "lora": {"lora": {}},
-    "qlora": {"lora": {}, "quantized": True, "dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0},
+    "qlora": {"lora": {}, "quantized": True, "dynamic_sampling_surplus": "carry", "max_steps": 4},
     "never refreshed": {"lora": {}, "sabotage": "no sync"},
     "carried": {"lora": {"use_rslora": True, "lora_alpha": 16}, "dynamic_sampling_surplus": "carry", "max_steps": 4},
 }
@@ -185,6 +186,7 @@ def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job
         "folder": {**by_hand, "lora": {}, "sabotage": "another mount"},
         "qlora": {**on_server(server), "lora": {"r": 12}, "quantized": True},
         "dora": {**by_hand, "lora": {"use_dora": True}},
+        "ahead": {**on_server(server, **AHEAD), "lora": {}, "quantized": True},
     }
     report, _ = run_and_report(run_job, "refuses", models["tied"], tmp_path, json.dumps(variants))
     assert {name for name, _ in report.values()} == {"ValueError"}
@@ -195,6 +197,7 @@ def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job
     assert "`output_dir` that both see" in messages["folder"]
     assert "quantized model cannot travel by itself, because the vLLM server" in messages["qlora"]
     assert "`use_dora=True`" in messages["dora"]
+    assert "`rollouts_ahead=1` does not support a base in 4 or 8 bits" in messages["ahead"]
 
 
 def test_one_rollout_ahead_every_row_trains_with_the_log_probabilities_of_the_adapter_at_its_launch(

@@ -109,14 +109,12 @@ def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(samp
 def test_what_an_engine_samples_from_another_distribution_is_not_sampled_ahead(server, models, run_job, tmp_path):
     ahead = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
     variants = {name: on_server(server, **ahead, **settings) for name, settings in WAYS.items()}
-    variants["quantized"] = on_server(server, **ahead, lora={}, quantized=True)
     result = run_job("refuses", models["tied"], tmp_path, json.dumps(variants))
     assert result.returncode == 0, result.stdout[-5000:]
     outcomes = report(tmp_path)
     assert outcomes.pop("plain")[0] == "made"
     assert {kind for kind, _ in outcomes.values()} == {"ValueError"}
     assert "`top_p=0.7`" in outcomes["top_p"][1]
-    assert "base in 4 or 8 bits" in outcomes["quantized"][1]
 
 
 # ---- LoRA, on a server that serves no adapters ----
