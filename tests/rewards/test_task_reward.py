@@ -154,6 +154,20 @@ def test_a_users_rule_sees_each_groups_rewards_by_name_and_its_rows():
     assert seen[1] == ({"accuracy": [0.0, 1.0], "style": [0.5, 0.25]}, ["c", "d"])
 
 
+def test_a_rule_may_change_the_rows_that_it_is_handed():
+    rows = [{"prompt": [{"content": "2+2"}], "completion": [{"content": text}]} for text in ("4", "5")]
+
+    def careless(rewards, rows):
+        for row in rows:
+            row["prompt"][0]["content"] = row["completion"][0]["content"] = "gone"
+
+    assert apply_group_filter(careless, torch.zeros(2, 1), ["accuracy"], rows, 2) == [None]
+    assert [(row["prompt"], row["completion"]) for row in rows] == [
+        ([{"content": "2+2"}], [{"content": "4"}]),
+        ([{"content": "2+2"}], [{"content": "5"}]),
+    ]
+
+
 @pytest.mark.parametrize("returned", [True, 0, "", ["easy"]])
 def test_a_rule_that_returns_neither_none_nor_a_reason_is_named(returned):
     with pytest.raises(TypeError, match=r"`group_filter` returned .*: it must return `None`"):
