@@ -132,13 +132,14 @@ def stand_ins(model: str):
     module = trl.generation.vllm_generation
     clients = []
 
-    def client(**settings):
-        clients.append(StandIn(model))
-        return clients[-1]
+    class Client(StandIn):
+        def __init__(self, **settings):
+            super().__init__(model)
+            clients.append(self)
 
     replaced = {
         "is_vllm_available": lambda *args, **kwargs: True,
-        "VLLMClient": client,
+        "VLLMClient": Client,
         "LLM": SleepingEngine,
         "SamplingParams": lambda **settings: settings,
         "StructuredOutputsParams": lambda **settings: settings,

@@ -163,6 +163,7 @@ SWAPPED = (
     ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "LLM"),
     ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "VLLMClient"),
     ("trl.generation.vllm_generation", "VLLMGeneration._init_vllm", "is_vllm_available"),
+    ("trl.generation.vllm_client", "VLLMClient.check_server", "requests"),
 )
 
 # Methods of VLLMGeneration that are overridden, and those of its client, with the parameters they are called with.
@@ -173,6 +174,7 @@ VLLM_OVERRIDES = {
     "generate": ("self", "prompts", "images", "num_generations", "profiler"),
 }
 CLIENT_OVERRIDES = {
+    "check_server": ("self", "total_timeout", "retry_interval"),  # asked first of all; the session is there
     "init_communicator": ("self", "device"),
     "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
 }

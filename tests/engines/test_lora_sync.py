@@ -17,7 +17,6 @@ from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from trl_dapo.engines.lora_adapters import changed_weight, max_lora_rank, why_not_served
-from trl_dapo.engines.lora_client import AdapterClient
 from trl_dapo.engines.lora_sync import AdapterGeneration, syncing_adapters
 
 
@@ -194,22 +193,7 @@ def test_the_setting_is_checked_and_needs_vllm(tmp_path):
         tiny_config(tmp_path, vllm_lora_sync="adapter")
 
 
-def test_a_server_that_hangs_on_an_adapter_is_given_up_after_the_time_of_a_request(monkeypatch, tmp_path):
-    """It is asked past the session, whose timeout the trainer sets."""
-    asked = []
-
-    class Client(AdapterClient, SimpleNamespace):
-        base_url, request_seconds = "http://gpu-7:8000", 7.0
-
-    def post(url, **kwargs):
-        asked.append((url, kwargs["timeout"]))
-        raise TimeoutError
-
-    monkeypatch.setitem(sys.modules, "requests", SimpleNamespace(post=post))
-    monkeypatch.setattr("trl_dapo.engines.lora_client.atexit.register", lambda function: None)
-    with pytest.raises(TimeoutError):
-        Client().serve_adapter("policy", tmp_path)
-    assert asked == [("http://gpu-7:8000/v1/load_lora_adapter", 7.0)]
+def test_the_engines_requests_may_take_as_long_as_those_of_the_settings(tmp_path):
     with syncing_adapters(tiny_config(tmp_path, ddp_timeout=100)):
         assert grpo_trainer.VLLMGeneration.keywords["request_seconds"] == 90
 

@@ -8,22 +8,21 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-
-if TYPE_CHECKING:
-    from trl.generation.vllm_client import VLLMClient as ClientBase
-else:
-    ClientBase = object  # TRL's client, once this is mixed into its class
+from .server import BoundClient, ServerFault
 
 
-class AdapterRefused(Exception):
+UNLOAD_SECONDS = 5  # that a server may take to forget an adapter
+
+
+class AdapterRefused(ServerFault):
     """The server's answer to an adapter that it could not load, with what to do about it."""
 
 
-class AdapterClient(ClientBase):
+class AdapterClient(BoundClient):
     """
     What a [`~trl.generation.vllm_client.VLLMClient`] needs beside it to ask for an adapter: mixed into its class.
 
@@ -31,14 +30,25 @@ class AdapterClient(ClientBase):
     names it any more, so that a rollout in flight ends with the adapter it began with.
     """
 
-    request_seconds: float | None = None  # that the server may take to load an adapter, or to say how it was started
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._in_flight: Counter[str | None] = Counter()  # requests that name an adapter
         self._adapters: dict[str, Path] = {}  # on the server, by name
         self._lock = threading.Lock()
         super().__init__(*args, **kwargs)
         atexit.register(self._leave)
+
+    @property
+    def _load_url(self) -> str:
+        return f"{self.base_url}/v1/load_lora_adapter"
+
+    def check_server(self, *args: Any, **kwargs: Any) -> None:
+        from .http_session import TimedAdapter  # its packages come with vLLM
+
+        super().check_server(*args, **kwargs)
+        # An error is tried again as any other, but its text is wanted.
+        adapter = TimedAdapter(self.session.get_adapter(self._load_url), self.request_seconds)
+        adapter.max_retries.raise_on_status = False
+        self.session.mount(self._load_url, adapter)
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """Joins no group: an adapter needs none."""
@@ -49,8 +59,7 @@ class AdapterClient(ClientBase):
 
     def server_config(self) -> dict:
         """What the server was started with."""
-        url = f"{self.base_url}/server_info"
-        response = self.session.get(url, params={"config_format": "json"}, timeout=self.request_seconds)
+        response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
         if response.status_code == 404:
             raise RuntimeError(
                 f"The vLLM server at {self.base_url} does not say how it was started. Restart it with "
@@ -61,23 +70,19 @@ class AdapterClient(ClientBase):
 
     def serve_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter and asks for it from now on."""
-        import requests  # comes with vLLM
-
-        # Not through the session, which would try again what the server answered with an error, and then lose it.
-        url = f"{self.base_url}/v1/load_lora_adapter"
-        response = requests.post(url, json={"lora_name": name, "lora_path": str(path)}, timeout=self.request_seconds)
+        response = self.session.post(self._load_url, json={"lora_name": name, "lora_path": str(path)})
         if response.status_code == 404 and name not in response.text:
             raise AdapterRefused(
-                f"the vLLM server at {self.base_url} loads no adapters while it runs. Restart it with "
-                "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment"
+                "loads no adapters while it runs. Restart it with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its "
+                "environment"
             )
         if response.status_code == 404:
             raise AdapterRefused(
-                f"the vLLM server at {self.base_url} cannot read the adapter in {path}. Set an `output_dir` that both "
-                "see under one path"
+                f"cannot read the adapter in {path}. Set an `output_dir` that both see under one path"
             )
-        if response.status_code != 200:
-            raise AdapterRefused(f"the vLLM server at {self.base_url} does not take the adapter: {response.text}")
+        # Loaded already: by a request whose answer was lost, and which was sent again.
+        if response.status_code != 200 and "already been loaded" not in response.text:
+            raise AdapterRefused(f"does not take the adapter: {response.text}")
         with self._lock:
             self._adapters[name] = path
             self.model = name
@@ -88,11 +93,12 @@ class AdapterClient(ClientBase):
         with self._lock:
             self._in_flight[named] += 1
         try:
-            return super()._post(url, **kwargs)
+            answer = super()._post(url, **kwargs)
         finally:
             with self._lock:
                 self._in_flight[named] -= 1
-            self._unload_unnamed()
+        self._unload_unnamed()  # not after an error: the server may hang
+        return answer
 
     def _unload_unnamed(self) -> None:
         """Unloads every adapter but the present one that no request in flight names."""
@@ -100,13 +106,25 @@ class AdapterClient(ClientBase):
             idle = [name for name in self._adapters if name != self.model and not self._in_flight[name]]
             paths = [self._adapters.pop(name) for name in idle]
         for name, path in zip(idle, paths, strict=True):
-            self._unload(name, path)
+            try:
+                self._unload(name, path)
+            except OSError:  # to be asked again
+                with self._lock:
+                    self._adapters[name] = path
+
+    def clear(self, root: Path) -> None:
+        """Forgets the adapters of a folder, which a run that was killed left behind, there and on the server."""
+        for model in self.session.get(f"{self.base_url}/v1/models").json()["data"]:
+            if Path(model.get("root") or "").parent == root:
+                self._unload(model["id"], root / model["id"])
+        shutil.rmtree(root, ignore_errors=True)
 
     def _unload(self, name: str, path: Path) -> None:
-        import requests
+        import requests  # comes with vLLM
 
         # A server that was started again has forgotten it, which is as well.
-        requests.post(f"{self.base_url}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60)
+        url = f"{self.base_url}/v1/unload_lora_adapter"
+        requests.post(url, json={"lora_name": name}, timeout=UNLOAD_SECONDS)
         shutil.rmtree(path, ignore_errors=True)
 
     def _leave(self) -> None:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +33,7 @@ from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
 from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
 from .lora_client import AdapterClient, AdapterRefused
+from .server import BoundClient
 from .swap import swapped
 
 
@@ -107,8 +108,10 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             with swapped(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
                 super()._init_vllm()
         else:
-            self._merge_because(why)
-            super()._init_vllm()
+            self._refuse_merging(why)
+            with self._asking_by(BoundClient):
+                super()._init_vllm()
+            self._say_merged(why)
         if self.serves_adapter:
             self.accelerator.print(
                 f"vLLM keeps the base, and is handed the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a "
@@ -129,22 +132,23 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         return None
 
-    def _merge_because(self, why: str) -> None:
-        """Lets TRL merge, and says so where an adapter would have been expected to travel; or refuses."""
+    def _refuse_merging(self, why: str) -> None:
+        """Refuses to merge where an adapter was asked for, or where merged weights cannot travel."""
         if self.lora_sync == "adapter":
             raise ValueError(
                 f"`vllm_lora_sync='adapter'` cannot be honoured, because {why}. Change that, or leave it `None` for "
                 "merged weights."
             )
-        if not is_peft_model(self.model):
-            return
-        if is_quantized(self.model):
+        if is_peft_model(self.model) and is_quantized(self.model):
             raise ValueError(
                 "Weights merged into a quantized base cannot be handed to vLLM, and the adapter of a quantized model "
                 f"cannot travel by itself, because {why}. Or load the model without quantization, or set "
                 "`use_vllm=False`."
             )
-        if self.lora_sync is None and self.accelerator.is_main_process:
+
+    def _say_merged(self, why: str) -> None:
+        """Said where an adapter would have been expected to travel."""
+        if is_peft_model(self.model) and self.lora_sync is None and self.accelerator.is_main_process:
             logger.warning(f"At every sync the adapter is merged and vLLM is handed all weights, because {why}.")
 
     # ---- In this process ----
@@ -191,18 +195,32 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _connect(self) -> str | None:
         """Connects to the server, and takes it into the group of TRL's weight sync only if weights must be merged."""
-        settings = {"request_seconds": self._request_seconds}
-        client = type("AdapterClient", (AdapterClient, vllm_generation.VLLMClient), settings)
-        with swapped(vllm_generation, VLLMClient=client):
+        with self._asking_by(AdapterClient):
             super()._init_vllm()
         why, self._adapter_dtype = on_main_process(self._ask_server)
         if why is None:
             why = on_main_process(self._why_refused, self._gather_adapter())
         self.serves_adapter = why is None
         if why is not None:
-            self._merge_because(why)
-            on_main_process(lambda: self.vllm_client.join_group(self.accelerator.device))
+            self._refuse_merging(why)
+            on_main_process(self._join_group, why)
+            self._say_merged(why)
         return why
+
+    def _asking_by(self, client: type) -> AbstractContextManager[None]:
+        """For the time of TRL's construction, the client that it makes is also one of ours."""
+        if self.mode != "server":
+            return nullcontext()
+        made = type(client.__name__, (client, vllm_generation.VLLMClient), {"request_seconds": self._request_seconds})
+        return swapped(vllm_generation, VLLMClient=made)
+
+    def _join_group(self, why: str) -> None:
+        try:
+            self.vllm_client.join_group(self.accelerator.device)
+        except Exception as error:
+            raise RuntimeError(
+                f"The adapter cannot travel by itself, because {why}; and the server takes no merged weights: {error}"
+            ) from error
 
     def _ask_server(self) -> tuple[str | None, torch.dtype | None]:
         """What keeps the server from serving the adapter, and the dtype that it would serve it in."""
@@ -230,12 +248,12 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _why_refused(self, state_dict: dict[str, torch.Tensor]) -> str | None:
         """Hands the server the adapter as it is, in a folder that it may not see."""
-        shutil.rmtree(self._adapter_root, ignore_errors=True)  # of a run that was killed
+        self.vllm_client.clear(self._adapter_root)
         try:
             self._serve(state_dict)
         except AdapterRefused as error:
             shutil.rmtree(self._adapter_root)
-            return str(error)
+            return f"the vLLM server at {self.vllm_client.base_url} {error}"
         return None
 
     def _serve(self, state_dict: dict[str, torch.Tensor]) -> None:

@@ -43,7 +43,7 @@ from ..sampling.sampler import Sampler
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
 from .ahead import RoundAhead
-from .server import bound_requests, check_logprobs, describing_loss
+from .server import check_logprobs, describing_loss
 from .swap import swapped
 
 
@@ -226,10 +226,8 @@ class EngineSeam(RecordReplay):
 
     def _open_engine(self, sampler: Sampler | None, stopwatch: Stopwatch) -> None:
         """Makes what samples ahead: evaluation batches, and with a server a round of the next rollout."""
-        client = None
-        if self._asks_a_server and self.accelerator.is_main_process:
-            client = self.vllm_generation.vllm_client
-            bound_requests(client, self.args.vllm_request_seconds)
+        asks = self._asks_a_server and self.accelerator.is_main_process
+        client = self.vllm_generation.vllm_client if asks else None
         if self.args.rollouts_ahead:
             with self._describing_loss():
                 on_main_process(check_logprobs, client)

@@ -1,21 +1,78 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's server: requests that end, and what is said when it is lost."""
+"""vLLM's server: requests that end, answers that can be trained on, and what is said when it is lost."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from trl.generation import vllm_client
 
 from ..config import DAPOConfig
 from ..run.checkpoint import last_complete_checkpoint, output_folder
+from .swap import swapped
 
 
-def bound_requests(client: Any, seconds: float) -> None:
-    """Gives requests of TRL's client a timeout, which they have not, and an end when its session is closed."""
-    for prefix, adapter in list(client.session.adapters.items()):
-        from .http_session import TimedAdapter  # its packages come with vLLM
+if TYPE_CHECKING:
+    from trl.generation.vllm_client import VLLMClient as ClientBase
+else:
+    ClientBase = object  # TRL's client, once this is mixed into its class
 
-        client.session.mount(prefix, TimedAdapter(adapter, seconds))
+HEALTH_SECONDS = 10  # that a server may take to say that it is up, each time that it is asked
+IMPOSSIBLE = -9999.0  # vLLM's word for the logarithm of 0
+
+
+class ServerFault(Exception):
+    """What a server did that ends a run, as a predicate."""
+
+
+class BoundClient(ClientBase):
+    """Mixed into the class of TRL's client: requests end, from the first on, and answers are looked at."""
+
+    request_seconds: float  # that the server may take to answer
+
+    def check_server(self, *args: Any, **kwargs: Any) -> None:
+        """Asked first of all. TRL's requests have no timeout, and here it makes them past its session."""
+        import requests  # comes with vLLM
+
+        from .http_session import TimedAdapter
+
+        for prefix, adapter in list(self.session.adapters.items()):
+            self.session.mount(prefix, TimedAdapter(adapter, self.request_seconds))
+        get = partial(requests.get, timeout=min(HEALTH_SECONDS, self.request_seconds))
+        with swapped(vllm_client, requests=SimpleNamespace(get=get, exceptions=requests.exceptions)):
+            super().check_server(*args, **kwargs)
+
+    def _post(self, url: str, **kwargs: Any) -> dict:
+        if not url.endswith("/v1/completions"):
+            return super()._post(url, **kwargs)
+        try:
+            answer = super()._post(url, **kwargs)
+        except ValueError as error:
+            raise ServerFault(f"answered what is no JSON ({error})") from error
+        except Exception as error:
+            if type(error) is not Exception:  # which TRL raises for an answer other than 200
+                raise
+            raise ServerFault(f"did not take a request ({error})") from error
+        if (wrong := _what_is_wrong(answer, kwargs["json"])) is not None:
+            raise ServerFault(wrong)
+        return answer
+
+
+def _what_is_wrong(answer: Any, asked: dict) -> str | None:
+    """Why an answer cannot be trained on, as a predicate. TRL takes it as it is."""
+    choices, number = answer.get("choices") if isinstance(answer, dict) else None, asked["n"] * len(asked["prompt"])
+    if not isinstance(choices, list) or len(choices) != number:
+        return f"answered {len(choices or ())} completions where {number} were asked for"
+    for choice in choices:
+        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        if not ids or len(logprobs or ids) != len(ids):
+            return f"answered {len(ids or ())} tokens with {len(logprobs or ())} log-probabilities"
+        if (lowest := min((value for value in logprobs or () if value is not None), default=0.0)) <= IMPOSSIBLE:
+            return f"gave a token that it sampled the log-probability {lowest:g}"
+    return None
 
 
 def check_logprobs(client: Any) -> None:
@@ -33,13 +90,15 @@ def describing_loss(args: DAPOConfig) -> Iterator[None]:
     """Says which server was lost and how to go on: TRL's client retries, and then raises what its socket says."""
     try:
         yield
-    except _connection_errors() as error:
+    except _faults() as error:
         url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         folder = output_folder(args)
         checkpoint = last_complete_checkpoint(folder)
         how = f"resume from {checkpoint}" if checkpoint else f"start over: {folder} holds no checkpoint"
         what = f"is gone ({error}). Start it again and"
-        if type(error).__name__ == "ReadTimeout":  # of requests
+        if isinstance(error, ServerFault):
+            what = f"{error}. Its log says more. To go on,"
+        elif type(error).__name__ == "ReadTimeout":  # of requests
             what = (
                 f"has not answered for {args.vllm_request_seconds:g} s. If it hangs, start it again; if it needs "
                 "longer, raise `vllm_request_timeout`. Then"
@@ -47,10 +106,10 @@ def describing_loss(args: DAPOConfig) -> Iterator[None]:
         raise RuntimeError(f"The vLLM server at {url} {what} {how}.") from error
 
 
-def _connection_errors() -> tuple[type[Exception], ...]:
+def _faults() -> tuple[type[Exception], ...]:
     """What says that a server cannot be reached; not every error of the system says so."""
     try:
         from requests.exceptions import RequestException  # the client's, which comes with vLLM
     except ImportError:
-        return ConnectionError, TimeoutError
-    return ConnectionError, TimeoutError, RequestException
+        return ServerFault, ConnectionError, TimeoutError
+    return ServerFault, ConnectionError, TimeoutError, RequestException

@@ -27,7 +27,7 @@ def apply_group_filter(
     for start in range(0, len(rows), num_generations):
         group = slice(start, start + num_generations)
         columns = rewards_BF[group].T.tolist()
-        reason = group_filter(dict(zip(reward_names, columns, strict=True)), copy.deepcopy(rows[group]))
+        reason = group_filter(dict(zip(reward_names, columns, strict=True)), copy.deepcopy(list(rows[group])))
         if not (reason is None or (isinstance(reason, str) and reason)):
             raise TypeError(
                 f"`group_filter` returned {reason!r}: it must return `None` for a group that trains, or the reason to "
