@@ -82,9 +82,9 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
     for batch in dataset.select_columns("prompt").with_format("arrow").iter(10_000):
         prompts = batch["prompt"].combine_chunks()
         is_bad = prompts.is_null()
-        if pa.types.is_list(prompts.type):
+        if pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type):
             is_bad = pc.or_kleene(is_bad, pc.equal(pc.list_value_length(prompts), 0))
-        elif pa.types.is_string(prompts.type) and not may_be_empty:
+        elif not may_be_empty and (pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)):
             is_bad = pc.or_kleene(is_bad, pc.equal(prompts, ""))
         if (row := pc.index(is_bad, True).as_py()) >= 0:
             raise ValueError(

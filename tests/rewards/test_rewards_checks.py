@@ -164,6 +164,13 @@ def test_the_column_to_rename_is_one_that_exists_and_is_not_read_already():
         check_reward_columns([reward], ["reward"], ["prompt", "solution"])
 
 
+@pytest.mark.parametrize("name", ["prompts", "completions"])
+def test_a_column_named_as_what_trl_passes_itself_is_refused_with_another_name(name):
+    message = rf'`train_dataset` has the column `{name}`.*rename_column\("{name}", "given_{name}"\)'
+    with pytest.raises(ValueError, match=message):
+        check_reward_columns([lambda completions, **kwargs: []], ["any"], ["prompt", name])
+
+
 def test_what_the_columns_may_be_is_not_guessed():
     check_reward_columns([exact], ["exact"], None)
 

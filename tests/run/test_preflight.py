@@ -5,7 +5,7 @@
 import re
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, Features, IterableDataset, LargeList, Value
 from helpers import ScriptedTrainer, prompts, run_preflight, tiny_config
 
 from trl_dapo.run.preflight import SetupError, too_few_processes
@@ -200,6 +200,14 @@ def test_a_first_example_without_a_prompt_is_refused(tiny_model, tmp_path, row, 
     trainer = make_trainer(tiny_model, tmp_path, zeros, streamed, remove_unused_columns=False)
     with pytest.raises(SetupError, match=re.escape(message)):
         run_preflight(trainer)
+
+
+@pytest.mark.parametrize(("feature", "bad"), [(Value("large_string"), ""), (LargeList(Value("string")), [])], ids=str)
+def test_a_row_without_a_prompt_is_named_in_large_columns_too(tiny_model, tmp_path, feature, bad):
+    other = "2+2" if bad == "" else ["2+2"]
+    dataset = Dataset.from_dict({"prompt": [other, bad]}, features=Features({"prompt": feature}))
+    with pytest.raises(ValueError, match=r"`train_dataset` has no prompt in row 1: it is"):
+        make_trainer(tiny_model, tmp_path, zeros, dataset)
 
 
 @pytest.mark.parametrize(

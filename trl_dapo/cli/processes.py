@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
@@ -27,6 +28,8 @@ def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_
         return error.returncode
     except ChildFailedError as error:
         return error.get_first_failure()[1].exitcode
+    except SignalException as error:  # Ctrl-C, which reaches the processes too, and what a scheduler sends
+        return 128 + error.sigval
     except KeyboardInterrupt:
         return 130
     return 0

@@ -156,7 +156,7 @@ def launch(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     # Here, so that a mistake in the recipe is told before the models are imported.
     from ..run.preflight import SetupError
-    from ..run.terminal import bars_on_terminals_only
+    from ..run.terminal import bars_on_terminals_only, wrapped_for
 
     try:
         with bars_on_terminals_only():
@@ -166,7 +166,9 @@ def launch(argv: Sequence[str] | None = None) -> int:
         status = MISTAKE
     except KeyboardInterrupt:
         if PartialState().is_main_process:
-            print(f"trl-dapo train: {describe_interruption(training_args.output_dir)}", file=sys.stderr)
+            line = f"trl-dapo train: {describe_interruption(training_args.output_dir)}"
+            # On a terminal `^C` stands where the cursor is.
+            print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, line), file=sys.stderr)
         status = INTERRUPTED
     # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
     # then asks for the interpreter's lock aborts the process, and with it a run that was complete.

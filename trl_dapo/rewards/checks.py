@@ -46,6 +46,11 @@ def check_reward_columns(
     """Refuses a reward function that TRL cannot call on a dataset's rows; `None` are columns that are not known."""
     if columns is None:
         return
+    if taken := [column for column in columns if column in ("prompts", "completions")]:
+        raise ValueError(
+            f"`{dataset}` has the column {_listed(taken)}, a name that TRL passes to reward functions itself. Rename "
+            f'it, as in `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
+        )
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
     given = {*PASSED_BY_TRL, *passed_on, *(["environments"] if has_environments else [])}
     for reward_func, name in zip(reward_funcs, names, strict=True):
