@@ -1,5 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import importlib.util
 import json
 import math
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from trl import GRPOConfig
 
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +23,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
 import cutting  # noqa: E402
 import drop_in  # noqa: E402
 import gpu  # noqa: E402
+import grpo_settings  # noqa: E402
 import ledger  # noqa: E402
 import lora_sync  # noqa: E402
 import memory_and_scale  # noqa: E402
@@ -31,12 +34,39 @@ import sampling_policies  # noqa: E402
 import task  # noqa: E402
 import time_to_accuracy  # noqa: E402
 
+from trl_dapo import DAPOConfig  # noqa: E402
 from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 from trl_dapo.run.ledger import read_ledger  # noqa: E402
 from trl_dapo.sampling.round_size import AcceptanceRate  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
+
+
+# ---- grpo_settings ----
+
+
+def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert grpo_settings.CASES.keys() | grpo_settings.ELSEWHERE.keys() == fields
+    assert not grpo_settings.CASES.keys() & grpo_settings.ELSEWHERE.keys()
+    for field, cases in grpo_settings.CASES.items():
+        assert all(field in settings for settings in cases), field
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"beta": -1.0}], ids=str)
+def test_a_setting_that_both_trainers_honour_or_refuse_is_the_same(settings):
+    assert grpo_settings.compare(settings) is None
+
+
+def test_a_setting_that_one_trainer_ignores_is_told_with_both_figures(monkeypatch):
+    class Ignores(DAPOConfig):
+        def __post_init__(self):
+            self.learning_rate = 1e-3
+            super().__post_init__()
+
+    monkeypatch.setattr(grpo_settings, "DAPOConfig", Ignores)
+    assert grpo_settings.compare({}) == "learning_rate of step 1: 0.01, and 0.001"
 
 
 # ---- time_to_accuracy ----
