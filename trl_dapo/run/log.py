@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from ..settings.secrets import without_secrets
 from .checkpoint import output_folder
 from .files import keep_earlier, replacing
 
@@ -76,7 +77,7 @@ def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:
             default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
         default = worked_out.get(name, default)
         if name in values and name not in not_set and values[name] != default:
-            changed[name] = {"value": values[name], "default": default}
+            changed[name] = {"value": without_secrets(values[name], name), "default": default}
     return changed
 
 
