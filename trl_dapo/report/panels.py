@@ -29,14 +29,13 @@ class Panel:
         if self is OUTCOMES:
             return _shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
-        found = {}
-        for pattern, label in self.metrics.items():
-            for metric in logged:
-                if re.fullmatch(pattern, metric):
-                    points = series(log_history, metric)
-                    if points[0]:
-                        found[label] = points
-        return found
+        drawn = [
+            (label, series(log_history, metric))
+            for pattern, label in self.metrics.items()
+            for metric in logged
+            if re.fullmatch(pattern, metric)
+        ]
+        return {label: points for label, points in drawn if points[0]}
 
 
 REWARD = Panel(
