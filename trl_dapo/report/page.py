@@ -25,6 +25,7 @@ from .runs import Run, is_number, load_runs, series
 PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
+SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
 
 
@@ -81,7 +82,6 @@ def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
-    left_out = [panel.title for panel in PANELS if panel not in shown]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
@@ -90,7 +90,7 @@ def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
         settings=_settings(runs),
         outcomes=_outcomes(runs),
         evaluated=[_evaluated(run.log_history) for run in runs],
-        left_out=left_out,
+        left_out=[panel.title for panel in PANELS if panel not in shown],
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
 
@@ -166,10 +166,10 @@ def _outcomes(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
 def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
     """The evaluations during training in order of time: names of the scores, and steps with their values."""
     scored = [
-        (entry["step"], {name: value for name, value in entry.items() if _is_score(name) and is_number(value)})
+        (entry["step"], values)
         for entry in log_history
+        if (values := {name: value for name, value in entry.items() if SCORE.fullmatch(name) and is_number(value)})
     ]
-    scored = [(step, values) for step, values in scored if values]
     if not scored:
         return None
     names = list(dict.fromkeys(name for _, values in scored for name in values))
@@ -181,10 +181,6 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
         "rows": [(scored[i][0], [scored[i][1].get(name) for name in names]) for i in chosen],
         "num_left_out": len(scored) - len(chosen),
     }
-
-
-def _is_score(name: str) -> bool:
-    return re.fullmatch(r"eval_(\S+_)?(avg|pass|maj)@\d+", name) is not None
 
 
 # ---- Pictures ----
@@ -259,13 +255,11 @@ def _by_function(log_history: list[dict]) -> dict[str, Points]:
 def _visible(text: Any) -> str:
     """Text in which every character that would not show, or would act on others, stands as its escape."""
     return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else _escape(char)
+        char
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs")
+        else char.encode("unicode_escape").decode()
         for char in str(text)
     )
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
 
 
 def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:
