@@ -4,7 +4,6 @@
 
 import json
 import os
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,11 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
         raise ValueError(
             f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
         )
-    base_problems, trained_problems = (
-        {(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries
-    )
-    _refuse_other_problems(base, trained, base_problems.keys(), trained_problems.keys())
-    keys = list(base_problems)
+    found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
+    _refuse_other_problems((base, trained), found)
+    keys = list(found[0])
     figures = []
-    for problems in (base_problems, trained_problems):
+    for problems in found:
         num_correct, num_completions, maj = (
             [problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")
         )
@@ -140,16 +137,11 @@ def _is_compared(problem: Any) -> bool:
     )
 
 
-def _refuse_other_problems(
-    base: str | os.PathLike,
-    trained: str | os.PathLike,
-    base_keys: Set[tuple[str, str]],
-    trained_keys: Set[tuple[str, str]],
-) -> None:
+def _refuse_other_problems(paths: tuple[str | os.PathLike, ...], found: list[dict[tuple[str, str], Any]]) -> None:
     parts = []
-    for path, only in ((base, base_keys - trained_keys), (trained, trained_keys - base_keys)):
-        if only:
-            ids = [id_ for _, id_ in sorted(only)]
+    for path, problems, others in zip(paths, found, found[::-1], strict=True):
+        if only := sorted(problems.keys() - others.keys()):
+            ids = [id_ for _, id_ in only]
             named = ", ".join(ids[:_NAMED_IDS]) + (", ..." if len(ids) > _NAMED_IDS else "")
             parts.append(f"{len(only)} only in `{path}` (ids {named})")
     if parts:
