@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from .journal import has_fields
 from .statistics import estimate_mean, problem_figures
 from .summary import JOURNAL_FILE, SUMMARY_FILE
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}
-_COMPARED: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
+# What is compared of a summary, of its settings and of its problems.
+_SUMMARY = {"settings": dict, "scorer": object, "problems": list}
+_SETTINGS = {"model": object, "k": int}
+_PROBLEM: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
 _NAMED_IDS = 3
 
 
@@ -118,22 +122,11 @@ def _load_summary(path: Path) -> dict[str, Any]:
 
 def _is_summary(summary: Any) -> bool:
     """Whether it holds what is compared."""
-    if not (isinstance(summary, dict) and {"settings", "scorer", "problems"} <= summary.keys()):
-        return False
-    settings, problems = summary["settings"], summary["problems"]
     return (
-        isinstance(settings, dict)
-        and "model" in settings
-        and isinstance(settings.get("k"), int)
-        and isinstance(problems, list)
-        and len(problems) > 0
-        and all(map(_is_compared, problems))
-    )
-
-
-def _is_compared(problem: Any) -> bool:
-    return isinstance(problem, dict) and all(
-        isinstance(problem.get(name), expected) for name, expected in _COMPARED.items()
+        has_fields(summary, _SUMMARY)
+        and has_fields(summary["settings"], _SETTINGS)
+        and len(summary["problems"]) > 0
+        and all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
     )
 
 

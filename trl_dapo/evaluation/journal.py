@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from .jobs import Completion
 
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
+_HEADER: dict[str, Any] = {"settings": dict}
+_COMPLETION = {"problem": str, "index": int, "text": str, "length": (int, type(None)), "truncated": bool}
+
+
+def has_fields(entry: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether what was read is an object with these fields, each of its type."""
+    return isinstance(entry, dict) and all(
+        name in entry and isinstance(entry[name], expected) for name, expected in fields.items()
+    )
 
 
 class Journal:
@@ -92,7 +102,7 @@ class Journal:
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
-            if isinstance(entry, dict) and (_is_header(entry) if number == 1 else _is_completion(entry)):
+            if has_fields(entry, _HEADER if number == 1 else _COMPLETION):
                 return entry
         except (ValueError, RecursionError):
             pass
@@ -113,17 +123,3 @@ class Journal:
                 f"`{self.path}` holds completions of other settings: {'; '.join(differences)}. Use another "
                 "`output_dir`, or delete that file to start over."
             )
-
-
-def _is_header(entry: dict[str, Any]) -> bool:
-    return isinstance(entry.get("settings"), dict)
-
-
-def _is_completion(entry: dict[str, Any]) -> bool:
-    return (
-        isinstance(entry.get("problem"), str)
-        and isinstance(entry.get("index"), int)
-        and isinstance(entry.get("text"), str)
-        and isinstance(entry.get("length", ""), (int, type(None)))
-        and isinstance(entry.get("truncated"), bool)
-    )
