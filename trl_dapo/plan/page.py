@@ -56,12 +56,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    """
-    Runs `trl-dapo plan`.
-
-    Returns:
-        `int`: 0 where the run fits, 1 where it does not, 2 after a mistake, told in one line.
-    """
+    """Runs `trl-dapo plan`: 0 where the run fits, 1 where it does not, 2 after a mistake, told in one line."""
     try:
         lengths = None if args.lengths is None else _read_lengths(args.lengths)
         planned = plan(args.config, args.gpus, lengths, args.acceptance, args.accelerate_config, overrides)

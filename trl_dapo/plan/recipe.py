@@ -5,9 +5,10 @@
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,10 +69,6 @@ class Recipe:
     def asks_a_server(self) -> bool:
         """Whether vLLM's server samples."""
         return self.settings.use_vllm and self.settings.vllm_mode == "server"
-
-    def changed(self, **fields: Any) -> "Recipe":
-        """The recipe with other settings."""
-        return replace(self, settings=SimpleNamespace(**{**vars(self.settings), **fields}))
 
 
 @cache
@@ -166,7 +163,7 @@ def _check(settings: SimpleNamespace) -> None:
 def read_header(path: str | Path) -> dict[str, str]:
     """The fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
-    comment = "\n".join(line for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))])
+    comment = "\n".join(takewhile(lambda line: line.startswith("#"), lines))
     fields = re.split(r"^# ([A-Z][a-z ]+): +", comment, flags=re.MULTILINE)[1:]
     return {name: re.sub(r"\n# *", " ", text) for name, text in zip(fields[::2], fields[1::2], strict=True)}
 
