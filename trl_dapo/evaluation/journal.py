@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def has_fields(entry: Any, fields: Mapping[str, Any]) -> bool:
     )
 
 
-class Journal:
+class Journal(AbstractContextManager):
     """Opens or starts a journal. Raises `ValueError` if it is another's, `BlockingIOError` if it is open."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -66,9 +67,6 @@ class Journal:
         with self._lock:
             self._sync()
             self._file.close()
-
-    def __enter__(self) -> "Journal":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

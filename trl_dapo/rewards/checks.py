@@ -201,9 +201,8 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 def _is_reward(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex()
-    if value is None or isinstance(value, (numbers.Real, Decimal)):
-        return True
-    return isinstance(value, np.bool_)  # the one number of numpy's that is none of Python's
+    # numpy's bool is the one number of its own that is none of Python's.
+    return value is None or isinstance(value, (numbers.Real, Decimal, np.bool_))
 
 
 def _listed(names: Iterable[str]) -> str:
