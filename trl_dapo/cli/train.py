@@ -284,10 +284,11 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
 
 def tiny_model(training_args: DAPOConfig) -> str:
     """The path of a random model of about 0.1 M parameters, made in `output_dir/tiny_model`."""
-    from .tiny import save_tiny_model
+    from . import tiny
 
     path = Path(output_folder(training_args)) / "tiny_model"
     with PartialState().local_main_process_first():
         if not (path / "config.json").exists():
-            save_tiny_model(path, seed=training_args.seed)
+            tokenizer = tiny.build_tokenizer()
+            tiny.save(tiny.build_model(tokenizer, training_args.seed), tokenizer, path)
     return str(path)
