@@ -4,6 +4,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -159,13 +160,7 @@ class Cutter:
         may_exchange = self._may_exchange(facts)
         if self.budget is None:
             return plan_window(facts.lengths, num_steps, may_exchange, self.multiple_of)
-        num_rows = len(facts.lengths[0])
-        trains = [
-            rank * num_rows + row
-            for rank, num_tokens in enumerate(facts.num_tokens)
-            for row in range(num_rows)
-            if num_tokens[row]
-        ]
+        trains = [row for row, num in enumerate(chain.from_iterable(facts.num_tokens)) if num]
         lengths = [
             [row for row, num in zip(*rank, strict=True) if num]
             for rank in zip(facts.lengths, facts.num_tokens, strict=True)
