@@ -18,11 +18,11 @@ from transformers import (
 
 from trl_dapo.models import ModelShape, attention_cost_of
 from trl_dapo.update.microbatches import (
+    Rows,
     cut,
     fewest_microbatches,
     plan_window,
     plan_window_within_budget,
-    waited_cost,
 )
 from trl_dapo.update.rows import padded_cost, widths
 
@@ -59,7 +59,7 @@ def real_over_waited(num_rows, num_ranks, in_step, budget):
     for seed in range(5):
         lengths = long_tail(num_rows, seed)
         plan = plan_window_within_budget(over_ranks(lengths, num_ranks), budget, in_step)
-        shares.append(sum(map(sum, lengths)) / waited_cost(lengths, plan, in_step))
+        shares.append(sum(map(sum, lengths)) / Rows(lengths).waited_cost(plan, in_step))
     return sum(shares) / len(shares)
 
 
@@ -223,9 +223,9 @@ def test_ranks_that_wait_once_get_equal_sums():
     lengths = [(10, 50), (10, 40), (10, 40), (10, 30)]
     plan = plan_window_within_budget([lengths[:2], lengths[2:]], budget=60, in_step=False)
     assert plan == [[[0], [3]], [[1], [2]]]
-    assert waited_cost(lengths, plan, in_step=False) == 200
+    assert Rows(lengths).waited_cost(plan, in_step=False) == 200
     # In step a rank with 50 waits beside 60, and one with 40 beside 50: 2 x (60 + 50).
-    assert waited_cost(lengths, plan, in_step=True) == 220
+    assert Rows(lengths).waited_cost(plan, in_step=True) == 220
 
 
 @pytest.mark.parametrize("in_step", [True, False])
@@ -238,7 +238,7 @@ def test_ranks_wait_less_where_attention_counts(in_step):
             plan_window_within_budget(over_ranks(lengths, 8), 9216, in_step, attention=known)
             for known in (0.0, attention)
         ]
-        blind, seeing = (waited_cost(lengths, plan, in_step, attention=attention) for plan in plans)
+        blind, seeing = (Rows(lengths, attention=attention).waited_cost(plan, in_step) for plan in plans)
         saved.append(1 - seeing / blind)
     assert sum(saved) / len(saved) > 0.03
 

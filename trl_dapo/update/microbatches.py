@@ -47,7 +47,7 @@ def fewest_microbatches(
     Fewest micro-batches for rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at most
     is padding. `lengths` has prompt and completion length of each row; columns are multiples of `multiple_of`.
     """
-    return _Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
+    return Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
 
 
 def cut(
@@ -68,7 +68,7 @@ def cut(
     Returns the row numbers of each micro-batch, the costliest first; where there are fewer rows the last are empty.
     The budget is kept by any number from [`fewest_microbatches`] on.
     """
-    return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
+    return Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
 
 def plan_window(
@@ -127,31 +127,24 @@ def _pools(
     can_exchange: bool,
     multiple_of: int | None,
     attention: float,
-) -> tuple["_Rows", list[range], int]:
+) -> tuple["Rows", list[range], int]:
     """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
-    rows = _Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
+    rows = Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
     stops = list(accumulate(map(len, lengths)))
     if can_exchange:
         return rows, [range(stops[-1])], len(lengths)
     return rows, [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
 
 
-def waited_cost(
-    lengths: Sequence[tuple[int, int]],
-    plan: Sequence[Sequence[Sequence[int]]],
-    in_step: bool,
-    multiple_of: int | None = None,
-    attention: float = 0.0,
-) -> float:
-    """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
-    return _Rows(lengths, None, multiple_of, attention).waited_cost(plan, in_step)
-
-
-class _Rows:
+class Rows:
     """Rows by number, what a micro-batch of them costs, and how they are cut."""
 
     def __init__(
-        self, lengths: Sequence[tuple[int, int]], budget: int | None, multiple_of: int | None, attention: float
+        self,
+        lengths: Sequence[tuple[int, int]],
+        budget: int | None = None,
+        multiple_of: int | None = None,
+        attention: float = 0.0,
     ) -> None:
         if budget is not None and budget < 1:
             raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
@@ -173,6 +166,7 @@ class _Rows:
         return sum(self._cost(1, sum(self.widths[row])) for row in pool)
 
     def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
+        """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
         costs = [list(map(self.cost, rank)) for rank in plan]
         slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
         return len(plan) * slowest
