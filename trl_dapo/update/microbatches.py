@@ -40,16 +40,6 @@ LEAST_GAIN = 0.01
 GATHER_COST = 1000.0
 
 
-def fewest_microbatches(
-    lengths: Sequence[tuple[int, int]], budget: int, multiple_of: int | None = None, attention: float = 0.0
-) -> int:
-    """
-    Fewest micro-batches for rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at most
-    is padding. `lengths` has prompt and completion length of each row; columns are multiples of `multiple_of`.
-    """
-    return Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
-
-
 def cut(
     lengths: Sequence[tuple[int, int]],
     num_microbatches: int,
@@ -66,7 +56,7 @@ def cut(
     cheaper in all.
 
     Returns the row numbers of each micro-batch, the costliest first; where there are fewer rows the last are empty.
-    The budget is kept by any number from [`fewest_microbatches`] on.
+    The budget is kept by any number from [`Rows.fewest`] on.
     """
     return Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
@@ -97,7 +87,7 @@ def plan_window_within_budget(
     """
     A plan within a budget of tokens, with the same number of micro-batches on each rank; a longer row goes alone.
 
-    Their number is that of [`fewest_microbatches`], or up to `MAX_GROWTH` times as many where that spares more padding
+    Their number is that of [`Rows.fewest`], or up to `MAX_GROWTH` times as many where that spares more padding
     and waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks.
     Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the costliest
     first, each to the rank with the least so far. A micro-batch is empty only where there are fewer rows than
@@ -137,7 +127,7 @@ def _pools(
 
 
 class Rows:
-    """Rows by number, what a micro-batch of them costs, and how they are cut."""
+    """Rows by number, what a micro-batch of them costs, and how they are cut; columns are multiples of a number."""
 
     def __init__(
         self,
@@ -208,8 +198,9 @@ class Rows:
             low, high = (low, cap) if changes(self.fill(order, cap)) else (cap, high)
         return low, high
 
-    def fewest(self, pool: Sequence[int]) -> int:
-        """Fewest micro-batches within the budget without too much padding."""
+    def fewest(self, pool: Sequence[int] | None = None) -> int:
+        """Fewest micro-batches within the budget, of whose cost about `MAX_PADDING_SHARE` at most is padding."""
+        pool = range(len(self.widths)) if pool is None else pool
         if not pool:
             return 1
         allowed = self.least_cost(pool) / (1 - MAX_PADDING_SHARE)

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ..ranks import exchange
 from .loss import weights_without_filler
-from .microbatches import cut, fewest_microbatches, plan_window, plan_window_within_budget
+from .microbatches import Rows, cut, plan_window, plan_window_within_budget
 from .rows import (
     clear_of_nan,
     index_rows,
@@ -143,7 +143,7 @@ class Cutter:
         if self.budget is None:
             return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.multiple_of)
         cost = self.budget, self.multiple_of, self.attention
-        num_passes = fewest_microbatches(lengths, *cost)
+        num_passes = Rows(lengths, *cost).fewest()
         if self.in_step:
             num_passes = int(self.accelerator.gather(self._tensor([num_passes])).max())
         return cut(lengths, num_passes, *cost)
