@@ -9,13 +9,7 @@ from collections.abc import Sequence
 
 from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
-from ..settings.arguments import (
-    OneLineParser,
-    check_output_dir,
-    check_train_arguments,
-    one_line,
-    split_launch_options,
-)
+from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import find_accelerate_config, find_recipe, list_recipes
 from ..version import __version__

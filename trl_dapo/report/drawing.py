@@ -84,11 +84,7 @@ def plot_panel(
 
 
 def plot_named(
-    panel: Panel,
-    by_name: Sequence[dict[str, Points]],
-    labels: Sequence[str],
-    title: str = "",
-    theme: str = "light",
+    panel: Panel, by_name: Sequence[dict[str, Points]], labels: Sequence[str], title: str = "", theme: str = "light"
 ) -> Figure:
     """A line for each reward function or source, the first 8, in a picture for each run that has any."""
 

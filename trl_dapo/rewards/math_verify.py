@@ -333,9 +333,7 @@ _default = MathVerifyReward()
 
 
 def math_verify_reward(
-    completions: Sequence[str | list[dict[str, Any]]],
-    solution: list[str | None],
-    **kwargs: Any,
+    completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
     [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
