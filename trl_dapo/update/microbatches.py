@@ -19,7 +19,7 @@ Everything is arithmetic on lengths that all ranks know, without chance: every r
 
 import heapq
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil, inf, sqrt
 
 from .rows import widths
@@ -72,7 +72,8 @@ def plan_window(
     numbered over all ranks in their order. Where rows may be exchanged, ranks have micro-batches of like cost at each
     micro-step.
     """
-    rows, pools, ranks_per_pool = _pools(lengths, None, can_exchange, multiple_of, 0.0)
+    pools, ranks_per_pool = _pools(lengths, can_exchange)
+    rows = Rows([*chain.from_iterable(lengths)], multiple_of=multiple_of)
     return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
 
 
@@ -93,7 +94,8 @@ def plan_window_within_budget(
     first, each to the rank with the least so far. A micro-batch is empty only where there are fewer rows than
     micro-batches.
     """
-    rows, pools, num_ranks = _pools(lengths, budget, can_exchange, multiple_of, attention)
+    pools, num_ranks = _pools(lengths, can_exchange)
+    rows = Rows([*chain.from_iterable(lengths)], budget, multiple_of, attention)
     fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
     most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
     least_cost = sum(map(rows.least_cost, pools))
@@ -111,19 +113,12 @@ def plan_window_within_budget(
     return best
 
 
-def _pools(
-    lengths: Sequence[Sequence[tuple[int, int]]],
-    budget: int | None,
-    can_exchange: bool,
-    multiple_of: int | None,
-    attention: float,
-) -> tuple["Rows", list[range], int]:
-    """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
-    rows = Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
+def _pools(lengths: Sequence[Sequence[tuple[int, int]]], can_exchange: bool) -> tuple[list[range], int]:
+    """The pools of rows, numbered over all ranks, that are cut, and how many ranks share a pool."""
     stops = list(accumulate(map(len, lengths)))
     if can_exchange:
-        return rows, [range(stops[-1])], len(lengths)
-    return rows, [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
+        return [range(stops[-1])], len(lengths)
+    return [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
 
 
 class Rows:
