@@ -149,6 +149,7 @@ def print_comparison(change: dict[str, Any], console: "Console | None" = None, i
     """Prints what [`compare`] returns; `in_brief` avg@k alone."""
     from rich.console import Console
     from rich.markup import escape
+    from rich.text import Text
 
     console = console or Console()
     k = change["k"]
@@ -182,19 +183,12 @@ def print_comparison(change: dict[str, Any], console: "Console | None" = None, i
         points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
         console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
-            line = f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}"
-            _print_in_a_line(console, line)
+            line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
+            # One line of a terminal, cut off at its end; in a file the whole of it.
+            is_cut = console.is_terminal
+            console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
-
-
-def _print_in_a_line(console: "Console", line: str) -> None:
-    """One line of a terminal, cut off at its end; in a file the whole of it."""
-    from rich.text import Text
-
-    console.print(
-        Text(line), no_wrap=True, overflow="ellipsis", crop=console.is_terminal, soft_wrap=not console.is_terminal
-    )
 
 
 def _table(*columns: str, left: Sequence[str] = ("source",)) -> "Table":

@@ -85,6 +85,9 @@ def describe(planned: Plan) -> str:
     if kept is not None:
         disk = f"{format_bytes(size)} a checkpoint, {format_bytes((kept + 1) * size)} while the oldest of {kept + 1} "
         disk += "is still there"
+    verdict = f"Does not fit: {'; '.join(planned.problems)}."
+    if planned.fits:
+        verdict = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
         f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
         *_wrapped(planned.batches.arithmetic),
@@ -97,7 +100,7 @@ def describe(planned: Plan) -> str:
         *(line for text in assumptions(planned) for line in _wrapped(text, "- ")),
         *_suggestions(planned),
         "",
-        *textwrap.wrap(verdict(planned), WIDTH),
+        *textwrap.wrap(verdict, WIDTH),
     ]
     return "\n".join(lines)
 
@@ -211,13 +214,6 @@ def assumptions(planned: Plan) -> list[str]:
     if settings.dynamic_sampling_memory:
         found.append("what `dynamic_sampling_memory` spares is not known beforehand, and left out")
     return found
-
-
-def verdict(planned: Plan) -> str:
-    """One sentence."""
-    if planned.fits:
-        return f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(planned.recipe.cluster.gpu.memory)}."
-    return f"Does not fit: {'; '.join(planned.problems)}."
 
 
 def _section(title: str) -> list[str]:

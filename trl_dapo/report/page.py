@@ -147,8 +147,8 @@ def _settings(runs: list[Run]) -> list[dict[str, Any]]:
             None if run.settings is None else _as_set(run.settings.get(name, {"value": default})["value"])
             for run in runs
         ]
-        known = [value for value in values if value is not None]
-        rows.append({"name": name, "default": _as_set(default), "values": values, "differs": len(set(known)) > 1})
+        differs = len({*values} - {None}) > 1
+        rows.append({"name": name, "default": _as_set(default), "values": values, "differs": differs})
     return sorted(rows, key=lambda row: not row["differs"])
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..evaluation import compare
+from ..evaluation.journal import has_fields
 from ..evaluation.summary import SUMMARY_FILE
 from ..run.checkpoint import last_complete_checkpoint
 from ..run.ledger import as_text, read_ledger
@@ -24,6 +25,7 @@ from .groups import GroupFigures, summarize_groups
 
 STATE_NAME = "trainer_state.json"
 NUM_SAMPLED_PROMPTS = 2  # of each table of completions
+SETTING = {"value": object, "default": object}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,11 +271,7 @@ def _read_settings(path: Path) -> dict[str, dict] | None:
     settings = _parse(path.read_bytes()) if path.exists() else None
     if not isinstance(settings, dict):
         return None
-    return {
-        name: setting
-        for name, setting in settings.items()
-        if isinstance(setting, dict) and {"value", "default"} <= setting.keys()
-    }
+    return {name: setting for name, setting in settings.items() if has_fields(setting, SETTING)}
 
 
 def _is_summary(summary: Any) -> bool:
