@@ -7,17 +7,18 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from ..settings.arguments import one_line
 from .comparison import compare
 from .run import ENGINES, evaluate
 from .scorers import SCORERS
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 
 _LISTED_PROBLEMS = 10
@@ -117,9 +118,6 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
 
 
 def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
     k = summary["settings"]["k"]
     metrics, bounds = [f"avg@{k}", f"pass@{k}", f"maj@{k}"], ("mean", "low", "high")
     table = _table("source", "problems", *metrics, "length", "cut off")
@@ -145,12 +143,8 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
-def print_comparison(change: dict[str, Any], console: "Console | None" = None, in_brief: bool = False) -> None:
+def print_comparison(change: dict[str, Any], console: Console | None = None, in_brief: bool = False) -> None:
     """Prints what [`compare`] returns; `in_brief` avg@k alone."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.text import Text
-
     console = console or Console()
     k = change["k"]
     table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
@@ -191,11 +185,8 @@ def print_comparison(change: dict[str, Any], console: "Console | None" = None, i
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
 
 
-def _table(*columns: str, left: Sequence[str] = ("source",)) -> "Table":
+def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
     """A table that fits 80 columns: a long source is broken, a number never."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for column in columns:
         is_left = column in left
