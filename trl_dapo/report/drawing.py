@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,10 +22,6 @@ from matplotlib.lines import Line2D
 
 from .panels import ACCEPTANCE, ENTROPY, LENGTH, ONE_RUN_EACH, OUTCOMES, PANELS, REWARD, Panel, Points
 from .runs import is_number
-
-
-if TYPE_CHECKING:
-    from matplotlib.typing import LineStyleType
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
@@ -57,7 +53,7 @@ TIMELINE_COLOURS = {
 TRAINER_LANE = ("update", "other", "sampling", "rewards")
 SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
 NUM_ROLLOUTS = 8  # in the timeline
-LINE_STYLES: tuple["LineStyleType", ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
+LINE_STYLES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))  # as matplotlib names them, or dashes
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
