@@ -229,7 +229,7 @@ def _picture(panel: Panel, is_wide: bool, sentences: list[str], plot: Callable[[
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
     """What is drawn by reward function and by source, for each run: nothing where it has only one."""
     found = [
-        (REWARDS, [_by_function(run.log_history) for run in runs]),
+        (REWARDS, [REWARDS.find(run.log_history) for run in runs]),
         (SOURCES, [run.groups.by_source if run.groups else {} for run in runs]),
     ]
     shown = [
@@ -240,13 +240,6 @@ def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
         for panel, by_run in found
     ]
     return [(panel, by_name) for panel, by_name in shown if any(by_name)]
-
-
-def _by_function(log_history: list[dict]) -> dict[str, Points]:
-    logged = dict.fromkeys(metric for entry in log_history for metric in entry)
-    functions = [match[1] for metric in logged if (match := re.fullmatch("rewards/(.*)/mean", metric))]
-    points = {function: series(log_history, f"rewards/{function}/mean") for function in functions}
-    return {function: of_function for function, of_function in points.items() if of_function[0]}
 
 
 # ---- What a model wrote ----

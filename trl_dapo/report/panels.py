@@ -19,7 +19,7 @@ class Panel:
     name: str  # of its file
     title: str
     unit: str  # of the vertical axis
-    metrics: dict[str, str]  # regular expressions of the metrics drawn, and how each is called in the legend
+    metrics: dict[str, str]  # regular expressions of metrics, and how each is called in the legend, as in `re.sub`
     caption: str  # what to look for, in one sentence
     bottom: float | None = 0.0  # where the vertical axis begins; `None` leaves it to the values
     top: float | None = None
@@ -30,10 +30,10 @@ class Panel:
             return _shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
         drawn = [
-            (label, series(log_history, metric))
+            (match.expand(label), series(log_history, metric))
             for pattern, label in self.metrics.items()
             for metric in logged
-            if re.fullmatch(pattern, metric)
+            if (match := re.fullmatch(pattern, metric))
         ]
         return {label: points for label, points in drawn if points[0]}
 
@@ -98,7 +98,7 @@ REWARDS = Panel(
     name="rewards",
     title="Reward by function",
     unit="mean reward",
-    metrics={},
+    metrics={"rewards/(.*)/mean": r"\1"},
     caption="Before the filter and before weights. Where one rises and the one that matters does not, their sum hides "
     "it.",
     bottom=None,
