@@ -165,10 +165,7 @@ class Rows:
         return [by_completion] if by_completion == by_total else [by_completion, by_total]
 
     def fill(self, order: Sequence[int], cap: float = inf) -> list[tuple[int, float]]:
-        """
-        Fewest contiguous micro-batches of `order` within the budget and the cost `cap`; a row beyond either gets its
-        own. Returns the number of rows and the cost of each.
-        """
+        """Rows and cost of the fewest contiguous micro-batches within budget and `cap`; a row beyond them is alone."""
         filled, num_rows, prompt, completion = [], 0, 0, 0
         for row in order:
             row_prompt, row_completion = self.widths[row]

@@ -99,12 +99,8 @@ class Cutter:
     has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
 
     def cut(self, parts: list[dict], tally: Tally) -> tuple[list[dict], int]:
-        """
-        The micro-batches of a window, and its loss tokens over all ranks.
-
-        `parts` is what TRL would train on at each micro-step. Every rank makes as many micro-batches; one without rows
-        has one token, which is not in the loss.
-        """
+        """The micro-batches of a window, which TRL would train on as `parts`, and its loss tokens on all ranks."""
+        # Every rank makes as many micro-batches; one without rows has one token, which is not in the loss.
         accelerator, own_rows = self.accelerator, None
         if self.recuts and all(map(is_cut_by_row, parts)):
             own_rows = join_rows(parts, self.pad_token_id)
