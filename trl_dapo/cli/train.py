@@ -94,10 +94,8 @@ class _Parser(TrlParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
-        unknown = [word.removeprefix("--").partition("=")[0] for word in others if word.startswith("--")]
-        refuse_unknown_fields(
-            "The command line", [name.replace("-", "_") for name in unknown], self._fields, LAUNCH_OPTIONS
-        )
+        unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
+        refuse_unknown_fields("The command line", unknown, self._fields, LAUNCH_OPTIONS)
         if others:
             raise ValueError(f"`{others[0]}` follows no `--field`.")
         return namespace, others
