@@ -236,11 +236,9 @@ def _sample(group: list[dict]) -> dict:
 
 
 def _read_evaluations(run_dir: Path) -> dict[str, dict]:
-    summaries = {path: _parse(path.read_bytes()) for path in run_dir.glob(f"*/{SUMMARY_FILE}")}
-    found = [
-        (_finished(path, summary), path.parent.name) for path, summary in summaries.items() if _is_summary(summary)
-    ]
-    return {name: summaries[run_dir / name / SUMMARY_FILE] for _, name in sorted(found)}
+    found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
+    dated = [(_finished(path, summary), path.parent.name, summary) for path, summary in found if _is_summary(summary)]
+    return {name: summary for _, name, summary in sorted(dated, key=lambda entry: entry[:2])}
 
 
 def _finished(path: Path, summary: dict) -> float:
