@@ -79,7 +79,6 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
 def run_eval(args: argparse.Namespace) -> int:
     """Runs `trl-dapo eval` and prints its figures; the exit status."""
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
-
     return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
 
 

@@ -33,7 +33,6 @@ DATACLASSES = (
 )
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
-FSDP_VERSION = 2
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
@@ -206,7 +205,7 @@ def read_sharding(file: Path, num_processes: int) -> Sharding:
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     if kind == "FSDP":
-        if fsdp.get("fsdp_version", 1) != FSDP_VERSION or not fsdp.get("fsdp_reshard_after_forward", True):
+        if fsdp.get("fsdp_version", 1) != 2 or not fsdp.get("fsdp_reshard_after_forward", True):
             raise ValueError(f"{file}: a plan knows FSDP2 that reshards after forward, not fsdp_config {fsdp}.")
         offloads = bool(fsdp.get("fsdp_offload_params"))
         return Sharding("fsdp2", offloads, offloads)

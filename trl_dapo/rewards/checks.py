@@ -152,11 +152,10 @@ def wrap_reward(
     """A reward function that is called `within` a context, and `then` of whose values stands in their place."""
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
-    inner: Any = reward_func
+    own: Any = reward_func
+    inner = own
     while isinstance(inner, functools.partial):
         inner = inner.func
-
-    own: Any = reward_func
 
     async def awaited(*, completions: list, **kwargs: Any) -> Any:
         with within():
