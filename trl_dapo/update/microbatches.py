@@ -10,7 +10,7 @@ into a number of micro-batches, or into as many as keep a budget of tokens. Word
   They bound its memory, so the budget is in tokens.
 - *cost* of a micro-batch: what its forward and backward pass take. A row padded to `w` tokens costs
   `w + attention * w**2`, where `attention` is what one pair of tokens costs (`attention_cost` in models.py).
-- *plan*: for each rank, for each of its micro-batches, the numbers of its rows.
+- *plan*: for each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks.
 - *waited cost* of a plan: what it costs all ranks, waiting for the costliest included. Ranks in step (FSDP, ZeRO) wait
   at every micro-batch, other ranks (DDP) once an optimizer step.
 
@@ -47,17 +47,7 @@ def cut(
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> list[list[int]]:
-    """
-    Groups rows of like length into `num_microbatches` so that the costliest costs as little as possible.
-
-    The rows are sorted by completion length, and by total length. Each order is filled into contiguous micro-batches
-    up to the smallest cost, within 0.1 %, that needs no more than `num_microbatches`; where that leaves some over, the
-    costliest are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the
-    cheaper in all.
-
-    Returns the row numbers of each micro-batch, the costliest first; where there are fewer rows the last are empty.
-    The budget is kept by any number from [`Rows.fewest`] on.
-    """
+    """Groups rows of like length so that the costliest micro-batch costs as little as possible: it comes first."""
     return Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
 
@@ -67,11 +57,7 @@ def plan_window(
     can_exchange: bool = True,
     multiple_of: int | None = None,
 ) -> list[list[list[int]]]:
-    """
-    A plan of `num_microbatches` on each rank, of equal padded cost. `lengths` are those of each rank's rows, which are
-    numbered over all ranks in their order. Where rows may be exchanged, ranks have micro-batches of like cost at each
-    micro-step.
-    """
+    """A plan of `num_microbatches` on each rank, of equal padded cost; `lengths` are those of each rank's rows."""
     pools, ranks_per_pool = _pools(lengths, can_exchange)
     rows = Rows([*chain.from_iterable(lengths)], multiple_of=multiple_of)
     return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
@@ -85,15 +71,9 @@ def plan_window_within_budget(
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> list[list[list[int]]]:
-    """
-    A plan within a budget of tokens, with the same number of micro-batches on each rank; a longer row goes alone.
-
-    Their number is that of [`Rows.fewest`], or up to `MAX_GROWTH` times as many where that spares more padding
-    and waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks.
-    Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the costliest
-    first, each to the rank with the least so far. A micro-batch is empty only where there are fewer rows than
-    micro-batches.
-    """
+    """A plan within a budget of tokens, with as many micro-batches on each rank; a longer row goes alone."""
+    # Their number is that of `Rows.fewest`, or up to `MAX_GROWTH` times as many where that spares more padding and
+    # waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`).
     pools, num_ranks = _pools(lengths, can_exchange)
     rows = Rows([*chain.from_iterable(lengths)], budget, multiple_of, attention)
     fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
@@ -209,7 +189,11 @@ class Rows:
         return min(nums)
 
     def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
-        """As [`cut`]."""
+        """As [`cut`]: the rows of each micro-batch; where there are fewer rows the last are empty."""
+        # Sorted by completion length, and by total length. Each order is filled into contiguous micro-batches up to
+        # the smallest cost, within 0.1 %, that needs no more than `num`; where that leaves some over, the costliest
+        # are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the cheaper in
+        # all. The budget is kept by any number from `fewest` on.
         cuts = []
         for order in self.orders(pool) if pool else []:
             if len(self.fill(order)) <= num:
@@ -247,6 +231,8 @@ class Rows:
 
     def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> list[list[list[int]]]:
         """Micro-batches by falling cost, as many to each rank."""
+        # Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the
+        # costliest first, each to the rank with the least so far.
         if in_step:
             steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
             # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
