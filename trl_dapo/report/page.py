@@ -8,6 +8,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 from ..number_format import format_share
 from ..version import __version__
 from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth, smoothing_window
-from .panels import ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
+from .panels import BY_NAME, ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
 from .runs import Run, is_number, load_runs, series
 
 
@@ -82,14 +83,17 @@ def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
+    logs = [run.log_history for run in runs]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
-        panels=[_rendered(panel, runs, labels) for panel in shown]
-        + [_rendered_named(panel, by_name, labels) for panel, by_name in _named(runs)],
+        panels=[
+            *(_picture(p, [*map(p.find, logs)], labels, partial(plot_panel, p, logs, labels)) for p in shown),
+            *(_picture(p, by_name, labels, partial(plot_named, p, by_name, labels)) for p, by_name in _named(runs)),
+        ],
         settings=_settings(runs),
         outcomes=_outcomes(runs),
-        evaluated=[_evaluated(run.log_history) for run in runs],
+        evaluated=list(map(_evaluated, logs)),
         left_out=[panel.title for panel in PANELS if panel not in shown],
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
@@ -186,44 +190,33 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
 # ---- Pictures ----
 
 
-def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any]:
-    histories = [run.log_history for run in runs]
-    is_wide = panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1
-    sentences = []
-    for label, history in zip(labels, histories, strict=True):
-        for name, (steps, values) in panel.find(history).items():
-            means = smooth(values, smoothing_window(values))
-            between = f", between {min(means):.3g} and {max(means):.3g}"
-            sentences.append(_in_words(f"{label}, {name}", steps, means, between))
-    return _picture(panel, is_wide, sentences, lambda theme: plot_panel(panel, histories, labels, theme=theme))
-
-
-def _rendered_named(panel: Panel, by_name: list[dict[str, Points]], labels: list[str]) -> dict[str, Any]:
+def _picture(
+    panel: Panel, by_run: list[dict[str, Points]], labels: list[str], plot: Callable[..., Figure]
+) -> dict[str, Any]:
+    """A panel as the page shows it, its picture on each paper as an address that holds it."""
+    pictures = {theme: base64.b64encode(render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
-        _in_words(f"{label}, {name}", *points)
-        for label, of_run in zip(labels, by_name, strict=True)
+        _in_words(panel, f"{label}, {name}", *points)
+        for label, of_run in zip(labels, by_run, strict=True)
         for name, points in of_run.items()
     ]
-    is_wide = sum(map(bool, by_name)) > 1
-    return _picture(panel, is_wide, sentences, lambda theme: plot_named(panel, by_name, labels, theme=theme))
-
-
-def _in_words(line: str, steps: list[int], values: list[float], more: str = "") -> str:
-    """What a line shows, for those who do not see it."""
-    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{more}."
-
-
-def _picture(panel: Panel, is_wide: bool, sentences: list[str], plot: Callable[[str], Figure]) -> dict[str, Any]:
-    """A panel as the page shows it, its picture on each paper as an address that holds it."""
-    pictures = {theme: base64.b64encode(render(plot(theme), "svg", theme)).decode() for theme in PAPER}
     return {
         "name": panel.name,
         "title": panel.title,
         "caption": panel.caption,
-        "is_wide": is_wide,
+        "is_wide": panel in (*ONE_RUN_EACH, *BY_NAME) and sum(map(bool, by_run)) > 1,
         "alt": f"{panel.title}, {panel.unit} over optimizer steps. {' '.join(sentences)}",
         **{theme: f"data:image/svg+xml;base64,{picture}" for theme, picture in pictures.items()},
     }
+
+
+def _in_words(panel: Panel, line: str, steps: list[int], values: list[float]) -> str:
+    """What a line shows, for those who do not see it."""
+    between = ""
+    if panel not in BY_NAME:
+        values = smooth(values, smoothing_window(values))
+        between = f", between {min(values):.3g} and {max(values):.3g}"
+    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{between}."
 
 
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:

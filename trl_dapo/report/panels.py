@@ -182,6 +182,7 @@ PANELS = (
 )
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
+BY_NAME = (REWARDS, SOURCES)  # a line for each name, in a picture for each run
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:
