@@ -221,18 +221,13 @@ def _in_words(panel: Panel, line: str, steps: list[int], values: list[float]) ->
 
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
     """What is drawn by reward function and by source, for each run: nothing where it has only one."""
+    rewards = [REWARDS.find(run.log_history) for run in runs]
+    sources = [run.groups.by_source if run.groups else {} for run in runs]
     found = [
-        (REWARDS, [REWARDS.find(run.log_history) for run in runs]),
-        (SOURCES, [run.groups.by_source if run.groups else {} for run in runs]),
+        [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run]
+        for by_run in (rewards, sources)
     ]
-    shown = [
-        (
-            panel,
-            [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run],
-        )
-        for panel, by_run in found
-    ]
-    return [(panel, by_name) for panel, by_name in shown if any(by_name)]
+    return [(panel, by_name) for panel, by_name in zip((REWARDS, SOURCES), found, strict=True) if any(by_name)]
 
 
 # ---- What a model wrote ----
