@@ -93,7 +93,6 @@ TIMELINE = Panel(
     caption="The updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
     "below: where the trainer waits, more GPUs should sample, and where the server idles, more should train.",
 )
-# With one line for each name that a run has, in a picture for each run: see `plot_named`.
 REWARDS = Panel(
     name="rewards",
     title="Reward by function",
@@ -182,7 +181,7 @@ PANELS = (
 )
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
-BY_NAME = (REWARDS, SOURCES)  # a line for each name, in a picture for each run
+BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:
