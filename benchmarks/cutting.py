@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_dapo.models import ModelShape
-from trl_dapo.update.microbatches import plan_window, plan_window_within_budget, waited_cost
+from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
 from trl_dapo.update.rows import padded_cost
 
 
@@ -88,7 +88,7 @@ def measure(windows, plans, in_step):
     return Figures(
         mean(len(plan[0]) for plan in plans),
         mean(
-            sum(map(sum, lengths)) / waited_cost(lengths, plan, in_step)
+            sum(map(sum, lengths)) / Rows(lengths).waited_cost(plan, in_step)
             for lengths, plan in zip(windows, plans, strict=True)
         ),
         max(
@@ -166,8 +166,8 @@ def compare_attention(console, budget, num_windows):
                 shares = []
                 for lengths in windows:
                     plan = plan_window_within_budget(split(lengths, num_ranks), budget, in_step, attention=known)
-                    work = waited_cost(lengths, [[[row] for row in range(num_rows)]], in_step, attention=QWEN3_4B)
-                    shares.append(work / waited_cost(lengths, plan, in_step, attention=QWEN3_4B))
+                    work = Rows(lengths, attention=QWEN3_4B).waited_cost([[[row] for row in range(num_rows)]], in_step)
+                    shares.append(work / Rows(lengths, attention=QWEN3_4B).waited_cost(plan, in_step))
                 cells.append(f"{mean(shares):.2f}")
             table.add_row(str(num_rows), str(num_ranks), "in step" if in_step else "once a step", *cells)
     console.print(table)

@@ -24,15 +24,9 @@ _OPERATORS: dict[type[ast.AST], Callable] = {
     ast.USub: operator.neg,
 }
 _NAMES = {"pi": math.pi, "e": math.e}
-_FUNCTIONS: dict[str, Callable] = {
-    **{name: getattr(math, name) for name in ("sqrt", "isqrt", "gcd", "lcm", "exp", "log", "log2", "log10")},
-    **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "floor", "ceil")},
-    **{name: getattr(math, name) for name in ("factorial", "comb", "perm")},
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "round": round,
-}
+_OF_MATH = "sqrt isqrt gcd lcm exp log log2 log10 sin cos tan asin acos atan floor ceil factorial comb perm".split()
+_FUNCTIONS: dict[str, Callable] = {name: getattr(math, name) for name in _OF_MATH}
+_FUNCTIONS |= {"abs": abs, "min": min, "max": max, "round": round}
 
 
 def calculate(expression: str) -> str:

@@ -68,16 +68,16 @@ def test_only_the_exact_answer_is_rewarded():
 
 def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_path):
     output = io.StringIO()
-    result = run_quickstart(
+    change = run_quickstart(
         tmp_path, num_warm_up_steps=2, num_steps=1, console=Console(file=output, force_terminal=False, width=100)
     )
     text = output.getvalue()
-    assert str(result.checkpoint) in text
+    assert str(tmp_path / "trained") in text
     assert "trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu" in text
     assert "95 %" in text
-    assert (result.checkpoint / "model.safetensors").exists()
-    assert (result.checkpoint / "tokenizer.json").exists()
-    assert result.plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert result.change["num_problems"] == 1000
-    assert compare(tmp_path / "eval_warm_up", tmp_path / "eval_trained") == result.change
+    assert (tmp_path / "trained" / "model.safetensors").exists()
+    assert (tmp_path / "trained" / "tokenizer.json").exists()
+    assert (tmp_path / "run.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert change["num_problems"] == 1000
+    assert compare(tmp_path / "eval_warm_up", tmp_path / "eval_trained") == change
     assert "trl-dapo compare" in text

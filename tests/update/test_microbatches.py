@@ -18,11 +18,10 @@ from transformers import (
 
 from trl_dapo.models import ModelShape, attention_cost_of
 from trl_dapo.update.microbatches import (
+    Rows,
     cut,
-    fewest_microbatches,
     plan_window,
     plan_window_within_budget,
-    waited_cost,
 )
 from trl_dapo.update.rows import padded_cost, widths
 
@@ -59,7 +58,7 @@ def real_over_waited(num_rows, num_ranks, in_step, budget):
     for seed in range(5):
         lengths = long_tail(num_rows, seed)
         plan = plan_window_within_budget(over_ranks(lengths, num_ranks), budget, in_step)
-        shares.append(sum(map(sum, lengths)) / waited_cost(lengths, plan, in_step))
+        shares.append(sum(map(sum, lengths)) / Rows(lengths).waited_cost(plan, in_step))
     return sum(shares) / len(shares)
 
 
@@ -72,40 +71,40 @@ def costs(lengths, microbatches, multiple_of=None):
 
 def test_a_window_gets_as_many_micro_batches_as_the_budget_needs():
     # Rows of 10 tokens, 30 to a micro-batch: three rows each.
-    assert [fewest_microbatches([(2, 8)] * num, budget=30) for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
+    assert [Rows([(2, 8)] * num, budget=30).fewest() for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
 
 
 def test_the_budget_counts_columns_as_they_are_padded():
     # (3, 9) is padded to 4 + 12 = 16 columns: two rows are 32 tokens, not 24.
-    assert fewest_microbatches([(3, 9)] * 2, budget=31, multiple_of=4) == 2
-    assert fewest_microbatches([(3, 9)] * 2, budget=32, multiple_of=4) == 1
+    assert Rows([(3, 9)] * 2, budget=31, multiple_of=4).fewest() == 2
+    assert Rows([(3, 9)] * 2, budget=32, multiple_of=4).fewest() == 1
 
 
 def test_the_budget_counts_the_longest_prompt_with_the_longest_completion():
     # Rows of 10 tokens each, but together 2 x (9 + 9) = 36.
-    assert fewest_microbatches([(1, 9), (9, 1)], budget=35) == 2
+    assert Rows([(1, 9), (9, 1)], budget=35).fewest() == 2
 
 
 def test_the_order_that_needs_fewer_micro_batches_counts():
     # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
-    assert fewest_microbatches([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207) == 2
+    assert Rows([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207).fewest() == 2
 
 
 def test_a_large_budget_does_not_buy_padding():
     # Together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
     lengths = [(10, 90), *[(2, 8)] * 9]
-    assert fewest_microbatches(lengths, budget=10**9) == 2
+    assert Rows(lengths, budget=10**9).fewest() == 2
     # 10 x 11 = 110 tokens, of which 9 are padding: few enough.
-    assert fewest_microbatches([(2, 9), *[(2, 8)] * 9], budget=10**9) == 1
+    assert Rows([(2, 9), *[(2, 8)] * 9], budget=10**9).fewest() == 1
 
 
 def test_rounded_columns_are_no_reason_for_more_micro_batches():
     # A row takes 64 + 64 columns whatever its length, alone too.
-    assert fewest_microbatches([(2, 8)] * 8, budget=10**9, multiple_of=64) == 1
+    assert Rows([(2, 8)] * 8, budget=10**9, multiple_of=64).fewest() == 1
 
 
 def test_no_rows_are_one_pass():
-    assert fewest_microbatches([], budget=10) == 1
+    assert Rows([], budget=10).fewest() == 1
     assert cut([], 2, budget=10) == [[], []]
 
 
@@ -120,7 +119,7 @@ def test_a_budget_that_holds_no_token_is_refused(budget):
 
 def test_a_row_beyond_the_budget_goes_alone():
     lengths = [(2, 98), (2, 8), (2, 8), (2, 8)]
-    assert fewest_microbatches(lengths, budget=30) == 2
+    assert Rows(lengths, budget=30).fewest() == 2
     assert cut(lengths, 2, budget=30) == [[0], [1, 2, 3]]
 
 
@@ -223,9 +222,9 @@ def test_ranks_that_wait_once_get_equal_sums():
     lengths = [(10, 50), (10, 40), (10, 40), (10, 30)]
     plan = plan_window_within_budget([lengths[:2], lengths[2:]], budget=60, in_step=False)
     assert plan == [[[0], [3]], [[1], [2]]]
-    assert waited_cost(lengths, plan, in_step=False) == 200
+    assert Rows(lengths).waited_cost(plan, in_step=False) == 200
     # In step a rank with 50 waits beside 60, and one with 40 beside 50: 2 x (60 + 50).
-    assert waited_cost(lengths, plan, in_step=True) == 220
+    assert Rows(lengths).waited_cost(plan, in_step=True) == 220
 
 
 @pytest.mark.parametrize("in_step", [True, False])
@@ -238,7 +237,7 @@ def test_ranks_wait_less_where_attention_counts(in_step):
             plan_window_within_budget(over_ranks(lengths, 8), 9216, in_step, attention=known)
             for known in (0.0, attention)
         ]
-        blind, seeing = (waited_cost(lengths, plan, in_step, attention=attention) for plan in plans)
+        blind, seeing = (Rows(lengths, attention=attention).waited_cost(plan, in_step) for plan in plans)
         saved.append(1 - seeing / blind)
     assert sum(saved) / len(saved) > 0.03
 

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 
 from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
-from ..settings.arguments import (
-    OneLineParser,
-    check_output_dir,
-    check_train_arguments,
-    one_line,
-    split_launch_options,
-)
+from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import find_accelerate_config, find_recipe, list_recipes
 from ..version import __version__
@@ -46,13 +40,19 @@ def _run(argv: list[str]) -> int:
         return run_plan(args, others)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
-    return args.run(args)
+    try:
+        return args.run(args)
+    except BrokenPipeError:
+        raise
+    except args.mistakes as error:
+        return _tell(args.command, error)
 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="trl-dapo", description="Train with DAPO on TRL.")
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser.set_defaults(mistakes=OSError)  # what a user can mend is told in one line, all else with its traceback
+    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
     formatter = argparse.ArgumentDefaultsHelpFormatter
 
     quickstart = commands.add_parser(
@@ -80,7 +80,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
     recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
     recipes.add_argument("--show", metavar="NAME", help="print one")
-    recipes.set_defaults(run=_recipes)
+    recipes.set_defaults(run=_recipes, mistakes=(OSError, UnicodeDecodeError))
 
     evaluation = commands.add_parser(
         "eval", help="measure a model: avg@k, pass@k and maj@k", formatter_class=formatter
@@ -97,7 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a page about one or several runs, from what they left on disk")
     report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
     report.add_argument("--output_dir", help="where page and pictures are saved (default: report/ in the first run)")
-    report.set_defaults(run=_report)
+    report.set_defaults(run=_report, mistakes=(OSError, ValueError))
     return parser
 
 
@@ -120,12 +120,7 @@ def _train(argv: list[str]) -> int:
 
 
 def _recipes(args: argparse.Namespace) -> int:
-    try:
-        print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
-    except BrokenPipeError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        return _tell("recipes", error)
+    print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
     return 0
 
 
@@ -137,8 +132,6 @@ def _quickstart(args: argparse.Namespace) -> int:
         from .quickstart import run_quickstart
 
         run_quickstart(output_dir=args.output_dir, seed=args.seed)
-    except OSError as error:
-        return _tell("quickstart", error)
     except KeyboardInterrupt:
         said = "stopped. A quickstart is not resumed: the same command starts again."
         print(f"\ntrl-dapo quickstart: {said}", file=sys.stderr)
@@ -147,23 +140,17 @@ def _quickstart(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    try:
-        check_output_dir(args.output_dir)
-    except OSError as error:
-        return _tell("eval", error)
+    check_output_dir(args.output_dir)
     return run_eval(args)
 
 
 def _report(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not os.path.exists(run):
-            return _tell("report", FileNotFoundError(f"There is no run in {run}: no such file or folder."))
+            raise FileNotFoundError(f"There is no run in {run}: no such file or folder.")
     from ..report import write_report
 
-    try:
-        print(write_report(args.runs, args.output_dir))
-    except (OSError, ValueError) as error:
-        return _tell("report", error)
+    print(write_report(args.runs, args.output_dir))
     return 0
 
 

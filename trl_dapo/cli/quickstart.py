@@ -230,20 +230,14 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
     )
 
 
-class QuickstartResult(NamedTuple):
-    change: dict  # of `compare`
-    checkpoint: Path
-    plot: Path
-
-
 def run_quickstart(
     output_dir: str | os.PathLike = "outputs/quickstart",
     seed: int = 42,
     num_warm_up_steps: int = 250,
     num_steps: int = 150,
     console: Console | None = None,
-) -> QuickstartResult:
-    """Warms a small model up on arithmetic, trains it with DAPO, and measures the gain on held-out problems."""
+) -> dict:
+    """Warms a small model up on arithmetic and trains it with DAPO; what `compare` says of held-out problems."""
     console = console or Console()
     output_dir = Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -270,7 +264,7 @@ def run_quickstart(
             num_warm_up_steps,
             on_step=lambda loss: progress.update(task, advance=1, info=f"loss {loss:.2f}"),
         )
-    _save(model, tokenizer, output_dir / "warm_up")
+    tiny.save(model, tokenizer, output_dir / "warm_up")
     before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
 
     trainer = DAPOTrainer(
@@ -285,7 +279,7 @@ def run_quickstart(
             callback.every, callback.file = max(1, num_steps // 10), console.file
     trainer.train()
     trainer.save_state()
-    _save(model, tokenizer, output_dir / "trained")
+    tiny.save(model, tokenizer, output_dir / "trained")
     after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
     plot_run(trainer.state.log_history, output_dir / "run.png", title="trl-dapo quickstart")
 
@@ -299,17 +293,16 @@ def run_quickstart(
         )
     change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
     print_comparison(change, console, in_brief=True)
-    result = QuickstartResult(change, output_dir / "trained", output_dir / "run.png")
     console.print(
-        f"Checkpoint: {result.checkpoint}\n"
-        f"Plot:       {result.plot}\n"
+        f"Checkpoint: {output_dir / 'trained'}\n"
+        f"Plot:       {output_dir / 'run.png'}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
         "Next, a real model, on one GPU of 80 GB (others: trl-dapo recipes):\n"
         "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu",
         highlight=False,
         soft_wrap=True,
     )
-    return result
+    return change
 
 
 def _prompts(problems: list[Problem]) -> Dataset:
@@ -318,8 +311,3 @@ def _prompts(problems: list[Problem]) -> Dataset:
         for p in problems
     ]
     return Dataset.from_list(rows)
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)

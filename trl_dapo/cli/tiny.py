@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 
 CHAT_TEMPLATE = (
@@ -64,7 +64,6 @@ def digit_reward(completions: list[list[dict[str, str]]], **kwargs: Any) -> list
     return [float(any(character in "0123456789" for character in text[-1]["content"])) for text in completions]
 
 
-def save_tiny_model(path: Path, seed: int) -> None:
-    tokenizer = build_tokenizer()
-    build_model(tokenizer, seed).save_pretrained(path)
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    model.save_pretrained(path)
     tokenizer.save_pretrained(path)

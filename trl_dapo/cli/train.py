@@ -94,10 +94,8 @@ class _Parser(TrlParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
-        unknown = [word.removeprefix("--").partition("=")[0] for word in others if word.startswith("--")]
-        refuse_unknown_fields(
-            "The command line", [name.replace("-", "_") for name in unknown], self._fields, LAUNCH_OPTIONS
-        )
+        unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
+        refuse_unknown_fields("The command line", unknown, self._fields, LAUNCH_OPTIONS)
         if others:
             raise ValueError(f"`{others[0]}` follows no `--field`.")
         return namespace, others
@@ -284,10 +282,11 @@ def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:
 
 def tiny_model(training_args: DAPOConfig) -> str:
     """The path of a random model of about 0.1 M parameters, made in `output_dir/tiny_model`."""
-    from .tiny import save_tiny_model
+    from . import tiny
 
     path = Path(output_folder(training_args)) / "tiny_model"
     with PartialState().local_main_process_first():
         if not (path / "config.json").exists():
-            save_tiny_model(path, seed=training_args.seed)
+            tokenizer = tiny.build_tokenizer()
+            tiny.save(tiny.build_model(tokenizer, training_args.seed), tokenizer, path)
     return str(path)

@@ -1,20 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another.
-
-statistics   pure: the figures of verdicts and answers, and their intervals
-scores       pure: avg@k, pass@k and maj@k of an evaluation during training
-jobs         what an engine is asked, and what it answers
-local        who answers: transformers or vLLM in this process,
-server       or an OpenAI-compatible server
-journal      what was answered, on disk as it arrives
-problems     the problems of a dataset
-scorers      which completions are right
-summary      the figures of all, and a table of the completions
-run          `evaluate`: ask what the journal lacks, score, summarise
-comparison   `compare`: two summaries, problem by problem
-commands     both for the command line
-"""
+"""avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another."""
 
 from .commands import add_compare_arguments, add_eval_arguments, print_comparison, run_compare, run_eval
 from .comparison import compare

@@ -7,17 +7,18 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from ..settings.arguments import one_line
 from .comparison import compare
 from .run import ENGINES, evaluate
 from .scorers import SCORERS
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 
 _LISTED_PROBLEMS = 10
@@ -78,7 +79,6 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
 def run_eval(args: argparse.Namespace) -> int:
     """Runs `trl-dapo eval` and prints its figures; the exit status."""
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
-
     return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
 
 
@@ -117,9 +117,6 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
 
 
 def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
     k = summary["settings"]["k"]
     metrics, bounds = [f"avg@{k}", f"pass@{k}", f"maj@{k}"], ("mean", "low", "high")
     table = _table("source", "problems", *metrics, "length", "cut off")
@@ -145,11 +142,8 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
-def print_comparison(change: dict[str, Any], console: "Console | None" = None, in_brief: bool = False) -> None:
+def print_comparison(change: dict[str, Any], console: Console | None = None, in_brief: bool = False) -> None:
     """Prints what [`compare`] returns; `in_brief` avg@k alone."""
-    from rich.console import Console
-    from rich.markup import escape
-
     console = console or Console()
     k = change["k"]
     table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
@@ -182,26 +176,16 @@ def print_comparison(change: dict[str, Any], console: "Console | None" = None, i
         points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
         console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
-            line = f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}"
-            _print_in_a_line(console, line)
+            line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
+            # One line of a terminal, cut off at its end; in a file the whole of it.
+            is_cut = console.is_terminal
+            console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
 
 
-def _print_in_a_line(console: "Console", line: str) -> None:
-    """One line of a terminal, cut off at its end; in a file the whole of it."""
-    from rich.text import Text
-
-    console.print(
-        Text(line), no_wrap=True, overflow="ellipsis", crop=console.is_terminal, soft_wrap=not console.is_terminal
-    )
-
-
-def _table(*columns: str, left: Sequence[str] = ("source",)) -> "Table":
+def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
     """A table that fits 80 columns: a long source is broken, a number never."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for column in columns:
         is_left = column in left

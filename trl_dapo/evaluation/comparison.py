@@ -4,18 +4,21 @@
 
 import json
 import os
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .journal import has_fields
 from .statistics import estimate_mean, problem_figures
 from .summary import JOURNAL_FILE, SUMMARY_FILE
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}
-_COMPARED: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
+# What is compared of a summary, of its settings and of its problems.
+_SUMMARY = {"settings": dict, "scorer": object, "problems": list}
+_SETTINGS = {"model": object, "k": int}
+_PROBLEM: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
 _NAMED_IDS = 3
 
 
@@ -57,13 +60,11 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
         raise ValueError(
             f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
         )
-    base_problems, trained_problems = (
-        {(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries
-    )
-    _refuse_other_problems(base, trained, base_problems.keys(), trained_problems.keys())
-    keys = list(base_problems)
+    found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
+    _refuse_other_problems((base, trained), found)
+    keys = list(found[0])
     figures = []
-    for problems in (base_problems, trained_problems):
+    for problems in found:
         num_correct, num_completions, maj = (
             [problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")
         )
@@ -121,35 +122,19 @@ def _load_summary(path: Path) -> dict[str, Any]:
 
 def _is_summary(summary: Any) -> bool:
     """Whether it holds what is compared."""
-    if not (isinstance(summary, dict) and {"settings", "scorer", "problems"} <= summary.keys()):
-        return False
-    settings, problems = summary["settings"], summary["problems"]
     return (
-        isinstance(settings, dict)
-        and "model" in settings
-        and isinstance(settings.get("k"), int)
-        and isinstance(problems, list)
-        and len(problems) > 0
-        and all(map(_is_compared, problems))
+        has_fields(summary, _SUMMARY)
+        and has_fields(summary["settings"], _SETTINGS)
+        and len(summary["problems"]) > 0
+        and all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
     )
 
 
-def _is_compared(problem: Any) -> bool:
-    return isinstance(problem, dict) and all(
-        isinstance(problem.get(name), expected) for name, expected in _COMPARED.items()
-    )
-
-
-def _refuse_other_problems(
-    base: str | os.PathLike,
-    trained: str | os.PathLike,
-    base_keys: Set[tuple[str, str]],
-    trained_keys: Set[tuple[str, str]],
-) -> None:
+def _refuse_other_problems(paths: tuple[str | os.PathLike, ...], found: list[dict[tuple[str, str], Any]]) -> None:
     parts = []
-    for path, only in ((base, base_keys - trained_keys), (trained, trained_keys - base_keys)):
-        if only:
-            ids = [id_ for _, id_ in sorted(only)]
+    for path, problems, others in zip(paths, found, found[::-1], strict=True):
+        if only := sorted(problems.keys() - others.keys()):
+            ids = [id_ for _, id_ in only]
             named = ", ".join(ids[:_NAMED_IDS]) + (", ..." if len(ids) > _NAMED_IDS else "")
             parts.append(f"{len(only)} only in `{path}` (ids {named})")
     if parts:

@@ -12,6 +12,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,18 @@ from .jobs import Completion
 
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
+_HEADER: dict[str, Any] = {"settings": dict}
+_COMPLETION = {"problem": str, "index": int, "text": str, "length": (int, type(None)), "truncated": bool}
 
 
-class Journal:
+def has_fields(entry: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether what was read is an object with these fields, each of its type."""
+    return isinstance(entry, dict) and all(
+        name in entry and isinstance(entry[name], expected) for name, expected in fields.items()
+    )
+
+
+class Journal(AbstractContextManager):
     """Opens or starts a journal. Raises `ValueError` if it is another's, `BlockingIOError` if it is open."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -57,9 +68,6 @@ class Journal:
             self._sync()
             self._file.close()
 
-    def __enter__(self) -> "Journal":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -92,7 +100,7 @@ class Journal:
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
-            if isinstance(entry, dict) and (_is_header(entry) if number == 1 else _is_completion(entry)):
+            if has_fields(entry, _HEADER if number == 1 else _COMPLETION):
                 return entry
         except (ValueError, RecursionError):
             pass
@@ -113,17 +121,3 @@ class Journal:
                 f"`{self.path}` holds completions of other settings: {'; '.join(differences)}. Use another "
                 "`output_dir`, or delete that file to start over."
             )
-
-
-def _is_header(entry: dict[str, Any]) -> bool:
-    return isinstance(entry.get("settings"), dict)
-
-
-def _is_completion(entry: dict[str, Any]) -> bool:
-    return (
-        isinstance(entry.get("problem"), str)
-        and isinstance(entry.get("index"), int)
-        and isinstance(entry.get("text"), str)
-        and isinstance(entry.get("length", ""), (int, type(None)))
-        and isinstance(entry.get("truncated"), bool)
-    )

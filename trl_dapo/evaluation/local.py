@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import (
@@ -43,16 +43,13 @@ def generate_with_transformers(
     _warn_of_positions(model, max(map(len, prompt_ids)) + sampling.max_completion_length)
     eos_ids = _end_tokens(model, tokenizer)
     pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    how: dict[str, Any] = {"do_sample": False}
-    if sampling.temperature > 0:
-        how = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-        }
+    how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k") if sampling.temperature > 0}
     generation_config = GenerationConfig(
-        max_new_tokens=sampling.max_completion_length, eos_token_id=sorted(eos_ids), pad_token_id=pad_id, **how
+        max_new_tokens=sampling.max_completion_length,
+        do_sample=bool(how),
+        eos_token_id=sorted(eos_ids),
+        pad_token_id=pad_id,
+        **how,
     )
     for start in range(0, len(jobs), batch_size):
         batch, rows = jobs[start : start + batch_size], prompt_ids[start : start + batch_size]

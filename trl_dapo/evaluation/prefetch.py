@@ -4,11 +4,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader
 
 
 # Of one call. As the lists that engines return, so many tokens take a few GB; so many examples are read ahead.
@@ -27,10 +25,10 @@ class Prefetch:
         self._generate = generate
         self._waiting: deque[tuple[list, tuple]] = deque()
 
-    def over(self, dataloader: "DataLoader", num_rows: int) -> "DataLoader":
+    def over(self, dataloader: DataLoader, num_rows: int) -> DataLoader:
         """The loader's batches, `num_rows` of this process sampled ahead whenever nothing is left."""
         self._waiting.clear()
-        return cast("DataLoader", _ReadAhead(dataloader, self._fill, num_rows))
+        return cast(DataLoader, _ReadAhead(dataloader, self._fill, num_rows))
 
     def take(self, prompts: list) -> tuple | None:
         """The next batch's share, what `generate` would return; `None` if these prompts are not the next batch's."""

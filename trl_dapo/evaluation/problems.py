@@ -52,11 +52,7 @@ def read_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
 def make_jobs(problems: list[Problem], k: int, seed: int) -> list[Job]:
     """`k` for each row of a problem, each with a seed of its own that does not depend on the other problems."""
     return [
-        Job(problem.key, i, problem.prompt, _completion_seed(seed, problem.id, i))
+        Job(problem.key, i, problem.prompt, seed=int(digest(f"{seed} {problem.id} {i}", "sha256")[:8], 16) >> 1)
         for problem in problems
         for i in range(k * problem.num_rows)
     ]
-
-
-def _completion_seed(seed: int, id_: str, index: int) -> int:
-    return int(digest(f"{seed} {id_} {index}", "sha256")[:8], 16) >> 1

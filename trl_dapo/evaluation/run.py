@@ -186,6 +186,7 @@ def evaluate(
 
     selection = {"split": split, "name": name, "offset": offset, "limit": limit, "prompt_style": prompt_style}
     problems = read_problems(_load_rows(dataset, selection))
+    sampling = Sampling(temperature, top_p, top_k, max_completion_length)
     settings = {
         "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
@@ -193,13 +194,10 @@ def evaluate(
         **({"dataset": str(dataset), **selection} if isinstance(dataset, _PATH) else {}),
         "problems": hashlib.sha256(json.dumps(problems).encode()).hexdigest()[:16],
         "k": k,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "max_completion_length": max_completion_length,
+        **sampling._asdict(),
         "seed": seed,
     }
-    generate = partial(_make_engine(arguments), sampling=Sampling(temperature, top_p, top_k, max_completion_length))
+    generate = partial(_make_engine(arguments), sampling=sampling)
 
     output_dir = Path(output_dir)
     header = {name: value for name, value in settings.items() if name not in _CHOOSING}

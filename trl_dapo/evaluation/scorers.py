@@ -4,6 +4,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from typing import NamedTuple
 
 from ..rewards import MathVerifyReward, score_dapo_math
@@ -62,11 +63,8 @@ def score(
 def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str | None]]:
     texts, solutions = zip(*rows, strict=True)
     answers: list[str] = []
-    reward = MathVerifyReward()
-    try:
+    with closing(MathVerifyReward()) as reward:
         rewards = reward(list(texts), list(solutions), log_extra=lambda column, values: answers.extend(values))
-    finally:
-        reward.close()
     return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
 
 

@@ -100,8 +100,7 @@ class _Server:
         self.base_url = base_url.rstrip("/")
         self.is_given_up = threading.Event()
         self._num_retries = num_retries
-        self._lock = threading.Lock()
-        self._has_warned_of_reasoning = False
+        self._first_of_reasoning = threading.Lock()  # taken by the thread that warns, and kept
         self._fields = {
             "model": model,
             "temperature": sampling.temperature,
@@ -176,10 +175,8 @@ class _Server:
         return Completion(text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length")
 
     def _warn_of_reasoning(self) -> None:
-        with self._lock:
-            if self._has_warned_of_reasoning:
-                return
-            self._has_warned_of_reasoning = True
+        if not self._first_of_reasoning.acquire(blocking=False):
+            return
         logger.warning(
             "%s answers with empty text and has put what the model wrote into `reasoning_content`, which is not "
             "scored: such a completion counts as wrong. Start the server without a reasoning parser (vLLM's "

@@ -64,10 +64,7 @@ def summarise(
 
 
 def write_completions(
-    path: Path,
-    problems: list[Problem],
-    completions_PK: list[list[Completion]],
-    verdicts_PK: list[list[Verdict]],
+    path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]]
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

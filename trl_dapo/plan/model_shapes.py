@@ -19,16 +19,8 @@ _QWEN = {"model_type": "qwen2", "attention_bias": True, "vocab_size": 151_936, "
 _QWEN3 = {**_QWEN, "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "num_key_value_heads": 8}
 
 
-def _sizes(
-    family: dict[str, Any],
-    hidden_size: int,
-    intermediate_size: int,
-    num_hidden_layers: int,
-    num_attention_heads: int,
-    **others: Any,
-) -> dict[str, Any]:
+def _sizes(family: dict[str, Any], *sizes: int, **others: Any) -> dict[str, Any]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    sizes = (hidden_size, intermediate_size, num_hidden_layers, num_attention_heads)
     return {**family, **dict(zip(names, sizes, strict=True)), **others}
 
 

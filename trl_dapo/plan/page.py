@@ -56,12 +56,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    """
-    Runs `trl-dapo plan`.
-
-    Returns:
-        `int`: 0 where the run fits, 1 where it does not, 2 after a mistake, told in one line.
-    """
+    """Runs `trl-dapo plan`: 0 where the run fits, 1 where it does not, 2 after a mistake, told in one line."""
     try:
         lengths = None if args.lengths is None else _read_lengths(args.lengths)
         planned = plan(args.config, args.gpus, lengths, args.acceptance, args.accelerate_config, overrides)
@@ -90,6 +85,9 @@ def describe(planned: Plan) -> str:
     if kept is not None:
         disk = f"{format_bytes(size)} a checkpoint, {format_bytes((kept + 1) * size)} while the oldest of {kept + 1} "
         disk += "is still there"
+    verdict = f"Does not fit: {'; '.join(planned.problems)}."
+    if planned.fits:
+        verdict = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
         f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
         *_wrapped(planned.batches.arithmetic),
@@ -102,7 +100,7 @@ def describe(planned: Plan) -> str:
         *(line for text in assumptions(planned) for line in _wrapped(text, "- ")),
         *_suggestions(planned),
         "",
-        *textwrap.wrap(verdict(planned), WIDTH),
+        *textwrap.wrap(verdict, WIDTH),
     ]
     return "\n".join(lines)
 
@@ -216,13 +214,6 @@ def assumptions(planned: Plan) -> list[str]:
     if settings.dynamic_sampling_memory:
         found.append("what `dynamic_sampling_memory` spares is not known beforehand, and left out")
     return found
-
-
-def verdict(planned: Plan) -> str:
-    """One sentence."""
-    if planned.fits:
-        return f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(planned.recipe.cluster.gpu.memory)}."
-    return f"Does not fit: {'; '.join(planned.problems)}."
 
 
 def _section(title: str) -> list[str]:

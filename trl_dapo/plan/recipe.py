@@ -5,9 +5,10 @@
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,6 @@ DATACLASSES = (
 )
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
-FSDP_VERSION = 2
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
@@ -68,10 +68,6 @@ class Recipe:
     def asks_a_server(self) -> bool:
         """Whether vLLM's server samples."""
         return self.settings.use_vllm and self.settings.vllm_mode == "server"
-
-    def changed(self, **fields: Any) -> "Recipe":
-        """The recipe with other settings."""
-        return replace(self, settings=SimpleNamespace(**{**vars(self.settings), **fields}))
 
 
 @cache
@@ -166,7 +162,7 @@ def _check(settings: SimpleNamespace) -> None:
 def read_header(path: str | Path) -> dict[str, str]:
     """The fields of a recipe's leading comment, such as `Hardware`, with the lines of each joined."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
-    comment = "\n".join(line for line in lines[: next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))])
+    comment = "\n".join(takewhile(lambda line: line.startswith("#"), lines))
     fields = re.split(r"^# ([A-Z][a-z ]+): +", comment, flags=re.MULTILINE)[1:]
     return {name: re.sub(r"\n# *", " ", text) for name, text in zip(fields[::2], fields[1::2], strict=True)}
 
@@ -209,7 +205,7 @@ def read_sharding(file: Path, num_processes: int) -> Sharding:
     kind = str(config.get("distributed_type", "NO")).upper()
     fsdp, deepspeed = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     if kind == "FSDP":
-        if fsdp.get("fsdp_version", 1) != FSDP_VERSION or not fsdp.get("fsdp_reshard_after_forward", True):
+        if fsdp.get("fsdp_version", 1) != 2 or not fsdp.get("fsdp_reshard_after_forward", True):
             raise ValueError(f"{file}: a plan knows FSDP2 that reshards after forward, not fsdp_config {fsdp}.")
         offloads = bool(fsdp.get("fsdp_offload_params"))
         return Sharding("fsdp2", offloads, offloads)

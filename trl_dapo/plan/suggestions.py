@@ -5,6 +5,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -68,7 +69,8 @@ def _candidates(planned: Plan) -> Iterator[tuple]:
         words = [f"{name}: {_yaml(value)}" for name, value in fields.items()]
         words += [f"--gpus {cluster}"] if cluster is not recipe.cluster else []
         words += [f"--accelerate_config {CONFIGS[sharding.kind]}"] if sharding is not recipe.sharding else []
-        return about, ", ".join(words), replace(recipe.changed(**fields), cluster=cluster, sharding=sharding)
+        changed = SimpleNamespace(**{**vars(settings), **fields})
+        return about, ", ".join(words), Recipe(recipe.name, changed, sharding, cluster)
 
     colocate: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     if not settings.use_vllm and cluster.gpu.name != "CPU":

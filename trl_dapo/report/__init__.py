@@ -1,13 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run did, from what it left on disk: a page that stands alone, and its pictures.
-
-runs      a folder to a log, and to samples of completions
-panels    what of a log is drawn
-drawing   panels to pictures
-groups    what a ledger says
-page      runs to a page
-"""
+"""What a run did, from what it left on disk: a page that stands alone, and its pictures."""
 
 from .drawing import plot_panel, plot_run
 from .page import write_report

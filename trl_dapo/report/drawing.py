@@ -8,11 +8,11 @@ Lines are running means over a twentieth of the run; the values themselves are d
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,10 +22,6 @@ from matplotlib.lines import Line2D
 
 from .panels import ACCEPTANCE, ENTROPY, LENGTH, ONE_RUN_EACH, OUTCOMES, PANELS, REWARD, Panel, Points
 from .runs import is_number
-
-
-if TYPE_CHECKING:
-    from matplotlib.typing import LineStyleType
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
@@ -57,7 +53,7 @@ TIMELINE_COLOURS = {
 TRAINER_LANE = ("update", "other", "sampling", "rewards")
 SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
 NUM_ROLLOUTS = 8  # in the timeline
-LINE_STYLES: tuple["LineStyleType", ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))
+LINE_STYLES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))  # as matplotlib names them, or dashes
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
@@ -71,7 +67,8 @@ def plot_panel(
     """Draws one of `PANELS` for one or several runs, which have a log and a name each."""
     with _style(theme):
         if panel in ONE_RUN_EACH:
-            figure = _plot_each(panel, log_histories, labels)
+            shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
+            figure = _one_for_each(shown, labels, lambda place, i: _draw_one(place, panel, log_histories[i]))
         else:
             # The names of the runs stand below and must not make the picture smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
@@ -83,49 +80,42 @@ def plot_panel(
 
 
 def plot_named(
-    panel: Panel,
-    by_name: Sequence[dict[str, Points]],
-    labels: Sequence[str],
-    title: str = "",
-    theme: str = "light",
+    panel: Panel, by_name: Sequence[dict[str, Points]], labels: Sequence[str], title: str = "", theme: str = "light"
 ) -> Figure:
     """A line for each reward function or source, the first 8, in a picture for each run that has any."""
+
+    def draw(place: Axes, i: int) -> None:
+        for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
+            marker = "o" if len(steps) < 15 else None
+            means = smooth(values, smoothing_window(values))
+            place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
+        place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
+        _label(place, panel)
+
     with _style(theme):
-        shown = [i for i, of_run in enumerate(by_name) if of_run]
-        figure, places = _one_for_each(len(shown))
-        for place, i in zip(places, shown, strict=True):
-            for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
-                marker = "o" if len(steps) < 15 else None
-                means = smooth(values, smoothing_window(values))
-                place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
-            if len(labels) > 1:
-                place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
-            place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
-            _label(place, panel)
+        figure = _one_for_each([i for i, of_run in enumerate(by_name) if of_run], labels, draw)
         figure.suptitle(title)
         return figure
 
 
-def _one_for_each(number: int) -> tuple[Figure, list[Axes]]:
-    """A picture with a place for each of so many runs, two in a row."""
-    num_columns = min(number, 2)
+def _one_for_each(shown: list[int], labels: Sequence[str], draw: Callable[[Axes, int], None]) -> Figure:
+    """A picture with a place for each of some runs, two in a row."""
+    figure, places = _places(len(shown), min(len(shown), 2), SIZE, sharey=True)
+    for place, i in zip(places, shown, strict=True):
+        draw(place, i)
+        if len(labels) > 1:
+            place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
+    return figure
+
+
+def _places(number: int, num_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Axes]]:
+    """A picture with so many places, each of a size in inches."""
     num_rows = -(-number // num_columns)
-    figure = Figure(figsize=(SIZE[0] * num_columns, SIZE[1] * num_rows), layout="constrained")
-    places = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=True).flat)
+    figure = Figure(figsize=(size[0] * num_columns, size[1] * num_rows), layout="constrained")
+    places = list(figure.subplots(num_rows, num_columns, squeeze=False, **options).flat)
     for place in places[number:]:
         place.remove()
     return figure, places[:number]
-
-
-def _plot_each(panel: Panel, log_histories: Sequence[list[dict]], labels: Sequence[str]) -> Figure:
-    """A picture for each run that has something to show."""
-    shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
-    figure, places = _one_for_each(len(shown))
-    for place, i in zip(places, shown, strict=True):
-        _draw_one(place, panel, log_histories[i])
-        if len(log_histories) > 1:
-            place.set_title(_shorten(labels[i]), color=RUN_COLOURS[i])
-    return figure
 
 
 def plot_runs(
@@ -134,18 +124,14 @@ def plot_runs(
     """Several panels in one picture; a panel whose metrics were never logged says so."""
     with _style("light"):
         num_columns = 2 if len(panels) <= 4 else 3
-        num_rows = -(-len(panels) // num_columns)
-        figure = Figure(figsize=(4.2 * num_columns, 2.9 * num_rows), layout="constrained")
+        figure, places = _places(len(panels), num_columns, (4.2, 2.9))
         figure.suptitle(title)
-        places = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
-        for place, panel in zip(places, panels, strict=False):
+        for place, panel in zip(places, panels, strict=True):
             if panel in ONE_RUN_EACH:
                 _draw_one(place, panel, log_histories[0])
             else:
                 _draw(place, panel, log_histories)
             place.set_title(panel.title)
-        for place in places[len(panels) :]:
-            place.remove()
         _draw_key(figure, labels, num_columns)
         return figure
 

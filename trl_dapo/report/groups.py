@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's ledger to what the page shows of it: totals, sources over time, hard and easy prompts, groups to read."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -26,10 +26,10 @@ class GroupFigures:
     num_groups: int
     outcomes: list[dict[str, Any]]  # with their share of the groups and of the tokens, the largest first
     sources: list[dict[str, Any]]  # with acceptance in the first fifth of the run, the last and all; the largest first
-    by_source: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)  # steps and acceptance rates
-    hardest: list[dict[str, Any]] = field(default_factory=list)  # prompts, with the step they were last sampled at
-    easiest: list[dict[str, Any]] = field(default_factory=list)
-    opened: list[dict[str, Any]] = field(default_factory=list)  # groups to read, dropped ones first
+    by_source: dict[str, tuple[list[int], list[float]]]  # steps and acceptance rates
+    hardest: list[dict[str, Any]]  # prompts, with the step they were last sampled at
+    easiest: list[dict[str, Any]]
+    opened: list[dict[str, Any]]  # groups to read, dropped ones first
 
 
 def summarize_groups(rows: pa.Table) -> GroupFigures:
@@ -68,27 +68,19 @@ def _outcomes(groups: pd.DataFrame) -> list[dict[str, Any]]:
 def _sources(groups: pd.DataFrame) -> list[dict[str, Any]]:
     first, last = groups["rollout"].quantile([0.2, 0.8])
     figures = []
-    for source, of_source in _largest_first(groups):
-        spans = of_source[of_source["rollout"] <= first], of_source[of_source["rollout"] >= last], of_source
-        rates = [float(span["accepted"].mean()) if len(span) else None for span in spans]
+    for source, of_source in sorted(groups.groupby("source", dropna=False), key=lambda part: -len(part[1])):
+        rollouts, accepted = of_source["rollout"], of_source["accepted"]
+        spans = {"first": accepted[rollouts <= first], "last": accepted[rollouts >= last], "all": accepted}
+        correct, scored = of_source["correct"].sum(min_count=1), of_source["scored"].sum()
         figures.append(
             {
-                "source": source,
+                "source": None if pd.isna(source) else source,
                 "num_groups": len(of_source),
-                **dict(zip(("first", "last", "all"), rates, strict=True)),
-                "correct": _share(of_source["correct"].sum(min_count=1), of_source["scored"].sum()),
+                **{name: float(span.mean()) if len(span) else None for name, span in spans.items()},
+                "correct": None if pd.isna(correct) or not scored else float(correct / scored),
             }
         )
     return figures
-
-
-def _largest_first(groups: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
-    parts = [(None if pd.isna(source) else source, part) for source, part in groups.groupby("source", dropna=False)]
-    return sorted(parts, key=lambda part: -len(part[1]))
-
-
-def _share(part: Any, whole: Any) -> float | None:
-    return None if pd.isna(part) or not whole else float(part / whole)
 
 
 def _by_source(groups: pd.DataFrame, sources: list[str | None]) -> dict[str, tuple[list[int], list[float]]]:
@@ -139,19 +131,16 @@ def _opened(with_text: pa.Table) -> list[dict[str, Any]]:
     outcomes, reasons = (with_text[name].to_pylist() for name in ("outcome", "drop_reason"))
     for place, (outcome, reason) in enumerate(zip(outcomes, reasons, strict=True)):
         places.setdefault("accepted" if outcome != "dropped" else reason, []).append(place)
-    accepted = places.pop("accepted", [])
-    opened = []
-    for verdict, of_verdict in [*places.items(), ("accepted", accepted)]:
-        for row in with_text.take(pa.array(of_verdict[-NUM_OPENED:], pa.int64())).to_pylist():
-            opened.append(
-                {
-                    **{name: row[name] for name in FACTS},
-                    "verdict": verdict,
-                    "num_completions": len(row["completions"]),
-                    "completions": _completions(row),
-                }
-            )
-    return opened
+    return [
+        {
+            **{name: row[name] for name in FACTS},
+            "verdict": verdict,
+            "num_completions": len(row["completions"]),
+            "completions": _completions(row),
+        }
+        for verdict in sorted(places, key=lambda verdict: verdict == "accepted")
+        for row in with_text.take(pa.array(places[verdict][-NUM_OPENED:], pa.int64())).to_pylist()
+    ]
 
 
 def _completions(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from matplotlib.figure import Figure
 from ..number_format import format_share
 from ..version import __version__
 from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth, smoothing_window
-from .panels import ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
+from .panels import BY_NAME, ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
 from .runs import Run, is_number, load_runs, series
 
 
 PAGE_NAME, OVERVIEW_NAME = "report.html", "overview.png"
 NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
+SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
 
 
@@ -81,16 +83,18 @@ def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
-    left_out = [panel.title for panel in PANELS if panel not in shown]
+    logs = [run.log_history for run in runs]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
-        panels=[_rendered(panel, runs, labels) for panel in shown]
-        + [_rendered_named(panel, by_name, labels) for panel, by_name in _named(runs)],
+        panels=[
+            *(_picture(p, [*map(p.find, logs)], labels, partial(plot_panel, p, logs, labels)) for p in shown),
+            *(_picture(p, by_name, labels, partial(plot_named, p, by_name, labels)) for p, by_name in _named(runs)),
+        ],
         settings=_settings(runs),
         outcomes=_outcomes(runs),
-        evaluated=[_evaluated(run.log_history) for run in runs],
-        left_out=left_out,
+        evaluated=list(map(_evaluated, logs)),
+        left_out=[panel.title for panel in PANELS if panel not in shown],
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
 
@@ -147,8 +151,8 @@ def _settings(runs: list[Run]) -> list[dict[str, Any]]:
             None if run.settings is None else _as_set(run.settings.get(name, {"value": default})["value"])
             for run in runs
         ]
-        known = [value for value in values if value is not None]
-        rows.append({"name": name, "default": _as_set(default), "values": values, "differs": len(set(known)) > 1})
+        differs = len({*values} - {None}) > 1
+        rows.append({"name": name, "default": _as_set(default), "values": values, "differs": differs})
     return sorted(rows, key=lambda row: not row["differs"])
 
 
@@ -166,10 +170,10 @@ def _outcomes(runs: list[Run]) -> list[tuple[str, list[dict[str, Any] | None]]]:
 def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
     """The evaluations during training in order of time: names of the scores, and steps with their values."""
     scored = [
-        (entry["step"], {name: value for name, value in entry.items() if _is_score(name) and is_number(value)})
+        (entry["step"], values)
         for entry in log_history
+        if (values := {name: value for name, value in entry.items() if SCORE.fullmatch(name) and is_number(value)})
     ]
-    scored = [(step, values) for step, values in scored if values]
     if not scored:
         return None
     names = list(dict.fromkeys(name for _, values in scored for name in values))
@@ -183,74 +187,47 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
     }
 
 
-def _is_score(name: str) -> bool:
-    return re.fullmatch(r"eval_(\S+_)?(avg|pass|maj)@\d+", name) is not None
-
-
 # ---- Pictures ----
 
 
-def _rendered(panel: Panel, runs: list[Run], labels: list[str]) -> dict[str, Any]:
-    histories = [run.log_history for run in runs]
-    is_wide = panel in ONE_RUN_EACH and sum(bool(panel.find(history)) for history in histories) > 1
-    sentences = []
-    for label, history in zip(labels, histories, strict=True):
-        for name, (steps, values) in panel.find(history).items():
-            means = smooth(values, smoothing_window(values))
-            between = f", between {min(means):.3g} and {max(means):.3g}"
-            sentences.append(_in_words(f"{label}, {name}", steps, means, between))
-    return _picture(panel, is_wide, sentences, lambda theme: plot_panel(panel, histories, labels, theme=theme))
-
-
-def _rendered_named(panel: Panel, by_name: list[dict[str, Points]], labels: list[str]) -> dict[str, Any]:
+def _picture(
+    panel: Panel, by_run: list[dict[str, Points]], labels: list[str], plot: Callable[..., Figure]
+) -> dict[str, Any]:
+    """A panel as the page shows it, its picture on each paper as an address that holds it."""
+    pictures = {theme: base64.b64encode(render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
-        _in_words(f"{label}, {name}", *points)
-        for label, of_run in zip(labels, by_name, strict=True)
+        _in_words(panel, f"{label}, {name}", *points)
+        for label, of_run in zip(labels, by_run, strict=True)
         for name, points in of_run.items()
     ]
-    is_wide = sum(map(bool, by_name)) > 1
-    return _picture(panel, is_wide, sentences, lambda theme: plot_named(panel, by_name, labels, theme=theme))
-
-
-def _in_words(line: str, steps: list[int], values: list[float], more: str = "") -> str:
-    """What a line shows, for those who do not see it."""
-    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{more}."
-
-
-def _picture(panel: Panel, is_wide: bool, sentences: list[str], plot: Callable[[str], Figure]) -> dict[str, Any]:
-    """A panel as the page shows it, its picture on each paper as an address that holds it."""
-    pictures = {theme: base64.b64encode(render(plot(theme), "svg", theme)).decode() for theme in PAPER}
     return {
         "name": panel.name,
         "title": panel.title,
         "caption": panel.caption,
-        "is_wide": is_wide,
+        "is_wide": panel in (*ONE_RUN_EACH, *BY_NAME) and sum(map(bool, by_run)) > 1,
         "alt": f"{panel.title}, {panel.unit} over optimizer steps. {' '.join(sentences)}",
         **{theme: f"data:image/svg+xml;base64,{picture}" for theme, picture in pictures.items()},
     }
 
 
+def _in_words(panel: Panel, line: str, steps: list[int], values: list[float]) -> str:
+    """What a line shows, for those who do not see it."""
+    between = ""
+    if panel not in BY_NAME:
+        values = smooth(values, smoothing_window(values))
+        between = f", between {min(values):.3g} and {max(values):.3g}"
+    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{between}."
+
+
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
     """What is drawn by reward function and by source, for each run: nothing where it has only one."""
+    rewards = [REWARDS.find(run.log_history) for run in runs]
+    sources = [run.groups.by_source if run.groups else {} for run in runs]
     found = [
-        (REWARDS, [_by_function(run.log_history) for run in runs]),
-        (SOURCES, [run.groups.by_source if run.groups else {} for run in runs]),
+        [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run]
+        for by_run in (rewards, sources)
     ]
-    shown = [
-        (
-            panel,
-            [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run],
-        )
-        for panel, by_run in found
-    ]
-    return [(panel, by_name) for panel, by_name in shown if any(by_name)]
-
-
-def _by_function(log_history: list[dict]) -> dict[str, Points]:
-    logged = dict.fromkeys(metric for entry in log_history for metric in entry)
-    functions = [match[1] for metric in logged if (match := re.fullmatch("rewards/(.*)/mean", metric))]
-    points = {function: series(log_history, f"rewards/{function}/mean") for function in functions}
-    return {function: of_function for function, of_function in points.items() if of_function[0]}
+    return [(panel, by_name) for panel, by_name in zip((REWARDS, SOURCES), found, strict=True) if any(by_name)]
 
 
 # ---- What a model wrote ----
@@ -259,13 +236,11 @@ def _by_function(log_history: list[dict]) -> dict[str, Points]:
 def _visible(text: Any) -> str:
     """Text in which every character that would not show, or would act on others, stands as its escape."""
     return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else _escape(char)
+        char
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs")
+        else char.encode("unicode_escape").decode()
         for char in str(text)
     )
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
 
 
 def _cut(text: Any, limit: int = MAX_CHARACTERS) -> tuple[str, int, str]:

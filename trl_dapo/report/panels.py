@@ -19,7 +19,7 @@ class Panel:
     name: str  # of its file
     title: str
     unit: str  # of the vertical axis
-    metrics: dict[str, str]  # regular expressions of the metrics drawn, and how each is called in the legend
+    metrics: dict[str, str]  # regular expressions of metrics, and how each is called in the legend, as in `re.sub`
     caption: str  # what to look for, in one sentence
     bottom: float | None = 0.0  # where the vertical axis begins; `None` leaves it to the values
     top: float | None = None
@@ -29,14 +29,13 @@ class Panel:
         if self is OUTCOMES:
             return _shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
-        found = {}
-        for pattern, label in self.metrics.items():
-            for metric in logged:
-                if re.fullmatch(pattern, metric):
-                    points = series(log_history, metric)
-                    if points[0]:
-                        found[label] = points
-        return found
+        drawn = [
+            (match.expand(label), series(log_history, metric))
+            for pattern, label in self.metrics.items()
+            for metric in logged
+            if (match := re.fullmatch(pattern, metric))
+        ]
+        return {label: points for label, points in drawn if points[0]}
 
 
 REWARD = Panel(
@@ -94,12 +93,11 @@ TIMELINE = Panel(
     caption="The updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
     "below: where the trainer waits, more GPUs should sample, and where the server idles, more should train.",
 )
-# With one line for each name that a run has, in a picture for each run: see `plot_named`.
 REWARDS = Panel(
     name="rewards",
     title="Reward by function",
     unit="mean reward",
-    metrics={},
+    metrics={"rewards/(.*)/mean": r"\1"},
     caption="Before the filter and before weights. Where one rises and the one that matters does not, their sum hides "
     "it.",
     bottom=None,
@@ -183,6 +181,7 @@ PANELS = (
 )
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
+BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:

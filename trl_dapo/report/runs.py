@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..evaluation import compare
+from ..evaluation.journal import has_fields
 from ..evaluation.summary import SUMMARY_FILE
 from ..run.checkpoint import last_complete_checkpoint
 from ..run.ledger import as_text, read_ledger
@@ -24,6 +25,7 @@ from .groups import GroupFigures, summarize_groups
 
 STATE_NAME = "trainer_state.json"
 NUM_SAMPLED_PROMPTS = 2  # of each table of completions
+SETTING = {"value": object, "default": object}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,11 +236,9 @@ def _sample(group: list[dict]) -> dict:
 
 
 def _read_evaluations(run_dir: Path) -> dict[str, dict]:
-    summaries = {path: _parse(path.read_bytes()) for path in run_dir.glob(f"*/{SUMMARY_FILE}")}
-    found = [
-        (_finished(path, summary), path.parent.name) for path, summary in summaries.items() if _is_summary(summary)
-    ]
-    return {name: summaries[run_dir / name / SUMMARY_FILE] for _, name in sorted(found)}
+    found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
+    dated = [(_finished(path, summary), path.parent.name, summary) for path, summary in found if _is_summary(summary)]
+    return {name: summary for _, name, summary in sorted(dated, key=lambda entry: entry[:2])}
 
 
 def _finished(path: Path, summary: dict) -> float:
@@ -269,11 +269,7 @@ def _read_settings(path: Path) -> dict[str, dict] | None:
     settings = _parse(path.read_bytes()) if path.exists() else None
     if not isinstance(settings, dict):
         return None
-    return {
-        name: setting
-        for name, setting in settings.items()
-        if isinstance(setting, dict) and {"value", "default"} <= setting.keys()
-    }
+    return {name: setting for name, setting in settings.items() if has_fields(setting, SETTING)}
 
 
 def _is_summary(summary: Any) -> bool:

@@ -152,11 +152,10 @@ def wrap_reward(
     """A reward function that is called `within` a context, and `then` of whose values stands in their place."""
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
-    inner: Any = reward_func
+    own: Any = reward_func
+    inner = own
     while isinstance(inner, functools.partial):
         inner = inner.func
-
-    own: Any = reward_func
 
     async def awaited(*, completions: list, **kwargs: Any) -> Any:
         with within():
@@ -201,9 +200,8 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 def _is_reward(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex()
-    if value is None or isinstance(value, (numbers.Real, Decimal)):
-        return True
-    return isinstance(value, np.bool_)  # the one number of numpy's that is none of Python's
+    # numpy's bool is the one number of its own that is none of Python's.
+    return value is None or isinstance(value, (numbers.Real, Decimal, np.bool_))
 
 
 def _listed(names: Iterable[str]) -> str:

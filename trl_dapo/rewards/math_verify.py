@@ -268,17 +268,13 @@ class MathVerifyReward:
 
     def _open_batches(self, batches: Iterable[Iterable[_Job]]) -> deque[list[_Job]]:
         """The batches without the jobs that need no worker: decided, or with a gold answer that kills workers."""
-        open_batches: deque[list[_Job]] = deque()
-        for batch in batches:
-            open_jobs = []
+        open_batches = []
+        for batch in map(list, batches):
             for job in batch:
                 if job.verdict is None and job.gold in self._hopeless_golds:
                     job.verdict = _Verdict(None, SKIPPED)
-                if job.verdict is None:
-                    open_jobs.append(job)
-            if open_jobs:
-                open_batches.append(open_jobs)
-        return open_batches
+            open_batches.append([job for job in batch if job.verdict is None])
+        return deque(filter(None, open_batches))
 
     def _bury(self, worker: _Worker) -> None:
         """Finds out why a worker is gone; the job that it failed at gets its verdict, or one more try."""
@@ -337,9 +333,7 @@ _default = MathVerifyReward()
 
 
 def math_verify_reward(
-    completions: Sequence[str | list[dict[str, Any]]],
-    solution: list[str | None],
-    **kwargs: Any,
+    completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
     [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.

@@ -10,7 +10,7 @@ into a number of micro-batches, or into as many as keep a budget of tokens. Word
   They bound its memory, so the budget is in tokens.
 - *cost* of a micro-batch: what its forward and backward pass take. A row padded to `w` tokens costs
   `w + attention * w**2`, where `attention` is what one pair of tokens costs (`attention_cost` in models.py).
-- *plan*: for each rank, for each of its micro-batches, the numbers of its rows.
+- *plan*: for each rank, for each of its micro-batches, the numbers of its rows, counted over all ranks.
 - *waited cost* of a plan: what it costs all ranks, waiting for the costliest included. Ranks in step (FSDP, ZeRO) wait
   at every micro-batch, other ranks (DDP) once an optimizer step.
 
@@ -19,7 +19,7 @@ Everything is arithmetic on lengths that all ranks know, without chance: every r
 
 import heapq
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil, inf, sqrt
 
 from .rows import widths
@@ -40,16 +40,6 @@ LEAST_GAIN = 0.01
 GATHER_COST = 1000.0
 
 
-def fewest_microbatches(
-    lengths: Sequence[tuple[int, int]], budget: int, multiple_of: int | None = None, attention: float = 0.0
-) -> int:
-    """
-    Fewest micro-batches for rows on one rank that keep the budget and of whose cost about `MAX_PADDING_SHARE` at most
-    is padding. `lengths` has prompt and completion length of each row; columns are multiples of `multiple_of`.
-    """
-    return _Rows(lengths, budget, multiple_of, attention).fewest(range(len(lengths)))
-
-
 def cut(
     lengths: Sequence[tuple[int, int]],
     num_microbatches: int,
@@ -57,18 +47,8 @@ def cut(
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> list[list[int]]:
-    """
-    Groups rows of like length into `num_microbatches` so that the costliest costs as little as possible.
-
-    The rows are sorted by completion length, and by total length. Each order is filled into contiguous micro-batches
-    up to the smallest cost, within 0.1 %, that needs no more than `num_microbatches`; where that leaves some over, the
-    costliest are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the
-    cheaper in all.
-
-    Returns the row numbers of each micro-batch, the costliest first; where there are fewer rows the last are empty.
-    The budget is kept by any number from [`fewest_microbatches`] on.
-    """
-    return _Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
+    """Groups rows of like length so that the costliest micro-batch costs as little as possible: it comes first."""
+    return Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
 
 
 def plan_window(
@@ -77,12 +57,9 @@ def plan_window(
     can_exchange: bool = True,
     multiple_of: int | None = None,
 ) -> list[list[list[int]]]:
-    """
-    A plan of `num_microbatches` on each rank, of equal padded cost. `lengths` are those of each rank's rows, which are
-    numbered over all ranks in their order. Where rows may be exchanged, ranks have micro-batches of like cost at each
-    micro-step.
-    """
-    rows, pools, ranks_per_pool = _pools(lengths, None, can_exchange, multiple_of, 0.0)
+    """A plan of `num_microbatches` on each rank, of equal padded cost; `lengths` are those of each rank's rows."""
+    pools, ranks_per_pool = _pools(lengths, can_exchange)
+    rows = Rows([*chain.from_iterable(lengths)], multiple_of=multiple_of)
     return rows.plan(pools, ranks_per_pool, num_microbatches, in_step=True)
 
 
@@ -94,16 +71,11 @@ def plan_window_within_budget(
     multiple_of: int | None = None,
     attention: float = 0.0,
 ) -> list[list[list[int]]]:
-    """
-    A plan within a budget of tokens, with the same number of micro-batches on each rank; a longer row goes alone.
-
-    Their number is that of [`fewest_microbatches`], or up to `MAX_GROWTH` times as many where that spares more padding
-    and waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`). They are cut from the rows of all ranks.
-    Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the costliest
-    first, each to the rank with the least so far. A micro-batch is empty only where there are fewer rows than
-    micro-batches.
-    """
-    rows, pools, num_ranks = _pools(lengths, budget, can_exchange, multiple_of, attention)
+    """A plan within a budget of tokens, with as many micro-batches on each rank; a longer row goes alone."""
+    # Their number is that of `Rows.fewest`, or up to `MAX_GROWTH` times as many where that spares more padding and
+    # waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`).
+    pools, num_ranks = _pools(lengths, can_exchange)
+    rows = Rows([*chain.from_iterable(lengths)], budget, multiple_of, attention)
     fewest = max(ceil(rows.fewest(pool) / num_ranks) for pool in pools)
     most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
     least_cost = sum(map(rows.least_cost, pools))
@@ -121,37 +93,23 @@ def plan_window_within_budget(
     return best
 
 
-def _pools(
-    lengths: Sequence[Sequence[tuple[int, int]]],
-    budget: int | None,
-    can_exchange: bool,
-    multiple_of: int | None,
-    attention: float,
-) -> tuple["_Rows", list[range], int]:
-    """The rows, numbered over all ranks, the pools of them that are cut, and how many ranks share a pool."""
-    rows = _Rows([row for rank in lengths for row in rank], budget, multiple_of, attention)
+def _pools(lengths: Sequence[Sequence[tuple[int, int]]], can_exchange: bool) -> tuple[list[range], int]:
+    """The pools of rows, numbered over all ranks, that are cut, and how many ranks share a pool."""
     stops = list(accumulate(map(len, lengths)))
     if can_exchange:
-        return rows, [range(stops[-1])], len(lengths)
-    return rows, [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
+        return [range(stops[-1])], len(lengths)
+    return [range(stop - len(rank), stop) for rank, stop in zip(lengths, stops, strict=True)], 1
 
 
-def waited_cost(
-    lengths: Sequence[tuple[int, int]],
-    plan: Sequence[Sequence[Sequence[int]]],
-    in_step: bool,
-    multiple_of: int | None = None,
-    attention: float = 0.0,
-) -> float:
-    """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
-    return _Rows(lengths, None, multiple_of, attention).waited_cost(plan, in_step)
-
-
-class _Rows:
-    """Rows by number, what a micro-batch of them costs, and how they are cut."""
+class Rows:
+    """Rows by number, what a micro-batch of them costs, and how they are cut; columns are multiples of a number."""
 
     def __init__(
-        self, lengths: Sequence[tuple[int, int]], budget: int | None, multiple_of: int | None, attention: float
+        self,
+        lengths: Sequence[tuple[int, int]],
+        budget: int | None = None,
+        multiple_of: int | None = None,
+        attention: float = 0.0,
     ) -> None:
         if budget is not None and budget < 1:
             raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
@@ -173,6 +131,7 @@ class _Rows:
         return sum(self._cost(1, sum(self.widths[row])) for row in pool)
 
     def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
+        """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
         costs = [list(map(self.cost, rank)) for rank in plan]
         slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
         return len(plan) * slowest
@@ -186,10 +145,7 @@ class _Rows:
         return [by_completion] if by_completion == by_total else [by_completion, by_total]
 
     def fill(self, order: Sequence[int], cap: float = inf) -> list[tuple[int, float]]:
-        """
-        Fewest contiguous micro-batches of `order` within the budget and the cost `cap`; a row beyond either gets its
-        own. Returns the number of rows and the cost of each.
-        """
+        """Rows and cost of the fewest contiguous micro-batches within budget and `cap`; a row beyond them is alone."""
         filled, num_rows, prompt, completion = [], 0, 0, 0
         for row in order:
             row_prompt, row_completion = self.widths[row]
@@ -214,8 +170,9 @@ class _Rows:
             low, high = (low, cap) if changes(self.fill(order, cap)) else (cap, high)
         return low, high
 
-    def fewest(self, pool: Sequence[int]) -> int:
-        """Fewest micro-batches within the budget without too much padding."""
+    def fewest(self, pool: Sequence[int] | None = None) -> int:
+        """Fewest micro-batches within the budget, of whose cost about `MAX_PADDING_SHARE` at most is padding."""
+        pool = range(len(self.widths)) if pool is None else pool
         if not pool:
             return 1
         allowed = self.least_cost(pool) / (1 - MAX_PADDING_SHARE)
@@ -232,7 +189,11 @@ class _Rows:
         return min(nums)
 
     def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
-        """As [`cut`]."""
+        """As [`cut`]: the rows of each micro-batch; where there are fewer rows the last are empty."""
+        # Sorted by completion length, and by total length. Each order is filled into contiguous micro-batches up to
+        # the smallest cost, within 0.1 %, that needs no more than `num`; where that leaves some over, the costliest
+        # are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the cheaper in
+        # all. The budget is kept by any number from `fewest` on.
         cuts = []
         for order in self.orders(pool) if pool else []:
             if len(self.fill(order)) <= num:
@@ -270,6 +231,8 @@ class _Rows:
 
     def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> list[list[list[int]]]:
         """Micro-batches by falling cost, as many to each rank."""
+        # Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the
+        # costliest first, each to the rank with the least so far.
         if in_step:
             steps = [microbatches[start : start + num_ranks] for start in range(0, len(microbatches), num_ranks)]
             # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.

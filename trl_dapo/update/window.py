@@ -4,6 +4,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from transformers.utils import logging
 
 from ..ranks import exchange
 from .loss import weights_without_filler
-from .microbatches import cut, fewest_microbatches, plan_window, plan_window_within_budget
+from .microbatches import Rows, cut, plan_window, plan_window_within_budget
 from .rows import (
     clear_of_nan,
     index_rows,
@@ -98,12 +99,8 @@ class Cutter:
     has_warned: bool = field(default=False, init=False)  # of a row beyond the budget
 
     def cut(self, parts: list[dict], tally: Tally) -> tuple[list[dict], int]:
-        """
-        The micro-batches of a window, and its loss tokens over all ranks.
-
-        `parts` is what TRL would train on at each micro-step. Every rank makes as many micro-batches; one without rows
-        has one token, which is not in the loss.
-        """
+        """The micro-batches of a window, which TRL would train on as `parts`, and its loss tokens on all ranks."""
+        # Every rank makes as many micro-batches; one without rows has one token, which is not in the loss.
         accelerator, own_rows = self.accelerator, None
         if self.recuts and all(map(is_cut_by_row, parts)):
             own_rows = join_rows(parts, self.pad_token_id)
@@ -142,7 +139,7 @@ class Cutter:
         if self.budget is None:
             return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.multiple_of)
         cost = self.budget, self.multiple_of, self.attention
-        num_passes = fewest_microbatches(lengths, *cost)
+        num_passes = Rows(lengths, *cost).fewest()
         if self.in_step:
             num_passes = int(self.accelerator.gather(self._tensor([num_passes])).max())
         return cut(lengths, num_passes, *cost)
@@ -159,13 +156,7 @@ class Cutter:
         may_exchange = self._may_exchange(facts)
         if self.budget is None:
             return plan_window(facts.lengths, num_steps, may_exchange, self.multiple_of)
-        num_rows = len(facts.lengths[0])
-        trains = [
-            rank * num_rows + row
-            for rank, num_tokens in enumerate(facts.num_tokens)
-            for row in range(num_rows)
-            if num_tokens[row]
-        ]
+        trains = [row for row, num in enumerate(chain.from_iterable(facts.num_tokens)) if num]
         lengths = [
             [row for row, num in zip(*rank, strict=True) if num]
             for rank in zip(facts.lengths, facts.num_tokens, strict=True)
