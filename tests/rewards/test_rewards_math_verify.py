@@ -345,6 +345,19 @@ def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
     assert reward(["\\boxed{1}", "\\boxed{2}", "\\boxed{3}"], ["1"] * 3) == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("text", ["\\boxed{7}", "\\boxed{7}" + " " * 200_000], ids=["waits", "is not read"])
+def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(monkeypatch, text):
+    reward = MathVerifyReward(num_workers=1)
+    assert reward(["\\boxed{7}"], ["7"]) == [1.0]
+    (worker,) = reward._workers
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    waits = iter([0.2, 0.2])  # then as long as a new worker needs
+    monkeypatch.setattr(MathVerifyReward, "_patience", property(lambda self: next(waits, 60.0)))
+    assert reward([text, "\\boxed{8}"], ["7", "7"]) == [1.0, 0.0]
+    assert worker.process.poll() == -signal.SIGKILL
+    reward.close()
+
+
 def test_limits_hold_off_the_main_thread(impatient_reward):
     rewards = []
     thread = threading.Thread(target=lambda: rewards.extend(impatient_reward([ENDLESS, "\\boxed{34}"], ["34"] * 2)))

@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from .dapo_math import completion_text, gold_text, loggable
-from .math_worker import GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
+from .math_worker import CLOCK_FACTOR, GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
 
 
 logger = logging.getLogger(__name__)
@@ -100,14 +101,18 @@ class _Worker:
         assert process.stdout is not None
         return cls(process, process.stdin, process.stdout, lifeline)
 
-    def send(self, jobs: list[_Job]) -> None:
+    def send(self, jobs: list[_Job], patience: float) -> None:
         """Hands over one batch. That the worker is gone shows when its answers are read."""
         self.batch.extend(jobs)
         line = json.dumps([[job.gold, job.text] for job in jobs], ensure_ascii=False) + "\n"
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
+        poll = select.poll()
+        poll.register(self.stdin, select.POLLOUT)
         try:
             while unsent:
-                unsent = unsent[os.write(self.stdin.fileno(), unsent) :]
+                if not poll.poll(1000 * patience):  # it was stopped from outside: what is written now breaks
+                    self.process.kill()
+                unsent = unsent[os.write(self.stdin.fileno(), unsent[: select.PIPE_BUF]) :]
         except BrokenPipeError:
             pass
 
@@ -241,6 +246,11 @@ class MathVerifyReward:
         with self._lock:
             _stop_all(self._workers)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds in which some worker says something, since each ends itself before."""
+        return STARTUP_LIMIT + 2 * CLOCK_FACTOR * self.timeout
+
     def _score(self, jobs: list[_Job]) -> None:
         """Gives every job its verdict: keeps each worker busy with one batch until nothing is left."""
         self._num_ended = self._num_killed_at_start = 0
@@ -257,8 +267,12 @@ class MathVerifyReward:
                     selector.register(worker.stdout, selectors.EVENT_READ, worker)
                 for worker in self._workers:
                     if worker.is_ready and not worker.batch and todo:
-                        worker.send(todo.popleft())
-                for key, _ in selector.select():
+                        worker.send(todo.popleft(), self._patience)
+                events = selector.select(self._patience)
+                if not events:  # they were stopped from outside, and their own clocks with them
+                    for worker in self._workers:
+                        worker.process.kill()
+                for key, _ in events:
                     worker = key.data
                     if not worker.receive():
                         selector.unregister(worker.stdout)
