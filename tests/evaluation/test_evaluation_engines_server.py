@@ -120,6 +120,16 @@ def test_a_refusal_is_no_failure_to_retry(serve, tmp_path):
     assert len(server.requests) == 1
 
 
+def test_the_user_of_a_servers_address_is_asked_with_and_not_told(serve, tmp_path, capfd):
+    server = serve(lambda body: (400, {"error": "no"}))
+    there = types.SimpleNamespace(url=server.url.replace("://", "://planted:pa55word@"))
+    with pytest.raises(ConnectionError, match="refuses a request with 400") as error:
+        ask(there, sums(1), tmp_path, k=1)
+    assert server.requests[0][1]["Authorization"].startswith("Basic ")
+    left = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
+    assert not re.search("planted|pa55word", f"{error.value}{left}{capfd.readouterr()}")
+
+
 def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(server_engine, "_FIRST_DELAY", 1e6)
     all_are_under_way, is_refused = threading.Barrier(3), threading.Event()

@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from trl_dapo import DAPOConfig
-from trl_dapo.report import load_run
+from trl_dapo.report import load_run, write_report
 from trl_dapo.run.log import changed_settings
 
 
@@ -122,3 +122,24 @@ def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(t
     assert trainer.state.global_step == 4
     (said,) = [record.message for record in caplog.records if "cannot be written" in record.message]
     assert said.startswith(f"`{tmp_path / 'log_history.jsonl'}` cannot be written and ends here; the run goes on: ")
+
+
+def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(tiny_model, tmp_path, capfd):
+    """But in `training_args.bin`, which transformers writes."""
+    planted = ["hf_plantedabcdefgh", "pa55word", "planted-key"]
+    trainer = make_trainer(
+        tiny_model,
+        tmp_path / "run",
+        model_init_kwargs={"token": "hf_plantedabcdefgh"},
+        vllm_server_base_url="http://user:pa55word@gpu-7:8000",
+        chat_template_kwargs={"deep": [{"api_key": "planted-key"}]},
+    )
+    trainer.train()
+    write_report([str(tmp_path / "run")], tmp_path / "report")
+    left = {path for path in tmp_path.rglob("*") if path.is_file() and path.name != "training_args.bin"}
+    assert {"settings.json", "log_history.jsonl", "dapo_state.json"} <= {path.name for path in left}
+    holding = {path.name for path in left for secret in planted if secret.encode() in path.read_bytes()}
+    assert holding == set()
+    assert "gpu-7:8000" in (tmp_path / "run" / "settings.json").read_text()
+    said = "".join(capfd.readouterr())
+    assert not [secret for secret in planted if secret in said]

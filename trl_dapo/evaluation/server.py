@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from ..rewards.dapo_math import completion_text
+from ..settings.secrets import without_secrets
 from .jobs import Completion, Job, OnCompletion, Sampling
 
 
@@ -97,7 +98,8 @@ class _Server:
     def __init__(
         self, base_url: str, model: str, sampling: Sampling, request_timeout: float, num_retries: int
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self._address = base_url.rstrip("/")
+        self.base_url = without_secrets(self._address)  # as it is told
         self.is_given_up = threading.Event()
         self._num_retries = num_retries
         self._first_of_reasoning = threading.Lock()  # taken by the thread that warns, and kept
@@ -132,12 +134,12 @@ class _Server:
     def ask(self, job: Job) -> Completion:
         """The completion of one job, retries included."""
         is_plain = isinstance(job.prompt, str)
-        url = self.base_url + ("/completions" if is_plain else "/chat/completions")
+        path = "/completions" if is_plain else "/chat/completions"
         fields = {**self._fields, "prompt" if is_plain else "messages": job.prompt, "seed": job.seed}
         delay = _FIRST_DELAY
         for num_left in reversed(range(self._num_retries + 1)):
             try:
-                return self._post(url, fields)
+                return self._post(path, fields)
             except _Transient as error:
                 # Jitter keeps the threads that failed together from coming back together.
                 if num_left == 0 or self.is_given_up.wait(delay * _jitter.uniform(0.5, 1.0)):
@@ -146,9 +148,12 @@ class _Server:
             delay = min(2 * delay, _LONGEST_DELAY)
         raise AssertionError("the last try returns or raises")
 
-    def _post(self, url: str, fields: dict[str, Any]) -> Completion:
+    def _post(self, path: str, fields: dict[str, Any]) -> Completion:
+        url = self.base_url + path
         try:
-            response = self._client.post(url, content=json.dumps(fields))  # ASCII: a prompt may hold lone surrogates
+            response = self._client.post(
+                self._address + path, content=json.dumps(fields)
+            )  # ASCII: a prompt may hold lone surrogates
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _Transient(str(error).rstrip(".") or type(error).__name__) from error
         text = response.content.decode("utf-8", "replace")  # whatever charset was declared
