@@ -34,10 +34,11 @@ from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
-from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, save_state
+from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
+from ..sampling.group_filter import GroupFilter
 from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
 from ..update.old_logps import put_rows
@@ -377,7 +378,17 @@ class Checkpoints(EvaluationSeam):
     """What a checkpoint holds beside the files of transformers, and how a run goes on from it."""
 
     _sampler: Sampler | None = None
+    _group_filter: GroupFilter | None
+    _rule: dict[str, Any] | None = None  # what decided on the rows of the last rollout
     stop: StopCallback
+
+    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
+        parts = super()._roll_out(batch)
+        self._rule = self._rule_of_now()  # a callback may change the weights before they are saved
+        return parts
+
+    def _rule_of_now(self) -> dict[str, Any]:
+        return rule_of(self.args, self._task.names, self.reward_weights.tolist(), self._group_filter)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -399,13 +410,7 @@ class Checkpoints(EvaluationSeam):
         }
 
     def load_update_state_dict(self, state: dict) -> None:
-        """Goes on from where [`Checkpoints.update_state_dict`] left off; inside a rollout only with its sizes."""
-        if state["rollout"] is not None and state["generate_every"] != self._generate_every:
-            raise ValueError(
-                "The checkpoint lies inside a rollout of `steps_per_generation * num_iterations` = "
-                f"{state['generate_every']} micro-batches, but this run has {self._generate_every}. Resume with the "
-                "settings it was saved with."
-            )
+        """Goes on from where [`Checkpoints.update_state_dict`] left off, where the rows fit."""
         self._step = state["step"]
         self._buffered_inputs = state["rollout"] and [
             {
@@ -418,6 +423,7 @@ class Checkpoints(EvaluationSeam):
     def _local_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank."""
         return {
+            "rule": self._rule or self._rule_of_now(),
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
             # TRL keeps these in a file that it writes only after the one that says that all is written.
@@ -427,12 +433,17 @@ class Checkpoints(EvaluationSeam):
         }
 
     def _misfits(self, local: dict[str, Any]) -> dict[str, tuple]:
-        """Settings that the rows of an unfinished rollout do not fit, the checkpoint's and this run's."""
-        update = local["update"]
-        differs: dict[str, tuple] = {}
-        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
-            differs["steps_per_generation * num_iterations"] = update["generate_every"], self._generate_every
-        if update["rollout"] is not None and self.beta and "ref_per_token_logps" not in update["rollout"][0]:
+        """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
+        self._rule = own = self._rule_of_now()
+        theirs, rollout = local.get("rule", {}), local["update"]["rollout"]  # earlier versions wrote no rule
+        if rollout is not None:
+            sizes = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
+            sizes |= {"steps_per_generation": len(rollout)}
+            sizes |= {"num_iterations": local["update"]["generate_every"] // len(rollout)}
+            theirs = theirs | sizes
+        both = {name: (value, own.get(name, getattr(self.args, name, value))) for name, value in theirs.items()}
+        differs = {name: (there, here) for name, (there, here) in both.items() if there != here}
+        if rollout is not None and self.beta and "ref_per_token_logps" not in rollout[0]:
             differs["beta"] = 0.0, self.beta
         return differs
 
@@ -441,7 +452,8 @@ class Checkpoints(EvaluationSeam):
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
         if rows_fit:
-            self._ahead.load_state_dict(local["ahead"])
+            if not self.args.ignore_data_skip:  # its prompts come from the place that is not gone back to
+                self._ahead.load_state_dict(local["ahead"])
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -460,7 +472,8 @@ class Checkpoints(EvaluationSeam):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local_state)
+            skips = self.args.ignore_data_skip
+            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local_state, skips)
 
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):

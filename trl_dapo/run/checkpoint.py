@@ -5,7 +5,7 @@
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..config import DAPOConfig
 from ..ranks import rank_and_world_size
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.report import describe_misfit
@@ -27,6 +28,36 @@ logger = logging.get_logger(__name__)
 
 STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
+# The settings that rows hang on: with another one they are left behind. The others are in `rule_of`.
+ROWS_HANG_ON = (
+    # How they are sampled, and which are masked.
+    *("use_vllm", "vllm_mode", "use_transformers_continuous_batching", "max_completion_length", "temperature"),
+    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
+    *("chat_template_kwargs", "max_tool_calling_iterations", "mask_truncated_completions"),
+    # Which groups train, and with which rewards and advantages.
+    *("dynamic_sampling_min_accuracy", "dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold"),
+    *("reward_scaling", "overlong_buffer_length", "overlong_penalty_factor"),
+    *("scale_rewards", "multi_objective_aggregation"),
+    # How far the engine's probabilities were from the model's.
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+)
+
+
+def rule_of(args: DAPOConfig, deciding: Sequence[str], weights: Sequence[float], group_filter: Any) -> dict[str, Any]:
+    """What rows are sampled, judged and scored by, JSON-able: what is called has a name."""
+    used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
+    idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
+    rule = {name: getattr(args, name) for name in ROWS_HANG_ON if not name.startswith(idle)}
+    rule |= {"dynamic_sampling_rewards": [*deciding], "group_filter": group_filter}
+    rule["reward_weights"] = [round(weight, 6) for weight in weights]  # of float32
+    return json.loads(json.dumps(rule, default=_name_of))
+
+
+def _name_of(value: Any) -> str:
+    """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
+    named = getattr(value, "func", value)  # of a `functools.partial`
+    return getattr(named, "__qualname__", type(named).__qualname__)
 
 
 def begin_checkpoint(folder: Path, args: TrainingArguments) -> None:
@@ -53,6 +84,7 @@ def load_state(
     sampler: Sampler | None,
     misfits: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
+    ignore_data_skip: bool,
 ) -> None:
     """Goes on where [`save_state`] left off; what cannot be read on one rank is left behind on all."""
     rank, num_processes = rank_and_world_size()
@@ -71,18 +103,17 @@ def load_state(
         return
     if all_lost:
         local = None
-    differs = {}
+    differs = {} if local is None else misfits(local)
     if sampler is not None and shared:
-        ahead = None if local is None else shared["ahead"]
-        differs = sampler.load_state_dict(shared | {"ahead": ahead}, None if local is None else local["carried"])
-        if sampler.memory is not None and shared["memory"] is not None:
-            sampler.memory.load(folder / MEMORY_NAME)
+        rows = None if local is None or differs else local
+        ahead = None if rows is None else shared["ahead"]
+        carried = None if rows is None else rows["carried"]
+        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
     if local is not None:
-        differs |= misfits(local)
         restore(local, not differs)
     if all_lost and not differs:
         logger.warning(
@@ -103,7 +134,7 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
         if not _is_shared(shared, sampler):
             return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
         if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
-            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
+            shared["memory"]["records"] = PromptMemory.read(folder / MEMORY_NAME)
     except (ValueError, KeyError, OSError, RecursionError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
     return shared, None

@@ -16,7 +16,7 @@ from .rounds import Round, select_ages
 
 
 # What of the header says in which order prompts come.
-ORDER = {"seed", "shuffle_dataset", "dataset"}
+ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
 # Sampled one rollout ahead, and carried once.
 MAX_AGE = 2
 # Sources with metrics of their own: those that the run met first.
@@ -229,9 +229,7 @@ class Sampler:
             "surplus": "carry" if self.carries else "discard",
             "num_processes": self.num_ranks,
             "reward_funcs": [*self.reward_names],
-            "seed": self.stream.seed,
-            "shuffle_dataset": self.stream.shuffle,
-            "dataset": self.stream.fingerprint(),
+            **self.stream.order(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,11 +252,17 @@ class Sampler:
         """This rank's rows of the carried groups; `None` where none are carried."""
         return None if self._carried is None else self._carried.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
+    def load_state_dict(
+        self, state: dict[str, Any], carried: dict[str, Any] | None, ignore_data_skip: bool = False
+    ) -> dict[str, tuple]:
         """Goes on from what was kept, as far as it fits; returns what differs, there and here."""
-        theirs = state["header"]
-        differs = {name: (theirs.get(name), own) for name, own in self.header.items() if theirs.get(name) != own}
-        if differs.keys() & ORDER:
+        if not ignore_data_skip:
+            self.stream.begin()
+        own = {name: value for name, value in self.header.items() if not (ignore_data_skip and name in ORDER)}
+        differs = {
+            name: (theirs, own[name]) for name, theirs in state["header"].items() if own.get(name, theirs) != theirs
+        }
+        if ignore_data_skip or differs.keys() & ORDER:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes
         else:
@@ -274,7 +278,8 @@ class Sampler:
             self.memory.load_state_dict(state["memory"])
         # Other settings would train carried groups wrongly.
         self._carried = None if differs or carried is None else Round.from_state_dict(carried, self.num_generations)
-        self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
+        is_elsewhere = differs or ignore_data_skip or state["ahead"] is None
+        self._ahead = None if is_elsewhere else self._redraw(**state["ahead"])
         return differs
 
     def _redraw(self, num_prompts: int, skips: list[bool], step: int) -> "_Drawn":
