@@ -54,8 +54,11 @@ def carrying(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ({"dynamic_sampling_surplus": "discard"}, "surplus"),
-        ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None}, "mode"),
+        ({"dynamic_sampling_surplus": "discard"}, "dynamic_sampling_surplus"),
+        (
+            {"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None},
+            "dynamic_sampling_mode",
+        ),
         ({"num_generations": 2}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
     ],
@@ -187,7 +190,7 @@ def test_what_counts_are_the_weights_by_which_rows_were_scored(tiny_model, tmp_p
 def changed(args, **others):
     """What a rule says with these settings and not with the usual ones."""
     usual, other = (
-        rule_of(one, **{"deciding": ["right"], "weights": [1.0], "group_filter": None, **more})
+        rule_of(one, {"group_filter": None, **more})
         for one, more in ((tiny_config(args.output_dir), {}), (args, others))
     )
     return {name: value for name, value in other.items() if usual.get(name) != value}
@@ -238,7 +241,6 @@ def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_i
     }
     # An object has no name of its own, and no address.
     assert changed(args, group_filter=SetWeights("call", None))["group_filter"] == "SetWeights"
-    assert changed(args, weights=[1.0, torch.tensor(0.3).item()])["reward_weights"] == [1.0, 0.3]
 
 
 def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplog):

@@ -313,7 +313,7 @@ def test_skipped_prompts_are_not_loaded():
 
 def test_an_empty_dataset_is_refused():
     with pytest.raises(ValueError, match="holds no prompt"):
-        PromptStream(numbers(0), seed=0)
+        PromptStream(numbers(0), seed=0).take(1)
     with pytest.raises(ValueError, match="holds no prompt"):
         PromptStream(IterableDataset.from_generator(lambda: iter(())), seed=0).take(1)
 

@@ -5,7 +5,7 @@
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,30 +28,24 @@ logger = logging.get_logger(__name__)
 
 STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
-# The settings that rows hang on: with another one they are left behind. The others are in `rule_of`.
+# The settings that rows hang on: how they are sampled, which groups train, and with which rewards and advantages.
 ROWS_HANG_ON = (
-    # How they are sampled, and which are masked.
+    *("num_generations", "dynamic_sampling_mode", "dynamic_sampling_surplus", "dynamic_sampling_min_accuracy"),
+    *("dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold", "mask_truncated_completions"),
     *("use_vllm", "vllm_mode", "use_transformers_continuous_batching", "max_completion_length", "temperature"),
     *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
-    *("chat_template_kwargs", "max_tool_calling_iterations", "mask_truncated_completions"),
-    # Which groups train, and with which rewards and advantages.
-    *("dynamic_sampling_min_accuracy", "dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold"),
-    *("reward_scaling", "overlong_buffer_length", "overlong_penalty_factor"),
-    *("scale_rewards", "multi_objective_aggregation"),
-    # How far the engine's probabilities were from the model's.
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
-    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    *("chat_template_kwargs", "max_tool_calling_iterations", "scale_rewards", "multi_objective_aggregation"),
+    *("reward_scaling", "overlong_buffer_length", "overlong_penalty_factor", "vllm_importance_sampling_correction"),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
 )
 
 
-def rule_of(args: DAPOConfig, deciding: Sequence[str], weights: Sequence[float], group_filter: Any) -> dict[str, Any]:
-    """What rows are sampled, judged and scored by, JSON-able: what is called has a name."""
+def rule_of(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
+    """What rows hang on, settings and what is no setting; JSON-able, with a name for what is called."""
     used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
     idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
     rule = {name: getattr(args, name) for name in ROWS_HANG_ON if not name.startswith(idle)}
-    rule |= {"dynamic_sampling_rewards": [*deciding], "group_filter": group_filter}
-    rule["reward_weights"] = [round(weight, 6) for weight in weights]  # of float32
-    return json.loads(json.dumps(rule, default=_name_of))
+    return json.loads(json.dumps(rule | others, default=_name_of))
 
 
 def _name_of(value: Any) -> str:
@@ -82,7 +76,7 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    misfits: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
+    misfits: Callable[[dict, dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
     ignore_data_skip: bool,
 ) -> None:
@@ -103,16 +97,15 @@ def load_state(
         return
     if all_lost:
         local = None
-    differs = {} if local is None else misfits(local)
-    if sampler is not None and shared:
-        rows = None if local is None or differs else local
-        ahead = None if rows is None else shared["ahead"]
-        carried = None if rows is None else rows["carried"]
-        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
+    differs = {} if local is None else misfits(local, shared.get("header", {}))
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
+    if sampler is not None and shared:
+        rows = {"carried": None} if local is None or differs else local
+        ahead = shared["ahead"] if rows is local else None
+        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, rows["carried"], ignore_data_skip)
     if local is not None:
         restore(local, not differs)
     if all_lost and not differs:
@@ -131,9 +124,11 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
     try:
         shared = json.loads(path.read_text())
-        if not _is_shared(shared, sampler):
+        own = {} if sampler is None or not shared else sampler.state_dict()
+        is_ours = isinstance(shared, dict) and own.keys() <= shared.keys()
+        if not is_ours or (own and own["totals"].keys() != shared["totals"].keys()):
             return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
-        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
+        if own.get("memory") and shared["memory"] is not None:
             shared["memory"]["records"] = PromptMemory.read(folder / MEMORY_NAME)
     except (ValueError, KeyError, OSError, RecursionError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
@@ -151,16 +146,6 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
         return None, f"its {path.name} is not what this version of trl_dapo writes"
     return local, None
-
-
-def _is_shared(shared: Any, sampler: Sampler | None) -> bool:
-    """Whether it holds what [`save_state`] writes, which is nothing without dynamic sampling."""
-    own = {} if sampler is None or not shared else sampler.state_dict()
-    return (
-        isinstance(shared, dict)
-        and own.keys() <= shared.keys()
-        and (not own or own["totals"].keys() == shared["totals"].keys())
-    )
 
 
 @contextmanager

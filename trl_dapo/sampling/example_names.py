@@ -55,8 +55,6 @@ def _has_id(example: Mapping[str, Any]) -> bool:
     return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
 
 
-def _plain(value: Any) -> int | str:
-    """What stands in a hash for a value that JSON has no word for."""
-    if hasattr(value, "tobytes"):
-        return int(digest(value.tobytes().hex()), 16)
-    return re.sub(" at 0x[0-9a-f]+", "", str(value))  # where an object is differs from run to run
+def _plain(x: Any) -> int | str:
+    """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
+    return int(digest(x.tobytes().hex()), 16) if hasattr(x, "tobytes") else re.sub(r" at 0x\w+", "", str(x))

@@ -33,13 +33,9 @@ class PromptStream:
         self.shuffle = shuffle
         self.num_skipped = 0
         self.num_passes = 0  # that have ended
-        self._source: _MapStyleSource | _IterableSource
-        if isinstance(dataset, IterableDataset):
-            self._source = _IterableSource(dataset, seed, shuffle, columns)
-        else:
-            self._source = _MapStyleSource(dataset, seed, shuffle, columns)
-        if self._source.length == 0:
-            raise ValueError("The training dataset holds no prompt.")
+        source: Callable[..., _MapStyleSource | _IterableSource]
+        source = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
+        self._source = source(dataset, seed, shuffle, columns)
         self._position = 0
         self._rows: Iterator[tuple[str, Any]] | None = None
 
@@ -54,7 +50,9 @@ class PromptStream:
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
-            if skip is not None and not self._has_whole_pass(num_refused):  # or none would ever be taken
+            # So many rows in a row hold a pass from its start to its end: none would ever be taken.
+            has_whole_pass = self._source.length is not None and num_refused >= 2 * self._source.length - 1
+            if skip is not None and not has_whole_pass:
                 if skip(name):
                     self.num_skipped += 1
                     num_refused += 1
@@ -63,10 +61,6 @@ class PromptStream:
             taken.append((name, row))
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
-
-    def _has_whole_pass(self, num_rows: int) -> bool:
-        """Whether so many rows in a row must hold a pass from its start to its end."""
-        return self._source.length is not None and num_rows >= 2 * self._source.length - 1
 
     def _next_row(self) -> tuple[str, Any]:
         """The name of the next prompt, and what its source loads it by."""
@@ -88,7 +82,8 @@ class PromptStream:
 
     def begin(self) -> None:
         """Makes sure that `order` says of which dataset, before its first prompt is taken."""
-        self._source.begin()
+        if isinstance(self._source, _IterableSource):
+            self._source.begin()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the very next prompt, JSON-able."""
@@ -144,9 +139,6 @@ class _MapStyleSource:
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
             self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
         return [self._names[i] for i in indices]
-
-    def begin(self) -> None:
-        """Does nothing: a fingerprint can be taken at any time."""
 
     def fingerprint(self) -> dict[str, str]:
         """Its length and the names of prompts all over it, as one hash."""

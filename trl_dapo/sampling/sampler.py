@@ -40,8 +40,6 @@ class Sampler:
     multiple_of: int = 1  # groups; of a round, and of what is carried
     batch_multiplier: float | None = None  # rollout batches of a round; else the acceptance rate sizes it
     memory: PromptMemory | None = None  # of prompts to skip for a while
-    num_ranks: int = 1  # a checkpoint must agree with it, and with the next
-    reward_names: Sequence[str] = ()
     is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
 
     def __post_init__(self) -> None:
@@ -219,24 +217,11 @@ class Sampler:
 
     # Checkpoints
 
-    @property
-    def header(self) -> dict[str, Any]:
-        """What a checkpoint and a run must agree on for the checkpoint's rows to be of use, JSON-able."""
-        return {
-            "num_generations": self.num_generations,
-            "prompts_per_rollout": self.target,
-            "mode": self.mode,
-            "surplus": "carry" if self.carries else "discard",
-            "num_processes": self.num_ranks,
-            "reward_funcs": [*self.reward_names],
-            **self.stream.order(),
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs and is the same on every rank, JSON-able; the memory has a file beside it."""
         ahead = self._ahead
         return {
-            "header": self.header,
+            "header": self.stream.order(),
             "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
             "ahead": None if ahead is None else ahead.state_dict(),
             "acceptance": self.acceptance.state_dict(),
@@ -252,17 +237,14 @@ class Sampler:
         """This rank's rows of the carried groups; `None` where none are carried."""
         return None if self._carried is None else self._carried.state_dict()
 
-    def load_state_dict(
-        self, state: dict[str, Any], carried: dict[str, Any] | None, ignore_data_skip: bool = False
-    ) -> dict[str, tuple]:
+    def load_state_dict(self, state: dict, carried: dict | None, ignore_data_skip: bool = False) -> dict[str, tuple]:
         """Goes on from what was kept, as far as it fits; returns what differs, there and here."""
+        differs = {}
         if not ignore_data_skip:
             self.stream.begin()
-        own = {name: value for name, value in self.header.items() if not (ignore_data_skip and name in ORDER)}
-        differs = {
-            name: (theirs, own[name]) for name, theirs in state["header"].items() if own.get(name, theirs) != theirs
-        }
-        if ignore_data_skip or differs.keys() & ORDER:
+            theirs, own = state["header"], self.stream.order()
+            differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
+        if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes
         else:
@@ -278,8 +260,7 @@ class Sampler:
             self.memory.load_state_dict(state["memory"])
         # Other settings would train carried groups wrongly.
         self._carried = None if differs or carried is None else Round.from_state_dict(carried, self.num_generations)
-        is_elsewhere = differs or ignore_data_skip or state["ahead"] is None
-        self._ahead = None if is_elsewhere else self._redraw(**state["ahead"])
+        self._ahead = None if differs or ignore_data_skip or not state["ahead"] else self._redraw(**state["ahead"])
         return differs
 
     def _redraw(self, num_prompts: int, skips: list[bool], step: int) -> "_Drawn":
