@@ -450,7 +450,7 @@ class Checkpoints(EvaluationSeam):
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
         if rows_fit:
-            if not self.args.ignore_data_skip:  # its prompts come from the place that is not gone back to
+            if local["ahead"]["is_asked"] and not self.args.ignore_data_skip:  # drawn at the place in the stream
                 self._ahead.load_state_dict(local["ahead"])
             self.load_update_state_dict(local["update"])
 

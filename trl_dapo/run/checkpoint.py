@@ -82,6 +82,7 @@ def load_state(
 ) -> None:
     """Goes on where [`save_state`] left off; what cannot be read on one rank is left behind on all."""
     rank, num_processes = rank_and_world_size()
+    say = logger.warning if rank == 0 else logger.debug  # all ranks find the same
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
@@ -90,7 +91,7 @@ def load_state(
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
     if shared is None or problems:
-        logger.warning(
+        say(
             f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
             "prompts start a fresh pass."
         )
@@ -103,18 +104,17 @@ def load_state(
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
     if sampler is not None and shared:
-        rows = {"carried": None} if local is None or differs else local
-        ahead = shared["ahead"] if rows is local else None
-        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, rows["carried"], ignore_data_skip)
+        carried, ahead = (None, None) if local is None or differs else (local["carried"], shared["ahead"])
+        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
     if local is not None:
         restore(local, not differs)
     if all_lost and not differs:
-        logger.warning(
+        say(
             f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
             "carried groups are left behind, all else is resumed."
         )
     elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
-        logger.warning(warning)
+        say(warning)
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
