@@ -170,7 +170,6 @@ def make_sampler(
     args: DAPOConfig,
     dataset: Dataset | IterableDataset,
     task: TaskReward,
-    reward_names: Sequence[str],
     *,
     shuffle: bool,
     kept_columns: Collection[str] | None,
@@ -203,8 +202,6 @@ def make_sampler(
         multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
-        num_ranks=num_ranks,
-        reward_names=reward_names,
         is_ahead=bool(args.rollouts_ahead),
     )
 

@@ -169,7 +169,6 @@ class DAPOTrainer(Checkpoints):
                 args,
                 self.train_dataset,
                 self._task,
-                self.reward_func_names,
                 shuffle=bool(self.shuffle_dataset),
                 kept_columns=self._kept_columns(),
                 schedules=self._engine_schedules,
@@ -388,10 +387,8 @@ class DAPOTrainer(Checkpoints):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
         assert self._sampler is not None
         metrics = self._metrics["train"]
-        counts_ages = bool(self.args.rollouts_ahead)
-        for name, value in rollout_log(
-            self._sampler, batch, self.reward_func_names, self.reward_weights, counts_ages, sampling
-        ).items():
+        log = rollout_log(self._sampler, batch, self.reward_func_names, self.reward_weights, sampling)
+        for name, value in log.items():
             metrics[name].append(value)
         self._log_timeline()
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]

@@ -44,6 +44,11 @@ class OnStep(TrainerCallback):
         self.function(state.global_step)
 
 
+def asked_for(trainer):
+    """The prompts of the first request."""
+    return [number(trainer.client.tokenizer.decode(ids)) for ids in trainer.client.requests[0]["prompts"]]
+
+
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
@@ -317,7 +322,27 @@ def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_pat
     resumed = make("transformers", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert "sampled again" in caplog.text
+    assert caplog.text.count("was written with other settings: `use_vllm` (True there, False here)") == 1
+
+
+def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    resumed = make("hotter", temperature=1.5)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
+    assert resumed.client.threads[0]  # its first round is its own
+    assert logged(resumed, "overlap/groups_by_age/1")[2:] == [0.0, 4.0]
+    # Two rounds of 6 prompts were drawn for two rollouts, and one ahead, which is not lost.
+    assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
+
+
+def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    resumed = make("afresh", ignore_data_skip=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert "sampled again" not in caplog.text  # nothing is wrong with the tokenizer
+    assert "other settings" not in caplog.text
+    assert asked_for(resumed) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):

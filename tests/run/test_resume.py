@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resuming where something is not as it was: other settings, other data, files that are missing or torn."""
 
+import functools
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import jobs
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from datasets import IterableDataset
 from helpers import (
     ScriptedTrainer,
     launch,
+    letters,
     make_trainer,
     mixed_unless_multiple_of_3,
     number,
@@ -23,9 +26,10 @@ from helpers import (
     tiny_config,
     weights,
 )
+from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.run.checkpoint import last_complete_checkpoint
+from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -51,8 +55,11 @@ def carrying(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ({"dynamic_sampling_surplus": "discard"}, "surplus"),
-        ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None}, "mode"),
+        ({"dynamic_sampling_surplus": "discard"}, "dynamic_sampling_surplus"),
+        (
+            {"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None},
+            "dynamic_sampling_mode",
+        ),
         ({"num_generations": 2}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
     ],
@@ -86,6 +93,155 @@ def test_groups_that_other_reward_functions_scored_are_left_behind(tiny_model, t
     trainer.train(resume_from_checkpoint=carrying)
     assert min(trained(seen)) >= 8  # the carried group is 7
     assert "`reward_funcs` (['right'] there, " in what_was_said(caplog)
+
+
+def half_right(text, i):
+    return "right" if number(text) % 3 and i % 4 < 2 else "wrong"
+
+
+def carried_into(tiny_model, tmp_path, checkpoint, **settings):
+    """The prompts that train in two further steps: 7 among them if what the checkpoint carries does."""
+    settings = {"script": half_right, "max_steps": 3, "num_prompts": 120, **CARRY, **settings}
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return {*trained(seen)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        # Group 7 has one right completion of four: all wrong by this rule.
+        ({"dynamic_sampling_min_accuracy": 0.3}, "`dynamic_sampling_min_accuracy` (0.0 there, 0.3 here)"),
+        # An advantage of 0.75 beside those of 5.0.
+        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "`reward_scaling` (None there, [0.0, 1.0, -5.0, 5.0] here)"),
+        ({"reward_weights": [0.3]}, "`reward_weights` ([1.0] there, [0.3] here)"),
+        ({"temperature": 0.5}, "`temperature` (1.0 there, 0.5 here)"),
+        ({"overlong_filtering": True}, "`mask_truncated_completions` (False there, True here)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_groups_that_another_rule_let_in_are_left_behind(tiny_model, tmp_path, carrying, overrides, said, caplog):
+    assert min(carried_into(tiny_model, tmp_path, carrying, **overrides)) >= 8
+    assert f"written with other settings: {said}. Weights" in what_was_said(caplog)
+
+
+def test_settings_that_rows_do_not_hang_on_may_change(tiny_model, tmp_path, carrying, caplog):
+    overrides = {"learning_rate": 1e-4, "epsilon_high": 0.3, "logging_steps": 2, "max_steps": 4, "log_groups": 1}
+    overrides |= {"max_tokens_per_microbatch": 64, "eval_temperature": 0.5, "vllm_gpu_memory_utilization": 0.5}
+    assert 7 in carried_into(tiny_model, tmp_path, carrying, **overrides)
+    assert "other settings" not in what_was_said(caplog)
+
+
+def test_a_checkpoint_that_does_not_say_what_decided_is_taken_to_fit(tiny_model, tmp_path, carrying, caplog):
+    path = Path(carrying) / "dapo_state_rank0.pt"
+    state = torch.load(path, weights_only=True)
+    del state["rule"]  # as earlier versions wrote it
+    torch.save(state, path)
+    assert 7 in carried_into(tiny_model, tmp_path, carrying, temperature=0.5)
+    assert "other settings" not in what_was_said(caplog)
+
+
+def lets_in_all(rewards, rows):
+    return None
+
+
+def lets_in_few(rewards, rows):
+    return None if number(rows[0]["prompt"]) in (2, 5, 7, 8, 10, 11, 13, 14, 16, 17) else "few"
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), [(None, lets_in_few), (lets_in_few, None), (lets_in_few, lets_in_all), (lets_in_few,) * 2]
+)
+def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(tiny_model, tmp_path, there, here, caplog):
+    def run(folder, max_steps, group_filter, checkpoint=None):
+        args = tiny_config(tmp_path / folder, shuffle_dataset=False, max_steps=max_steps, **SAVED, **CARRY)
+        settings = {"train_dataset": prompts(120), "script": mixed_unless_multiple_of_3}
+        trainer = ScriptedTrainer(tiny_model, right, args, group_filter=group_filter, **settings)
+        seen = spy_on_training(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trained(seen), trainer._sampler.rollout
+
+    run("first", 1, there)
+    checkpoint = tmp_path / "first/checkpoint-1"
+    assert torch.load(checkpoint / "dapo_state_rank0.pt", weights_only=True)["carried"] is not None
+    _, rollout = run("second", 2, here, str(checkpoint))
+    assert bool(rollout.carried) == (there is here)
+    assert ("`group_filter` (" in what_was_said(caplog)) == (there is not here)
+
+
+class SetWeights(TrainerCallback):
+    def __init__(self, event, reward_weights):
+        setattr(self, event, lambda *args, **kwargs: setattr(self.trainer, "reward_weights", reward_weights))
+
+
+@pytest.mark.parametrize(("event", "fits"), [("on_train_begin", False), ("on_step_end", True)])
+def test_what_counts_are_the_weights_by_which_rows_were_scored(tiny_model, tmp_path, event, fits, caplog):
+    """Those of a callback before the rollout, but not those that it sets between rollout and checkpoint."""
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY)
+    callback = SetWeights(event, torch.tensor([5.0]))
+    callback.trainer = trainer
+    trainer.add_callback(callback)
+    trainer.train()
+    carried = carried_into(tiny_model, tmp_path, str(tmp_path / "checkpoint-1"))
+    assert (7 in carried) == fits
+    assert ("`reward_weights` ([5.0] there, [1.0] here)" in what_was_said(caplog)) != fits
+
+
+def changed(args, **others):
+    """What a rule says with these settings and not with the usual ones."""
+    usual, other = (
+        rule_of(one, {"group_filter": None, **more})
+        for one, more in ((tiny_config(args.output_dir), {}), (args, others))
+    )
+    return {name: value for name, value in other.items() if usual.get(name) != value}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"generation_kwargs": {"length_penalty": 2.0}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"max_completion_length": 16},
+        {"max_tool_calling_iterations": 3},
+        {"dynamic_sampling_max_accuracy": 0.9},
+        {"dynamic_sampling_accuracy_threshold": 0.5},
+        {"overlong_buffer_length": 4},
+        {"overlong_buffer_length": 4, "overlong_penalty_factor": 0.5},
+        {"scale_rewards": "none"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"use_transformers_continuous_batching": True},
+    ],
+    ids=lambda setting: [*setting][-1],
+)
+def test_a_rule_names_each_setting_that_rows_hang_on(tmp_path, setting):
+    assert changed(tiny_config(tmp_path, **setting)) == setting
+
+
+def test_a_rule_names_the_settings_of_an_engine_where_it_samples(tmp_path):
+    vllm = {"vllm_mode": "server", "vllm_structured_outputs_regex": "[0-9]+"}
+    assert changed(tiny_config(tmp_path, **vllm)) == {}
+    named = changed(tiny_config(tmp_path, use_vllm=True, **vllm))
+    assert named == vllm | {
+        "use_vllm": True,
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": 2.0,
+    }
+
+
+def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_it_too(tmp_path):
+    args = tiny_config(tmp_path, generation_kwargs={"logits_processor": [SetWeights], "prefix_allowed_tokens_fn": len})
+    assert changed(args, group_filter=functools.partial(lets_in_few, rows=[])) == {
+        "generation_kwargs": {"logits_processor": ["SetWeights"], "prefix_allowed_tokens_fn": "len"},
+        "group_filter": "lets_in_few",
+    }
+    # An object has no name of its own, and no address.
+    assert changed(args, group_filter=SetWeights("call", None))["group_filter"] == "SetWeights"
 
 
 def test_prompts_in_another_order_start_a_fresh_pass(tiny_model, tmp_path, caplog):
@@ -125,6 +281,76 @@ def test_with_a_longer_rollout_the_unfinished_one_is_left_behind(tiny_model, tmp
     assert "rows it holds of an unfinished rollout" in what_was_said(caplog)
 
 
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        # A rollout of 16 rows in both, and 16 micro-steps; two steps of the first are half of it.
+        ((1, 16, 1, 8), (2, 8, 2, 4)),
+        ((2, 8, 2, 4), (1, 16, 1, 8)),
+    ],
+    ids=["trained twice", "not there"],
+)
+def test_an_unfinished_rollout_that_is_cut_otherwise_is_left_behind(tiny_model, tmp_path, there, here, caplog):
+    def run(sizes, folder, max_steps, checkpoint=None):
+        rows, parts, iterations, accumulation = sizes
+        settings = {"per_device_train_batch_size": rows, "steps_per_generation": parts, "num_iterations": iterations}
+        settings |= {"gradient_accumulation_steps": accumulation, "max_steps": max_steps, "num_prompts": 48, **SAVED}
+        trainer = make_trainer(tiny_model, tmp_path / folder, **settings)
+        seen = spy_on_training(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trained(seen)
+
+    before = run(there, "there", 1)
+    after = run(here, "here", 3, str(tmp_path / "there/checkpoint-1"))
+    assert len(before) == 8
+    assert len(after) == 16  # as many rows as two steps have
+    assert not {*before} & {*after}
+    for name, place in (("per_device_train_batch_size", 0), ("steps_per_generation", 1), ("num_iterations", 2)):
+        assert f"`{name}` ({there[place]} there, {here[place]} here)" in what_was_said(caplog)
+
+
+@pytest.mark.parametrize("from_step", [1, 2])
+def test_without_dynamic_sampling_a_run_resumes_bit_by_bit(tiny_model, tmp_path, from_step):
+    settings = {"use_dynamic_sampling": False, "steps_per_generation": 8, "max_steps": 3, "num_prompts": 48, **SAVED}
+    whole = make_trainer(tiny_model, tmp_path, **settings)
+    whole.train()
+    again = make_trainer(tiny_model, tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{from_step}"))
+    assert len(again.sampled) == 32  # the second rollout alone
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_without_dynamic_sampling_an_unfinished_rollout_hangs_on_its_weights_too(tiny_model, tmp_path, caplog):
+    def run(max_steps, reward_weights, checkpoint=None):
+        settings = {"use_dynamic_sampling": False, "steps_per_generation": 8, "reward_weights": reward_weights}
+        settings |= {"reward_funcs": [right, letters], "max_steps": max_steps, **SAVED}
+        trainer = make_trainer(tiny_model, tmp_path, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.sampled
+
+    run(1, [1.0, 0.5])
+    kept = str(shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "kept"))
+    assert run(2, [1.0, 0.5], kept) == []
+    assert "other settings" not in what_was_said(caplog)
+    assert len(run(2, [1.0, 0.2], kept)) == 32
+    assert "settings: `reward_weights` ([1.0, 0.5] there, [1.0, 0.2] here). Weights" in what_was_said(caplog)
+
+
+def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(tiny_model, tmp_path, caplog):
+    """Rollouts of 8 parts of 4 rows: the first step took 4 parts, the next ones take 2."""
+    settings = {"steps_per_generation": 8, "num_prompts": 48, **SAVED}
+    whole = make_trainer(tiny_model, tmp_path, max_steps=1, **settings)
+    seen = spy_on_training(whole)
+    whole.train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=3, gradient_accumulation_steps=2, **settings)
+    rest = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.sampled == []
+    groups = trained(seen) + trained(rest)
+    assert {groups.count(prompt) for prompt in groups} == {4}
+    assert "other settings" not in what_was_said(caplog)
+
+
 def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
     make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")
@@ -140,6 +366,30 @@ def test_an_unfinished_rollout_is_left_behind_where_dynamic_sampling_was_turned_
     )
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert "`use_dynamic_sampling` (True there, False here)" in what_was_said(caplog)
+
+
+def test_ignore_data_skip_starts_a_fresh_pass_and_resumes_all_else(tiny_model, tmp_path, carrying, caplog):
+    settings = {"script": half_right, "max_steps": 2, "num_prompts": 120, "ignore_data_skip": True, **CARRY}
+    trainer = make_trainer(tiny_model, tmp_path / "resumed", **settings)
+    seen = spy_on_training(trainer)
+    trainer.train(resume_from_checkpoint=carrying)
+    assert [number(text) for text in trainer.sampled[::4]] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert {*trained(seen)} == {7, 1, 2, 4}  # the carried one first
+    assert trainer._sampler.totals.groups_sampled == 16
+    assert "other settings" not in what_was_said(caplog)
+
+
+def test_the_memory_is_read_once(tiny_model, tmp_path, monkeypatch):
+    settings = {"dynamic_sampling_memory": True, **SAVED}
+    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
+    known = names_and_rates(tmp_path / "checkpoint-1")
+    assert known
+    read, read_table = [], pq.read_table
+    monkeypatch.setattr(pq, "read_table", lambda path: read.append(path) or read_table(path))
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert read.count(tmp_path / "checkpoint-1/dapo_memory.parquet") == 1
+    assert names_and_rates(tmp_path / "checkpoint-2").items() >= known.items()
 
 
 # ---- Torn checkpoints ----
@@ -250,7 +500,7 @@ def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(resumed_from
     folder, checkpoints, stderr = resumed_from_damage
     checkpoint, resumed = checkpoints[damage], folder / f"{damage}, resumed"
     said = "\n".join(line for line in stderr.splitlines() if str(checkpoint) in line)
-    assert "are left behind" in said
+    assert said.count("are left behind") == 1  # of two processes
     if damage == "fewer processes":
         assert "written with other settings: `num_processes` (1 there, 2 here)" in said
     else:
@@ -359,6 +609,23 @@ def test_a_dataset_that_has_grown_starts_a_fresh_pass(tiny_model, tmp_path):
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     groups = [number(text) for text in trainer.sampled[::4]]
     assert groups == list(range(len(groups)))
+
+
+def test_another_stream_starts_a_fresh_pass_and_says_so(tiny_model, tmp_path, caplog):
+    def run(texts, max_steps, checkpoint=None):
+        stream = IterableDataset.from_generator(lambda: ({"prompt": text} for text in texts))
+        args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=max_steps, **SAVED)
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=stream, script=half_right)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return number(trainer.sampled[0])
+
+    run([f"prompt {i}:" for i in range(40)], 1)
+    checkpoint = str(tmp_path / "checkpoint-1")
+    assert run([f"prompt {i}:" for i in range(40)], 2, checkpoint) == 8
+    assert "other settings" not in what_was_said(caplog)
+    assert run([f"prompt {i}:" for i in range(1, 41)], 2, checkpoint) == 1
+    assert "written with other settings: `first_rows` (" in what_was_said(caplog)
+    assert "the prompts start a fresh pass" in what_was_said(caplog)
 
 
 @pytest.mark.parametrize("from_step", [2, 3, 5])

@@ -219,7 +219,7 @@ def test_the_file_says_what_is_known_of_each_prompt(tmp_path):
 def test_an_empty_memory_can_be_saved_and_takes_the_place_of_what_was_known(tmp_path):
     PromptMemory().save(tmp_path / "memory.parquet")
     memory = taught(3)
-    memory.load(tmp_path / "memory.parquet")
+    memory.load_state_dict(PromptMemory().state_dict() | {"records": PromptMemory.read(tmp_path / "memory.parquet")})
     memory.save(tmp_path / "again.parquet")
     assert pq.read_table(tmp_path / "again.parquet").num_rows == 0
 
@@ -240,8 +240,8 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
         live(straight, rng, step)
     straight.save(tmp_path / "memory.parquet")
     resumed = PromptMemory()
-    resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
-    resumed.load(tmp_path / "memory.parquet")
+    state = json.loads(json.dumps(straight.state_dict()))
+    resumed.load_state_dict(state | {"records": PromptMemory.read(tmp_path / "memory.parquet")})
     for step in range(40, 200, 7):
         assert live(straight, random.Random(step), step) == live(resumed, random.Random(step), step)
     assert straight.state_dict() == resumed.state_dict()

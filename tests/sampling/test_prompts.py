@@ -113,7 +113,7 @@ def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_
     dataset = concatenate_datasets([dataset, dataset])
     assert len(set(ids(PromptStream(dataset, seed=0).take(2)))) == 2
     dataset.set_transform(lambda batch: pytest.fail("an image was opened"), columns=["image"])
-    assert PromptStream(dataset, seed=0).fingerprint() != PromptStream(numbers(2), seed=0).fingerprint()
+    assert PromptStream(dataset, seed=0).order() != PromptStream(numbers(2), seed=0).order()
 
 
 @both_kinds
@@ -124,12 +124,91 @@ def test_examples_keep_only_the_columns_asked_for_and_are_named_by_all(kind):
 
 def test_the_fingerprint_tells_order_and_length():
     one, same, reordered, grown = (
-        PromptStream(dataset, seed=0).fingerprint()
+        PromptStream(dataset, seed=0).order()["dataset"]
         for dataset in (numbers(50), numbers(50), numbers(50).shuffle(seed=1), numbers(51))
     )
     assert one == same
     assert len({one, reordered, grown}) == 3
-    assert PromptStream(streamed(50), seed=0).fingerprint() is None
+
+
+def begun(dataset, **settings):
+    stream = PromptStream(dataset, **{"seed": 0, **settings})
+    stream.begin()
+    return stream
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_streamed_dataset_is_told_by_its_first_rows(shuffle):
+    one, same, reordered, shorter = (
+        begun(dataset, shuffle=shuffle).order()["first_rows"]
+        for dataset in (
+            streamed(50),
+            streamed(50),
+            numbers(50).shuffle(seed=1).to_iterable_dataset(),
+            streamed(15),  # fewer than are looked at
+        )
+    )
+    assert one == same
+    assert len({one, reordered, shorter}) == 3
+    taken = PromptStream(streamed(50), seed=0, shuffle=shuffle)
+    assert "first_rows" not in taken.order()  # unknown until it is read
+    taken.take(1)
+    assert taken.order()["first_rows"] == one
+    assert PromptStream(numbers(50), seed=0).order()["dataset"] != taken.order()["dataset"] is None
+
+
+def counted(n, read):
+    """A stream that writes down what is read of it."""
+
+    def rows():
+        for i in range(n):
+            read.append(i)
+            yield {"prompt": str(i)}
+
+    return IterableDataset.from_generator(rows)
+
+
+def test_first_rows_are_read_once_and_no_row_behind_them():
+    read = []
+    stream = begun(counted(100, read), shuffle=False)
+    assert read == list(range(16))
+    stream.begin()
+    assert texts(stream.take(40)) == [str(i) for i in range(40)]
+    assert read == list(range(40))
+    state, resumed = stream.state_dict(), begun(counted(100, read := []), shuffle=False)
+    resumed.load_state_dict(state)
+    assert texts(resumed.take(2)) == ["40", "41"]
+    assert read == list(range(42))  # up to the place, and each once
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_stream_that_cannot_be_read_twice_loses_no_row(shuffle, is_begun):
+    rows = iter([{"prompt": str(i)} for i in range(50)])
+    stream = PromptStream(IterableDataset.from_generator(lambda: rows), seed=0, shuffle=shuffle)
+    if is_begun:
+        stream.begin()
+    assert sorted(map(int, texts(stream.take(50)))) == list(range(50))
+
+
+def test_a_pass_behind_the_first_is_read_from_its_own_start():
+    straight, resumed = (PromptStream(streamed(20), seed=0) for _ in range(2))
+    straight.take(45)
+    resumed.begin()  # with the order of the first pass
+    resumed.load_state_dict(straight.state_dict())
+    assert resumed.take(15) == straight.take(15)
+
+
+def test_a_row_that_json_cannot_hold_has_the_same_name_in_the_next_run():
+    class Decoder:
+        """Its text has its address, as that of torchcodec's has."""
+
+    def stream(decoder):
+        return IterableDataset.from_generator(lambda: iter([{"prompt": "p", "video": decoder, "seen": b"x"}]))
+
+    one, other = Decoder(), Decoder()
+    assert str(one) != str(other)
+    assert begun(stream(one)).order() == begun(stream(other)).order()
 
 
 def test_a_streamed_prompt_without_an_id_keeps_its_name():
@@ -234,7 +313,7 @@ def test_skipped_prompts_are_not_loaded():
 
 def test_an_empty_dataset_is_refused():
     with pytest.raises(ValueError, match="holds no prompt"):
-        PromptStream(numbers(0), seed=0)
+        PromptStream(numbers(0), seed=0).take(1)
     with pytest.raises(ValueError, match="holds no prompt"):
         PromptStream(IterableDataset.from_generator(lambda: iter(())), seed=0).take(1)
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
@@ -347,23 +347,71 @@ def test_a_resumed_sampler_goes_on_with_the_next_prompt_the_rate_and_what_it_car
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"carries": False}, "surplus"),
-        ({"mode": "mask"}, "mode"),
-        ({"num_generations": 4}, "num_generations"),
-        ({"target": 1}, "prompts_per_rollout"),
-        ({"num_ranks": 2}, "num_processes"),
         ({"stream": stream(seed=1)}, "seed"),
         ({"stream": stream(11_000)}, "dataset"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_with_other_settings_what_was_carried_is_left_behind(state, options, name):
+def test_with_prompts_in_another_order_what_was_carried_is_left_behind(state, options, name):
     sampler, differs = resumed(None, state, **options)
     assert list(differs) == [name]
     sampler.begin()
     assert sampler.num_missing == sampler.target
-    # Another order of prompts starts a fresh pass; the prompts of the same one go on.
-    assert sampler.stream.passes == (1 if name in ("seed", "dataset") else 4 / 10_000)
+    assert sampler.stream.passes == 1
+
+
+def streaming(texts):
+    return PromptStream(Dataset.from_dict({"prompt": texts}).to_iterable_dataset(), seed=0, shuffle=False)
+
+
+@pytest.fixture
+def of_a_stream():
+    """A sampler that has drawn 4 prompts of a stream, and its state."""
+    sampler = new(4, streaming(list("abcdefgh")), carries=True)
+    sampler.next_prompts(0)
+    return sampler.state_dict(), None
+
+
+def test_another_stream_starts_a_fresh_pass_and_the_same_goes_on(of_a_stream):
+    same, differs = resumed(None, of_a_stream, stream=streaming(list("abcdefgh")))
+    assert differs == {}
+    assert same.stream.take(1)[0][1] == {"prompt": "e"}
+    other, differs = resumed(None, of_a_stream, stream=streaming(list("abcdXfgh")))
+    assert list(differs) == ["first_rows"]
+    assert other.stream.take(1)[0][1] == {"prompt": "a"}
+    assert other.passes == 1
+    _, differs = resumed(None, of_a_stream)  # no stream any more
+    assert list(differs) == ["dataset"]
+
+
+def test_what_a_header_does_not_say_is_taken_to_fit(of_a_stream):
+    state, _ = of_a_stream
+    for name in ("first_rows", "seed"):
+        del state["header"][name]  # as an earlier version wrote it
+    other, differs = resumed(None, (state, None), stream=streaming(list("Xbcdefgh")))
+    assert differs == {}
+    assert other.stream.take(1)[0][1] == {"prompt": "e"}
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": stream(seed=1)}, {"stream": stream(11_000)}])
+def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else_goes_on(state, options):
+    state[0]["ahead"] = {"num_prompts": 2, "skips": [], "step": 0}
+    sampler = Sampler(**{"stream": stream(), "target": 4, "num_generations": G, "carries": True, **options})
+    assert sampler.load_state_dict(*state, ignore_data_skip=True) == {}
+    assert sampler.drawn_ahead == []
+    assert (sampler.passes, sampler.acceptance.num_accepted, sampler.num_rollouts) == (1, 3, 1)
+    sampler.begin()
+    assert sampler.num_missing == 2  # two groups are carried
+    assert sampler.stream.take(1)[0][0] == "0"
+
+
+def test_a_stream_is_not_read_to_its_place_where_data_is_not_skipped(of_a_stream):
+    rows = iter([{"prompt": text} for text in "ijklmnop"])  # it goes on, and cannot be read twice
+    live = PromptStream(IterableDataset.from_generator(lambda: rows), seed=0)
+    sampler = Sampler(live, target=4, num_generations=G, carries=True)
+    assert sampler.load_state_dict(*of_a_stream, ignore_data_skip=True) == {}
+    assert sorted(example["prompt"] for _, example in live.take(8)) == list("ijklmnop")
+    assert "first_rows" not in live.order()
 
 
 def test_a_memory_that_the_checkpoint_lacks_starts_empty(state):
@@ -445,8 +493,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
 def test_with_other_settings_the_prompts_drawn_ahead_are_drawn_again_later():
     sampler = new(4, carries=True, batch_multiplier=1.5)
     drawn = sampler.draw_ahead(0)
-    other, differs = resumed(None, (sampler.state_dict(), None), reward_names=["another"], batch_multiplier=1.5)
-    assert list(differs) == ["reward_funcs"]
+    other, _ = resumed(None, (sampler.state_dict() | {"ahead": None}, None), batch_multiplier=1.5)  # as it is handed
     other.begin()
     assert other.next_prompts(0) == drawn  # not lost: the stream is where it was before the draw
 

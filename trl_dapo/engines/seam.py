@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from datasets import IterableDataset
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, has_length
@@ -34,7 +34,7 @@ from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
-from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, save_state
+from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
@@ -377,7 +377,21 @@ class Checkpoints(EvaluationSeam):
     """What a checkpoint holds beside the files of transformers, and how a run goes on from it."""
 
     _sampler: Sampler | None = None
+    _group_filter: Any
+    _rule: dict[str, Any] | None = None  # what decided on the rows of the last rollout
     stop: StopCallback
+
+    def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
+        parts = super()._roll_out(batch)
+        self._rule = self._rule_of_now()  # a callback may change the weights before they are saved
+        return parts
+
+    def _rule_of_now(self) -> dict[str, Any]:
+        """What decides on rows today, and how they are sampled."""
+        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of float32
+        others: dict[str, Any] = {"reward_funcs": self.reward_func_names, "reward_weights": weights}
+        others |= {"dynamic_sampling_rewards": self._task.names, "prompts_per_rollout": self.args.groups_per_rollout}
+        return rule_of(self.args, others | {"group_filter": self._group_filter})
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -399,25 +413,14 @@ class Checkpoints(EvaluationSeam):
         }
 
     def load_update_state_dict(self, state: dict) -> None:
-        """Goes on from where [`Checkpoints.update_state_dict`] left off; inside a rollout only with its sizes."""
-        if state["rollout"] is not None and state["generate_every"] != self._generate_every:
-            raise ValueError(
-                "The checkpoint lies inside a rollout of `steps_per_generation * num_iterations` = "
-                f"{state['generate_every']} micro-batches, but this run has {self._generate_every}. Resume with the "
-                "settings it was saved with."
-            )
+        """Goes on from where [`Checkpoints.update_state_dict`] left off, where the rows fit."""
         self._step = state["step"]
-        self._buffered_inputs = state["rollout"] and [
-            {
-                key: value.to(self.accelerator.device) if torch.is_tensor(value) else value
-                for key, value in part.items()
-            }
-            for part in state["rollout"]
-        ]
+        self._buffered_inputs = send_to_device(state["rollout"], self.accelerator.device)
 
     def _local_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank."""
         return {
+            "rule": self._rule or self._rule_of_now(),
             "update": self.update_state_dict(),
             "metrics": dict(self._metrics["train"]),
             # TRL keeps these in a file that it writes only after the one that says that all is written.
@@ -426,22 +429,29 @@ class Checkpoints(EvaluationSeam):
             "ahead": self._ahead.state_dict(),
         }
 
-    def _misfits(self, local: dict[str, Any]) -> dict[str, tuple]:
-        """Settings that the rows of an unfinished rollout do not fit, the checkpoint's and this run's."""
-        update = local["update"]
-        differs: dict[str, tuple] = {}
-        if update["rollout"] is not None and update["generate_every"] != self._generate_every:
-            differs["steps_per_generation * num_iterations"] = update["generate_every"], self._generate_every
-        if update["rollout"] is not None and self.beta and "ref_per_token_logps" not in update["rollout"][0]:
+    def _misfits(self, local: dict[str, Any], header: dict[str, Any]) -> dict[str, tuple]:
+        """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
+        self._rule = self._rule_of_now()
+        # In place of a rule, earlier versions wrote some of it into the header.
+        theirs, rollout = header | local.get("rule", {}), local["update"]["rollout"]
+        sizes: dict[str, int] = {}
+        if rollout is not None:
+            names = ("per_device_train_batch_size", "steps_per_generation", "num_iterations")
+            num_iterations = local["update"]["generate_every"] // len(rollout)
+            sizes = dict(zip(names, (len(rollout[0]["completion_ids"]), len(rollout), num_iterations), strict=True))
+        own = self._rule | {name: getattr(self.args, name) for name in sizes}
+        differs = {name: (x, own[name]) for name, x in (theirs | sizes).items() if own.get(name, x) != x}
+        if rollout is not None and self.beta and "ref_per_token_logps" not in rollout[0]:
             differs["beta"] = 0.0, self.beta
         return differs
 
-    def _load_local_state(self, local: dict[str, Any], rows_fit: bool) -> None:
+    def _load_local(self, local: dict[str, Any], rows_fit: bool) -> None:
         if self.use_adaptive_entropy and local["entropy"] is not None:
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
         if rows_fit:
-            self._ahead.load_state_dict(local["ahead"])
+            if local["ahead"]["is_asked"] and not self.args.ignore_data_skip:  # drawn at the place in the stream
+                self._ahead.load_state_dict(local["ahead"])
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -460,7 +470,7 @@ class Checkpoints(EvaluationSeam):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local_state)
+            load_state(Path(checkpoint), self._sampler, self._misfits, self._load_local, self.args.ignore_data_skip)
 
     def get_train_dataloader(self) -> DataLoader:
         if self._sampler is None or not isinstance(self.train_dataset, IterableDataset):

@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..config import DAPOConfig
 from ..ranks import rank_and_world_size
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.report import describe_misfit
@@ -27,6 +28,30 @@ logger = logging.get_logger(__name__)
 
 STATE_NAME, MEMORY_NAME, RANK_NAME = "dapo_state.json", "dapo_memory.parquet", "dapo_state_rank{}.pt"
 WHOLE_NAME = "trainer_state.json"  # of transformers, which writes it when everything else is written
+# The settings that rows hang on: how they are sampled, which groups train, and with which rewards and advantages.
+ROWS_HANG_ON = (
+    *("num_generations", "dynamic_sampling_mode", "dynamic_sampling_surplus", "dynamic_sampling_min_accuracy"),
+    *("dynamic_sampling_max_accuracy", "dynamic_sampling_accuracy_threshold", "mask_truncated_completions"),
+    *("use_vllm", "vllm_mode", "use_transformers_continuous_batching", "max_completion_length", "temperature"),
+    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
+    *("chat_template_kwargs", "max_tool_calling_iterations", "scale_rewards", "multi_objective_aggregation"),
+    *("reward_scaling", "overlong_buffer_length", "overlong_penalty_factor", "vllm_importance_sampling_correction"),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+)
+
+
+def rule_of(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
+    """What rows hang on, settings and what is no setting; JSON-able, with a name for what is called."""
+    used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
+    idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
+    rule = {name: getattr(args, name) for name in ROWS_HANG_ON if not name.startswith(idle)}
+    return json.loads(json.dumps(rule | others, default=_name_of))
+
+
+def _name_of(value: Any) -> str:
+    """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
+    named = getattr(value, "func", value)  # of a `functools.partial`
+    return getattr(named, "__qualname__", type(named).__qualname__)
 
 
 def begin_checkpoint(folder: Path, args: TrainingArguments) -> None:
@@ -51,11 +76,13 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
 def load_state(
     folder: Path,
     sampler: Sampler | None,
-    misfits: Callable[[dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
+    misfits: Callable[[dict, dict], dict[str, tuple]],  # settings that do not fit a rank's rows, by name
     restore: Callable[[dict, bool], None],  # takes what is a rank's, and whether its rows fit
+    ignore_data_skip: bool,
 ) -> None:
     """Goes on where [`save_state`] left off; what cannot be read on one rank is left behind on all."""
     rank, num_processes = rank_and_world_size()
+    say = logger.warning if rank == 0 else logger.debug  # all ranks find the same
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
@@ -64,33 +91,30 @@ def load_state(
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])
     if shared is None or problems:
-        logger.warning(
+        say(
             f"{folder} cannot be resumed as a whole: {problems[0]}. The weights and the optimizer are resumed, the "
             "prompts start a fresh pass."
         )
         return
     if all_lost:
         local = None
-    differs = {}
-    if sampler is not None and shared:
-        ahead = None if local is None else shared["ahead"]
-        differs = sampler.load_state_dict(shared | {"ahead": ahead}, None if local is None else local["carried"])
-        if sampler.memory is not None and shared["memory"] is not None:
-            sampler.memory.load(folder / MEMORY_NAME)
+    differs = {} if local is None else misfits(local, shared.get("header", {}))
     if (sampler is None) != (not shared):
         differs["use_dynamic_sampling"] = bool(shared), sampler is not None
     if others := [num for *_, num in found if num not in (None, num_processes)]:
         differs["num_processes"] = others[0], num_processes
+    if sampler is not None and shared:
+        carried, ahead = (None, None) if local is None or differs else (local["carried"], shared["ahead"])
+        differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
     if local is not None:
-        differs |= misfits(local)
         restore(local, not differs)
     if all_lost and not differs:
-        logger.warning(
+        say(
             f"{folder} cannot be resumed as a whole: {all_lost[0]}. The rows it held of an unfinished rollout or "
             "carried groups are left behind, all else is resumed."
         )
     elif differs and (warning := describe_misfit(str(folder), differs, any(has_rows for _, _, has_rows, _ in found))):
-        logger.warning(warning)
+        say(warning)
 
 
 def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, str | None]:
@@ -100,10 +124,12 @@ def _read_shared(folder: Path, sampler: Sampler | None) -> tuple[dict | None, st
         return None, f"it was not written by DAPOTrainer: it has no {STATE_NAME}"
     try:
         shared = json.loads(path.read_text())
-        if not _is_shared(shared, sampler):
+        own = {} if sampler is None or not shared else sampler.state_dict()
+        is_ours = isinstance(shared, dict) and own.keys() <= shared.keys()
+        if not is_ours or (own and own["totals"].keys() != shared["totals"].keys()):
             return None, f"its {STATE_NAME} is not what this version of trl_dapo writes"
-        if sampler is not None and sampler.memory is not None and shared and shared["memory"] is not None:
-            PromptMemory().load(folder / MEMORY_NAME)  # before any rank believes that it can be
+        if own.get("memory") and shared["memory"] is not None:
+            shared["memory"]["records"] = PromptMemory.read(folder / MEMORY_NAME)
     except (ValueError, KeyError, OSError, RecursionError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
     return shared, None
@@ -120,16 +146,6 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
         return None, f"its {path.name} is not what this version of trl_dapo writes"
     return local, None
-
-
-def _is_shared(shared: Any, sampler: Sampler | None) -> bool:
-    """Whether it holds what [`save_state`] writes, which is nothing without dynamic sampling."""
-    own = {} if sampler is None or not shared else sampler.state_dict()
-    return (
-        isinstance(shared, dict)
-        and own.keys() <= shared.keys()
-        and (not own or own["totals"].keys() == shared["totals"].keys())
-    )
 
 
 @contextmanager

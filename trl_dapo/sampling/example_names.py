@@ -5,6 +5,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,6 @@ def _has_id(example: Mapping[str, Any]) -> bool:
     return not (id_ is None or (isinstance(id_, str) and not id_) or (isinstance(id_, float) and math.isnan(id_)))
 
 
-def _plain(value: Any) -> int | str:
-    """What stands in a hash for a value that JSON has no word for."""
-    return int(digest(value.tobytes().hex()), 16) if hasattr(value, "tobytes") else str(value)
+def _plain(x: Any) -> int | str:
+    """What stands in a hash for a value that JSON has no word for; not its address, which differs from run to run."""
+    return int(digest(x.tobytes().hex()), 16) if hasattr(x, "tobytes") else re.sub(r" at 0x\w+", "", str(x))

@@ -133,9 +133,11 @@ class PromptMemory:
             columns[field.name] = [getattr(record, field.name) for record in records]
         pq.write_table(pa.table(columns), path)
 
-    def load(self, path: str | os.PathLike) -> None:
+    @staticmethod
+    def read(path: str | os.PathLike) -> dict[str, _Record]:
+        """What [`PromptMemory.save`] wrote, by prompt."""
         names = [field.name for field in fields(_Record)]
-        self._records = {
+        return {
             row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in pq.read_table(path).to_pylist()
         }
 
@@ -144,6 +146,8 @@ class PromptMemory:
         return {name.lstrip("_"): getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what was kept, with the file's `records` beside it."""
+        self._records = state.get("records", {})
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])
 

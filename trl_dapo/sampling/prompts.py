@@ -15,7 +15,7 @@ from .example_names import digest, prompt_name
 
 # A map-style dataset's prompts are named in blocks: one look-up a row is slow.
 BLOCK = 256
-FINGERPRINT_ROWS = 1000
+FINGERPRINT_ROWS, FIRST_ROWS = 1000, 16
 
 
 class PromptStream:
@@ -33,13 +33,9 @@ class PromptStream:
         self.shuffle = shuffle
         self.num_skipped = 0
         self.num_passes = 0  # that have ended
-        self._source: _MapStyleSource | _IterableSource
-        if isinstance(dataset, IterableDataset):
-            self._source = _IterableSource(dataset, seed, shuffle, columns)
-        else:
-            self._source = _MapStyleSource(dataset, seed, shuffle, columns)
-        if self._source.length == 0:
-            raise ValueError("The training dataset holds no prompt.")
+        source: Callable[..., _MapStyleSource | _IterableSource]
+        source = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
+        self._source = source(dataset, seed, shuffle, columns)
         self._position = 0
         self._rows: Iterator[tuple[str, Any]] | None = None
 
@@ -54,7 +50,9 @@ class PromptStream:
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
-            if skip is not None and not self._has_whole_pass(num_refused):  # or none would ever be taken
+            # So many rows in a row hold a pass from its start to its end: none would ever be taken.
+            has_whole_pass = self._source.length is not None and num_refused >= 2 * self._source.length - 1
+            if skip is not None and not has_whole_pass:
                 if skip(name):
                     self.num_skipped += 1
                     num_refused += 1
@@ -63,10 +61,6 @@ class PromptStream:
             taken.append((name, row))
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
-
-    def _has_whole_pass(self, num_rows: int) -> bool:
-        """Whether so many rows in a row must hold a pass from its start to its end."""
-        return self._source.length is not None and num_rows >= 2 * self._source.length - 1
 
     def _next_row(self) -> tuple[str, Any]:
         """The name of the next prompt, and what its source loads it by."""
@@ -82,9 +76,14 @@ class PromptStream:
         self._position += 1
         return row
 
-    def fingerprint(self) -> str | None:
-        """What tells this dataset from another, or from itself in another order; `None` for an iterable dataset."""
-        return self._source.fingerprint()
+    def order(self) -> dict[str, Any]:
+        """What says in which order prompts come, JSON-able."""
+        return {"seed": self.seed, "shuffle_dataset": self.shuffle, **self._source.fingerprint()}
+
+    def begin(self) -> None:
+        """Makes sure that `order` says of which dataset, before its first prompt is taken."""
+        if isinstance(self._source, _IterableSource):
+            self._source.begin()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the very next prompt, JSON-able."""
@@ -141,10 +140,10 @@ class _MapStyleSource:
             self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
         return [self._names[i] for i in indices]
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> dict[str, str]:
         """Its length and the names of prompts all over it, as one hash."""
         step = max(self.length // FINGERPRINT_ROWS, 1)
-        return digest(json.dumps([self.length, self.names(range(0, self.length, step))]))
+        return {"dataset": digest(json.dumps([self.length, self.names(range(0, self.length, step))]))}
 
     def load(self, indices: list[int]) -> list[dict[str, Any]]:
         return self._dataset.__getitems__(indices) if indices else []
@@ -158,16 +157,36 @@ class _IterableSource:
         self._shuffle = shuffle
         self._dataset = dataset.shuffle(seed=seed) if shuffle else dataset
         self._columns = columns
+        self._first_rows: str | None = None
+        self._begun: Iterator[dict[str, Any]] | None = None  # the first pass, where its first rows alone were read
+
+    def _read(self, num_passes: int) -> Iterator[dict[str, Any]]:
+        if self._shuffle:
+            self._dataset.set_epoch(num_passes)
+        return iter(self._dataset)
+
+    def begin(self) -> None:
+        """Reads the first rows of the first pass, unless they are known; a stream may not bring them a second time."""
+        if self._first_rows is None:
+            examples = self._read(0)
+            first = list(itertools.islice(examples, FIRST_ROWS))
+            self._first_rows = digest(json.dumps([prompt_name(example) for example in first]))
+            self._begun = itertools.chain(first, examples)
 
     def rows(self, num_passes: int, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of one pass from position `start` on: name and what `load` needs."""
-        if self._shuffle:
-            self._dataset.set_epoch(num_passes)
-        for example in itertools.islice(self._dataset, start, None):
+        if num_passes == 0:
+            self.begin()
+        examples, self._begun = self._begun, None
+        if examples is None or (num_passes and self._shuffle):
+            examples = self._read(num_passes)
+        for example in itertools.islice(examples, start, None):
             yield prompt_name(example), example
 
-    def fingerprint(self) -> None:
-        """Unknown without reading it."""
+    def fingerprint(self) -> dict[str, str | None]:
+        """The names of its first rows, as one hash, once they were read; a run that began behind them has none."""
+        known = {} if self._first_rows is None else {"first_rows": self._first_rows}
+        return {"dataset": None, **known}
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples, which were read with their names."""

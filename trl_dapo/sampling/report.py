@@ -30,8 +30,6 @@ ADVICE = {
 
 def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
     """TRL's metrics over everything that a rollout sampled, as if it had been one batch; NaN without a score."""
-    if not rounds:
-        return {}
     metrics = _merged([(round_.metrics, len(round_.rewards_BF)) for round_ in rounds])
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
     total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)
@@ -52,8 +50,6 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
 
 def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
     """Acceptance rate and mean reward of what a rollout sampled of each source."""
-    if not rollout.num_rounds:
-        return {}
     rounds = rollout.sampled
     of_groups = [source for round_ in rounds for source in round_.sources]
     groups = rollout.sampled_groups
@@ -77,18 +73,22 @@ def rollout_log(
     batch: Batch,
     reward_names: Sequence[str],
     weights_F: torch.Tensor,
-    counts_ages: bool,
     sampling: dict[str, float],
 ) -> dict[str, float]:
     """All metrics of a rollout by the names they are logged under; `sampling` are further ones of the sampler's."""
     rollout = sampler.rollout
-    metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
-    metrics |= source_metrics(rollout, sampler.sources, weights_F)
+    metrics: dict[str, float] = {}
+    if rollout.num_rounds:
+        metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
+        metrics |= source_metrics(rollout, sampler.sources, weights_F)
     refill_seconds = sum(round_.seconds for round_ in rollout.sampled[1:])
     sampling = {**sampling, "refill_seconds": refill_seconds}
     sampling |= sampling_metrics(rollout, batch, sampler.num_generations) | {"passes": sampler.passes}
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
-    return metrics | (age_metrics(select_ages(rollout.rounds, batch.train)) if counts_ages else {})
+    if sampler.is_ahead:  # groups that train by how many rollouts ago their policy was the present one
+        ages = select_ages(rollout.rounds, batch.train)
+        metrics |= {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
+    return metrics
 
 
 def drop_unknown(metrics: dict[str, list[float]]) -> None:
@@ -137,11 +137,6 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
     if rollout.num_rounds:
         metrics["acceptance_rate"] = rollout.acceptance_rate
     return {name: float(value) for name, value in metrics.items()}
-
-
-def age_metrics(ages: Sequence[int]) -> dict[str, float]:
-    """Number of groups that train by how many rollouts ago their policy was the present one."""
-    return {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
 
 
 def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str, float]:

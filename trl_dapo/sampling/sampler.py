@@ -16,7 +16,7 @@ from .rounds import Round, select_ages
 
 
 # What of the header says in which order prompts come.
-ORDER = {"seed", "shuffle_dataset", "dataset"}
+ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
 # Sampled one rollout ahead, and carried once.
 MAX_AGE = 2
 # Sources with metrics of their own: those that the run met first.
@@ -40,8 +40,6 @@ class Sampler:
     multiple_of: int = 1  # groups; of a round, and of what is carried
     batch_multiplier: float | None = None  # rollout batches of a round; else the acceptance rate sizes it
     memory: PromptMemory | None = None  # of prompts to skip for a while
-    num_ranks: int = 1  # a checkpoint must agree with it, and with the next
-    reward_names: Sequence[str] = ()
     is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
 
     def __post_init__(self) -> None:
@@ -219,26 +217,11 @@ class Sampler:
 
     # Checkpoints
 
-    @property
-    def header(self) -> dict[str, Any]:
-        """What a checkpoint and a run must agree on for the checkpoint's rows to be of use, JSON-able."""
-        return {
-            "num_generations": self.num_generations,
-            "prompts_per_rollout": self.target,
-            "mode": self.mode,
-            "surplus": "carry" if self.carries else "discard",
-            "num_processes": self.num_ranks,
-            "reward_funcs": [*self.reward_names],
-            "seed": self.stream.seed,
-            "shuffle_dataset": self.stream.shuffle,
-            "dataset": self.stream.fingerprint(),
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs and is the same on every rank, JSON-able; the memory has a file beside it."""
         ahead = self._ahead
         return {
-            "header": self.header,
+            "header": self.stream.order(),
             "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
             "ahead": None if ahead is None else ahead.state_dict(),
             "acceptance": self.acceptance.state_dict(),
@@ -254,11 +237,14 @@ class Sampler:
         """This rank's rows of the carried groups; `None` where none are carried."""
         return None if self._carried is None else self._carried.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], carried: dict[str, Any] | None) -> dict[str, tuple]:
+    def load_state_dict(self, state: dict, carried: dict | None, ignore_data_skip: bool = False) -> dict[str, tuple]:
         """Goes on from what was kept, as far as it fits; returns what differs, there and here."""
-        theirs = state["header"]
-        differs = {name: (theirs.get(name), own) for name, own in self.header.items() if theirs.get(name) != own}
-        if differs.keys() & ORDER:
+        differs = {}
+        if not ignore_data_skip:
+            self.stream.begin()
+            theirs, own = state["header"], self.stream.order()
+            differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
+        if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
             self._passes_at_last_group = self.stream.passes
         else:
@@ -274,7 +260,7 @@ class Sampler:
             self.memory.load_state_dict(state["memory"])
         # Other settings would train carried groups wrongly.
         self._carried = None if differs or carried is None else Round.from_state_dict(carried, self.num_generations)
-        self._ahead = None if differs or state["ahead"] is None else self._redraw(**state["ahead"])
+        self._ahead = None if differs or ignore_data_skip or not state["ahead"] else self._redraw(**state["ahead"])
         return differs
 
     def _redraw(self, num_prompts: int, skips: list[bool], step: int) -> "_Drawn":
