@@ -168,6 +168,7 @@ def adapter_is_refused(model, folder):
     AdapterClient.server_config = lambda client: started
     AdapterClient.serve_adapter = serve_adapter
     AdapterClient._leave = lambda client: None
+    AdapterClient.clear = lambda client, root: None
     vllm_generation.VLLMClient, vllm_generation.is_vllm_available = Client, lambda: True
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
     accelerator = Accelerator(cpu=True)

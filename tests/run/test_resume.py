@@ -351,6 +351,18 @@ def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(tin
     assert "other settings" not in what_was_said(caplog)
 
 
+def test_an_unfinished_rollout_is_left_behind_where_no_step_would_end_with_it(tiny_model, tmp_path, caplog):
+    """Of 6 parts 2 have trained; steps of 3 would end at 5, 8, ... and never look at the limits of the run."""
+    settings = {"steps_per_generation": 6, "num_prompts": 48, "max_passes": 1.0, **SAVED}
+    make_trainer(tiny_model, tmp_path, max_steps=1, gradient_accumulation_steps=2, **settings).train()
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=60, gradient_accumulation_steps=3, **settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "`gradient_accumulation_steps` (2 there, 3 here)" in what_was_said(caplog)
+    assert trainer.state.global_step < 60
+    passes = [entry["dynamic_sampling/passes"] for entry in trainer.state.log_history if "reward" in entry]
+    assert 1.0 <= passes[-1] < 2.0
+
+
 def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
     make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")

@@ -409,6 +409,7 @@ class Checkpoints(EvaluationSeam):
         return {
             "step": self._step if phase else 0,
             "generate_every": self._generate_every,
+            "accumulation": self.args.gradient_accumulation_steps,
             "rollout": self._buffered_inputs if phase else None,
         }
 
@@ -443,6 +444,10 @@ class Checkpoints(EvaluationSeam):
         differs = {name: (x, own[name]) for name, x in (theirs | sizes).items() if own.get(name, x) != x}
         if rollout is not None and self.beta and "ref_per_token_logps" not in rollout[0]:
             differs["beta"] = 0.0, self.beta
+        accumulation = self.args.gradient_accumulation_steps
+        if rollout is not None and local["update"]["step"] % local["update"]["generate_every"] % accumulation:
+            # No step would end with a rollout, where limits of the run are looked at.
+            differs["gradient_accumulation_steps"] = local["update"].get("accumulation", "others"), accumulation
         return differs
 
     def _load_local(self, local: dict[str, Any], rows_fit: bool) -> None:
