@@ -57,17 +57,6 @@ class AdapterClient(BoundClient):
         """As TRL's client does at once: for weights that are merged."""
         super().init_communicator(device)
 
-    def server_config(self) -> dict:
-        """What the server was started with."""
-        response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
-        if response.status_code == 404:
-            raise RuntimeError(
-                f"The vLLM server at {self.base_url} does not say how it was started. Restart it with "
-                "`VLLM_SERVER_DEV_MODE=1` in its environment."
-            )
-        response.raise_for_status()
-        return response.json()["vllm_config"]
-
     def serve_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter and asks for it from now on."""
         response = self.session.post(self._load_url, json={"lora_name": name, "lora_path": str(path)})

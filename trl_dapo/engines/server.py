@@ -45,6 +45,17 @@ class BoundClient(ClientBase):
         with swapped(vllm_client, requests=SimpleNamespace(get=get, exceptions=requests.exceptions)):
             super().check_server(*args, **kwargs)
 
+    def server_config(self) -> dict:
+        """What the server was started with."""
+        response = self.session.get(f"{self.base_url}/server_info", params={"config_format": "json"})
+        if response.status_code == 404:
+            raise RuntimeError(
+                f"The vLLM server at {self.base_url} does not say how it was started. Restart it with "
+                "`VLLM_SERVER_DEV_MODE=1` in its environment."
+            )
+        response.raise_for_status()
+        return response.json()["vllm_config"]
+
     def _post(self, url: str, **kwargs: Any) -> dict:
         if not url.endswith("/v1/completions"):
             return super()._post(url, **kwargs)
@@ -75,9 +86,9 @@ def _what_is_wrong(answer: Any, asked: dict) -> str | None:
     return None
 
 
-def check_logprobs(client: Any) -> None:
+def check_logprobs(client: BoundClient) -> None:
     """Refuses a server whose log-probabilities are not those of the temperature it samples with."""
-    mode = client.get_server_info()["model_config"]["logprobs_mode"]
+    mode = client.server_config()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
             "`rollouts_ahead=1` trains with the server's log-probabilities, and it runs with `--logprobs-mode "
