@@ -16,7 +16,8 @@ class Rule(NamedTuple):
     """What is refused, asked of one namespace of settings and facts."""
 
     breaks: Callable[[SimpleNamespace], Any]
-    message: str | Callable[[SimpleNamespace], str]  # the value, the reason, the way out; `{name}` is one of either
+    # The value, the reason, the way out; `{name}` is one of either. Without one, `breaks` returns it.
+    message: str | Callable[[SimpleNamespace], str] | None = None
     facts: tuple[str, ...] = ()  # what must be known besides the settings
 
 
@@ -65,8 +66,11 @@ def _generation_kwargs(s: SimpleNamespace) -> dict:
     return s.generation_kwargs if isinstance(s.generation_kwargs, dict) else {}  # a command line's are text for a plan
 
 
-def _refused_kwarg(s: SimpleNamespace) -> str | None:
-    return next((name for name in _generation_kwargs(s) if name in NO_GENERATION_KWARGS), None)
+def _why_no_kwarg(s: SimpleNamespace) -> str | None:
+    refused = ((name, value) for name, value in _generation_kwargs(s).items() if name in NO_GENERATION_KWARGS)
+    for name, value in refused:
+        return f"`generation_kwargs['{name}']={value!r}` is not supported. {NO_GENERATION_KWARGS[name]}."
+    return None
 
 
 def _other_distribution(s: SimpleNamespace) -> str | None:
@@ -229,13 +233,7 @@ RULES: tuple[Rule, ...] = (
             "server's log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
         ),
     ),
-    Rule(
-        lambda s: _refused_kwarg(s) is not None,
-        lambda s: (
-            f"`generation_kwargs['{_refused_kwarg(s)}']={_generation_kwargs(s)[_refused_kwarg(s)]!r}` is not "
-            f"supported. {NO_GENERATION_KWARGS[str(_refused_kwarg(s))]}."
-        ),
-    ),
+    Rule(_why_no_kwarg),
     # ---- Overlong completions ----
     Rule(
         lambda s: s.overlong_buffer_length is not None and s.max_completion_length is None,
@@ -279,10 +277,7 @@ RULES: tuple[Rule, ...] = (
         "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target maximum; got "
         "{reward_scaling}.",
     ),
-    Rule(
-        lambda s: s.reward_scaling is not None and why_unscalable(*s.reward_scaling),
-        lambda s: why_unscalable(*s.reward_scaling) or "",
-    ),
+    Rule(lambda s: s.reward_scaling and why_unscalable(*s.reward_scaling)),
     Rule(
         lambda s: s.log_groups != DEFAULT_LOG_GROUPS and not s.use_dynamic_sampling,
         "`log_groups={log_groups}` has no effect with `use_dynamic_sampling=False`, which keeps no ledger. Set "
@@ -376,7 +371,9 @@ def why_refused(settings: Any, **facts: Any) -> str | None:
     known = SimpleNamespace(**{**vars(settings), **facts})  # a config's fields, or those of a plan's recipe
     for rule in RULES:
         is_asked = facts.keys() >= {*rule.facts} if rule.facts else not facts
-        if is_asked and rule.breaks(known):
+        if is_asked and (broken := rule.breaks(known)):
+            if rule.message is None:
+                return broken
             return rule.message.format_map(vars(known)) if isinstance(rule.message, str) else rule.message(known)
     return None
 
