@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..rewards.task_reward import TaskReward
@@ -63,9 +63,7 @@ class Ledger(TrainerCallback):
         self._texts: dict[Group, tuple[str, list[str]]] = {}
         self._parts: Parts | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         # A run that starts begins a ledger of its own, one that resumes goes on after its checkpoint's last rollout.

@@ -31,9 +31,7 @@ class LogHistoryCallback(TrainerCallback):
     def __init__(self) -> None:
         self._path: Path | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         self._path = path = Path(output_folder(args)) / LOG_HISTORY_NAME

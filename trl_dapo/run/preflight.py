@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template
 
@@ -62,9 +62,7 @@ class Preflight(TrainerCallback):
         if not self._args.skip_preflight:
             self._example = example
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Has the reward functions score the example; one that cannot is refused, on every rank."""
         if self._example is not None:
             self._try_rewards(self._example)

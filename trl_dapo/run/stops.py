@@ -45,9 +45,7 @@ class StopCallback(TrainerCallback):
         """Whether passes or tokens are used up, and what was sampled with them has trained."""
         return self._is_between_rollouts() and self.is_past_a_limit
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.found_nothing = False
 
     def on_step_end(

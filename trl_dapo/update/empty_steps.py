@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.utils.hooks import RemovableHandle
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
 class SkipEmptyStep(TrainerCallback):
@@ -27,9 +27,7 @@ class SkipEmptyStep(TrainerCallback):
         self._hooks: list[RemovableHandle] = []
         self._hidden: list[list[torch.nn.Parameter]] = []
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         optimizer = self._deepspeed_optimizer() or kwargs["optimizer"]
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
