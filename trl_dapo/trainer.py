@@ -147,11 +147,7 @@ class DAPOTrainer(Checkpoints):
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
-        with (
-            bars_on_terminals_only(),
-            naming_missing_folders(model, *rewards),
-            syncing_adapters(args),
-        ):
+        with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, reward_funcs, args, *other_args, **kwargs)
         if self.accelerator.is_main_process:
             # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.

@@ -9,11 +9,7 @@ from ..settings.ranges import why_unscalable
 
 
 def scale_reward(
-    values: Iterable[float | None],
-    source_min: float,
-    source_max: float,
-    target_min: float,
-    target_max: float,
+    values: Iterable[float | None], source_min: float, source_max: float, target_min: float, target_max: float
 ) -> list[float]:
     """
     Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`.

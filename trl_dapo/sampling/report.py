@@ -69,11 +69,7 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
 
 
 def rollout_log(
-    sampler: Sampler,
-    batch: Batch,
-    reward_names: Sequence[str],
-    weights_F: torch.Tensor,
-    sampling: dict[str, float],
+    sampler: Sampler, batch: Batch, reward_names: Sequence[str], weights_F: torch.Tensor, sampling: dict[str, float]
 ) -> dict[str, float]:
     """All metrics of a rollout by the names they are logged under; `sampling` are further ones of the sampler's."""
     rollout = sampler.rollout

@@ -41,11 +41,7 @@ def probability_ratio(log_ratio: torch.Tensor, mask: torch.Tensor, level: str = 
 
 
 def clipped_loss(
-    ratio: torch.Tensor,
-    advantages: torch.Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-    delta: float | None = None,
+    ratio: torch.Tensor, advantages: torch.Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> torch.Tensor:
     r"""
     Loss per token of the clipped surrogate: minus the minimum in equations 8 and 10, with an optional dual clip.
@@ -61,11 +57,7 @@ def clipped_loss(
 
 
 def clipped_tokens(
-    ratio: torch.Tensor,
-    advantages: torch.Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-    delta: float | None = None,
+    ratio: torch.Tensor, advantages: torch.Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where [`clipped_loss`] has no gradient (boolean): at the lower clip, at the upper clip, at the dual clip."""
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
