@@ -175,4 +175,4 @@ def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget
 
 def test_a_checkpoint_between_rollouts_holds_no_rows():
     trainer = run(ScriptedDAPO, ROWS, 4)
-    assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "rollout": None}
+    assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "accumulation": 4, "rollout": None}
