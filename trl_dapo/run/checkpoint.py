@@ -21,6 +21,7 @@ from ..ranks import rank_and_world_size
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.report import describe_misfit
 from ..sampling.sampler import Sampler
+from ..settings.secrets import without_secrets
 from .files import replacing
 
 
@@ -45,7 +46,7 @@ def rule_of(args: DAPOConfig, others: dict[str, Any]) -> dict[str, Any]:
     used = {"vllm_": args.use_vllm, "dynamic_sampling_": args.use_dynamic_sampling}
     idle = tuple(prefix for prefix, is_used in used.items() if not is_used)
     rule = {name: getattr(args, name) for name in ROWS_HANG_ON if not name.startswith(idle)}
-    return json.loads(json.dumps(rule | others, default=_name_of))
+    return without_secrets(json.loads(json.dumps(rule | others, default=_name_of)))
 
 
 def _name_of(value: Any) -> str:
