@@ -69,54 +69,6 @@ def test_rounds_differ_in_size_and_share_one_weight_sync_a_rollout(trained):
     assert ratios == pytest.approx([1.0] * len(ratios), abs=CLOSE)
 
 
-# ---- Rows of every age and every way to sample ----
-
-WAYS = {
-    "plain": {},
-    "top_p": {"top_p": 0.7},
-    "top_k": {"top_k": 20},
-    "min_p": {"min_p": 0.1},
-    "repetition penalty": {"repetition_penalty": 1.3},
-    "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
-    "frequency penalty": {"generation_kwargs": {"frequency_penalty": 1.0, "min_tokens": 4}},
-    "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
-}
-
-
-@pytest.fixture(scope="module")
-def sampled(server, models, run_job, tmp_path_factory):
-    """Runs that carry, whose weights never move."""
-    folder = tmp_path_factory.mktemp("sampled")
-    carry = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0, "learning_rate": 0.0}
-    variants = {
-        name: {"model": models["tied"], **on_server(server, **carry, **settings)} for name, settings in WAYS.items()
-    }
-    result = run_job("runs", folder, json.dumps(variants))
-    assert result.returncode == 0, result.stdout[-5000:]
-    return {name: report(folder / name) for name in variants}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(sampled, way):
-    trained = sampled[way]["trained"]
-    assert any(row["sampled_in"] < row["step"] for row in trained)
-    assert max(row["old_from_live"] for row in trained) < CLOSE  # the logarithm of the ratio
-    assert max(row["weight_error"] for row in trained) < CLOSE
-    # The engine's are of another distribution, which the weight corrects, and the ratio does not know.
-    assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way != "plain")
-
-
-def test_what_an_engine_samples_from_another_distribution_is_not_sampled_ahead(server, models, run_job, tmp_path):
-    ahead = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
-    variants = {name: on_server(server, **ahead, **settings) for name, settings in WAYS.items()}
-    result = run_job("refuses", models["tied"], tmp_path, json.dumps(variants))
-    assert result.returncode == 0, result.stdout[-5000:]
-    outcomes = report(tmp_path)
-    assert outcomes.pop("plain")[0] == "made"
-    assert {kind for kind, _ in outcomes.values()} == {"ValueError"}
-    assert "`top_p=0.7`" in outcomes["top_p"][1]
-
-
 # ---- LoRA, on a server that serves no adapters ----
 
 
@@ -224,6 +176,54 @@ def test_sampled_completions_are_asked_for_side_by_side_and_none_of_them_twice(s
     journal.write_text("".join(kept))
     assert len(evaluate(tmp_path, **sampling)) == len(first)
     assert journal.read_text().startswith("".join(kept))
+
+
+# ---- Rows of every age and every way to sample: behind the tests of the weights that the server ends with ----
+
+WAYS = {
+    "plain": {},
+    "top_p": {"top_p": 0.7},
+    "top_k": {"top_k": 20},
+    "min_p": {"min_p": 0.1},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
+    "frequency penalty": {"generation_kwargs": {"frequency_penalty": 1.0, "min_tokens": 4}},
+    "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
+}
+
+
+@pytest.fixture(scope="module")
+def sampled(server, models, run_job, tmp_path_factory):
+    """Runs that carry, whose weights never move."""
+    folder = tmp_path_factory.mktemp("sampled")
+    carry = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0, "learning_rate": 0.0}
+    variants = {
+        name: {"model": models["tied"], **on_server(server, **carry, **settings)} for name, settings in WAYS.items()
+    }
+    result = run_job("runs", folder, json.dumps(variants))
+    assert result.returncode == 0, result.stdout[-5000:]
+    return {name: report(folder / name) for name in variants}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(sampled, way):
+    trained = sampled[way]["trained"]
+    assert any(row["sampled_in"] < row["step"] for row in trained)
+    assert max(row["old_from_live"] for row in trained) < CLOSE  # the logarithm of the ratio
+    assert max(row["weight_error"] for row in trained) < CLOSE
+    # The engine's are of another distribution, which the weight corrects, and the ratio does not know.
+    assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way != "plain")
+
+
+def test_what_an_engine_samples_from_another_distribution_is_not_sampled_ahead(server, models, run_job, tmp_path):
+    ahead = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
+    variants = {name: on_server(server, **ahead, **settings) for name, settings in WAYS.items()}
+    result = run_job("refuses", models["tied"], tmp_path, json.dumps(variants))
+    assert result.returncode == 0, result.stdout[-5000:]
+    outcomes = report(tmp_path)
+    assert outcomes.pop("plain")[0] == "made"
+    assert {kind for kind, _ in outcomes.values()} == {"ValueError"}
+    assert "`top_p=0.7`" in outcomes["top_p"][1]
 
 
 # ---- The server's end ----

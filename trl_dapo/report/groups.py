@@ -68,7 +68,8 @@ def _outcomes(groups: pd.DataFrame) -> list[dict[str, Any]]:
 def _sources(groups: pd.DataFrame) -> list[dict[str, Any]]:
     first, last = groups["rollout"].quantile([0.2, 0.8])
     figures = []
-    for source, of_source in sorted(groups.groupby("source", dropna=False), key=lambda part: -len(part[1])):
+    parts = iter(groups.groupby("source", dropna=False))  # pandas 2.2 cannot count parts of which one has no name
+    for source, of_source in sorted(parts, key=lambda part: -len(part[1])):
         rollouts, accepted = of_source["rollout"], of_source["accepted"]
         spans = {"first": accepted[rollouts <= first], "last": accepted[rollouts >= last], "all": accepted}
         correct, scored = of_source["correct"].sum(min_count=1), of_source["scored"].sum()
