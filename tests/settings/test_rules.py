@@ -106,7 +106,7 @@ SETTINGS = [
     ),
     (
         {"optim": "galore_adamw_layerwise"},
-        "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be an optimizer st",
+        "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step of i",
     ),
     ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
     (
