@@ -37,9 +37,6 @@ NO_GENERATION_KWARGS = {
 OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
 
-# Optimizers that step inside the backward pass.
-STEP_IN_BACKWARD = ("lomo", "_layerwise")
-
 DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
 
@@ -85,10 +82,6 @@ def _other_distribution(s: SimpleNamespace) -> str | None:
         if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
             given[f"generation_kwargs['{name}']"] = value
     return next((f"{name}={value!r}" for name, value in given.items()), None)
-
-
-def _optimizer(s: SimpleNamespace) -> str:
-    return str(getattr(s.optim, "value", s.optim))  # an enumeration's, once transformers has read it
 
 
 def _counted_by_sampling(name: str) -> Rule:
@@ -276,12 +269,10 @@ RULES: tuple[Rule, ...] = (
         "`top_entropy_quantile=1.0`, or bound memory by `per_device_train_batch_size`.",
     ),
     Rule(
-        lambda s: s.loss_type == "dapo" and _optimizer(s).endswith(STEP_IN_BACKWARD),
-        lambda s: (
-            f"`optim={_optimizer(s)!r}` steps inside every backward pass: each micro-batch would be a step of its "
-            "own, where the loss is a mean over the tokens of all of them. Set another, such as `optim='adafactor'` "
-            "or `optim='apollo_adamw'`."
-        ),
+        lambda s: s.loss_type == "dapo" and s.optim and s.optim.endswith(("lomo", "_layerwise")),
+        "`optim='{optim}'` steps inside every backward pass: each micro-batch would be a step of its own, where the "
+        "loss is a mean over the tokens of all of them. Set another, such as `optim='adafactor'` or "
+        "`optim='apollo_adamw'`.",
     ),
     Rule(
         lambda s: s.vllm_lora_sync is not None and not s.use_vllm,
