@@ -36,7 +36,6 @@ NO_GENERATION_KWARGS = {
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
-
 DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
 
