@@ -26,8 +26,9 @@ _COST_FIELDS = (
     "num_experts_per_tok",
     "n_shared_experts",
     "shared_expert_intermediate_size",
-    "layer_types",
 )
+# Layers in which every token sees its whole row; `hybrid` ones join attention and a state.
+SEE_THEIR_ROW = ("full_attention", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ModelShape:
                 num_experts=num_experts,
                 num_active_experts=text.get("num_experts_per_tok", 1) if num_experts > 1 else 1,
                 num_shared_experts=shared / size if num_experts > 1 else 0,
-                num_full_layers=layer_types.count("full_attention") if layer_types else None,
+                num_full_layers=sum(kind in SEE_THEIR_ROW for kind in layer_types) if layer_types else None,
                 is_tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
                 has_qkv_bias=text.get("attention_bias", config["model_type"] == "qwen2"),
                 has_qk_norm="qwen3" in config["model_type"],
@@ -184,15 +185,25 @@ def lora_targets(target_modules: list[str] | str | None) -> list[str]:
 
 
 def attention_cost_of(config: Any) -> float:
-    """Of the text model with this config, `0.0` for a model that is no transformer with a known size."""
-    # Not every family has every number.
-    said = {name: value for name in _COST_FIELDS if (value := getattr(config, name, None))}
+    """An estimate, of a text model's config: `0.0` where it says no sizes, or no layer sees its whole row."""
+    layer_types = getattr(config, "layer_types", None)
+    layer = next((layer for layer, kind in enumerate(layer_types or []) if kind in SEE_THEIR_ROW), 0)
+    # Where layers differ, the first that sees its row speaks for all: in lists, or in a config for each layer.
+    speaker = config.per_layer_config[layer] if getattr(config, "is_heterogeneous", False) else config
+    found = {name: _number(getattr(speaker, name, None), layer) for name in _COST_FIELDS}
+    said = {name: number for name, number in found.items() if number}  # not every family has every number
     if not {"hidden_size", "num_attention_heads", "num_hidden_layers"} <= said.keys():
         return 0.0
     defaults = {"model_type": "", "vocab_size": 0, "intermediate_size": 4 * said["hidden_size"]}
     # How many experts there are makes no difference, only whether there are any.
-    num_experts = 2 if "num_experts_per_tok" in said else 1
-    return ModelShape.from_config({**defaults, **said, "num_experts": num_experts}).attention_cost
+    others = {"num_experts": 2 if "num_experts_per_tok" in said else 1, "layer_types": layer_types}
+    return ModelShape.from_config({**defaults, **said, **others}).attention_cost
+
+
+def _number(value: Any, layer: int) -> Any:
+    """What a config says of one layer, if it is a number."""
+    value = value[layer] if isinstance(value, (list, tuple)) and layer < len(value) else value
+    return value if isinstance(value, (int, float)) and value > 0 else None
 
 
 def has_rotary_positions(config: "PreTrainedConfig") -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from helpers import prompts, right, tiny_config
+from transformers.training_args import OptimizerNames
 from trl import GRPOConfig, TrlParser
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -149,6 +150,25 @@ def test_a_loss_that_only_a_later_trl_knows_is_accepted_where_no_row_can_be_fill
 )
 def test_a_value_at_the_end_of_its_range_is_accepted(tmp_path, overrides):
     tiny_config(tmp_path, **overrides)
+
+
+STEP_IN_BACKWARD = {
+    "lomo",
+    "adalomo",
+    "galore_adamw_layerwise",
+    "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise",
+    "apollo_adamw_layerwise",
+}
+
+
+@pytest.mark.parametrize("name", [name.value for name in OptimizerNames])
+def test_of_all_optimizers_those_that_step_inside_the_backward_pass_are_refused(tmp_path, name):
+    if name not in STEP_IN_BACKWARD:
+        assert tiny_config(tmp_path, optim=name).optim == name
+        return
+    with pytest.raises(ValueError, match=rf"`optim='{name}'` steps inside every backward pass.*adafactor"):
+        tiny_config(tmp_path, optim=name)
 
 
 def test_the_rule_book_knows_the_losses_of_the_objective():

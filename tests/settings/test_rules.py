@@ -104,6 +104,10 @@ SETTINGS = [
         {"max_tokens_per_microbatch": 64, "top_entropy_quantile": 0.5},
         "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0.5`: a quantile over each micro-batch wo",
     ),
+    (
+        {"optim": "galore_adamw_layerwise"},
+        "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step of i",
+    ),
     ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
     (
         {"reward_scaling": [0, 1]},
@@ -244,6 +248,7 @@ def test_facts_that_settings_do_not_go_with_are_refused_in_these_words(changed, 
         ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "feels_padding": "so"}),
         ({"use_dynamic_sampling": False}, {"num_ranks_sharing_a_row": 2}),
         ({"loss_type": "grpo"}, {"feels_padding": "so"}),
+        ({"loss_type": "grpo", "optim": "lomo"}, {}),
         ({"use_transformers_continuous_batching": True, "bf16": True}, {"trains_float32": False}),
         ({"batch_multiplier": 3.0, "use_vllm": True}, {"groups_per_rollout": 4}),
         ({"dynamic_sampling_memory": True}, {"has_group_filter": False}),

@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import (
+    CONFIG_MAPPING,
     DeepseekV3Config,
+    FalconH1Config,
+    Gemma4TextConfig,
     GPT2Config,
     GptOssConfig,
     MambaConfig,
@@ -15,6 +18,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trl_dapo.models import ModelShape, attention_cost_of
 from trl_dapo.update.microbatches import (
@@ -393,3 +397,35 @@ def test_layers_that_see_a_window_cost_no_pairs():
 
 def test_a_model_without_attention_has_no_pairs():
     assert attention_cost_of(MambaConfig()) == 0.0
+
+
+def test_where_layers_differ_the_first_that_sees_its_whole_row_speaks_for_them():
+    # 26 layers in all, of which every second sees its row: 2 x 13 x 8 heads x 4 = 832 pairs. Weights: 26 x (attention
+    # 16 x 4 x 2 x (8 + 2) = 1,280 and 3 x 16 x 30 = 1,440) and 16 x 10: 70,880.
+    numbers = {"hidden_size": 16, "num_hidden_layers": 26, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 10}
+    layer_types, heads, widths = (SLIDING + FULL) * 13, [2, 8] * 13, [20, 30] * 13
+    lists = {"layer_types": layer_types, "num_attention_heads": heads, "intermediate_size": widths}
+    assert attention_cost_of(SimpleNamespace(**numbers, **lists)) == 832 / 70_880
+    # Gemma 4 keeps what differs in a config for each layer: 5 of 30 layers see their row, with heads of 512, not 256.
+    # Weights: 30 x (2304 x 512 x 2 x (8 + 4) + 3 x 2304 x 9216) + 2304 x 262144 = 3,364,356,096.
+    assert attention_cost_of(Gemma4TextConfig()) == 2 * 5 * 8 * 512 / 3_364_356_096
+
+
+def test_layers_that_join_attention_and_a_state_see_their_row():
+    assert attention_cost_of(FalconH1Config()) > 0
+
+
+def test_the_cost_of_no_causal_model_of_transformers_is_an_error():
+    found, left_out = {}, []
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = CONFIG_MAPPING[name]()
+        except Exception:
+            left_out.append(name)
+            continue
+        found[name] = attention_cost_of(config.get_text_config(decoder=True))
+    assert left_out == ["gemma4_assistant"]  # it takes no defaults
+    assert len(found) > 180
+    assert {name: cost for name, cost in found.items() if not 0 <= cost < 1e-3} == {}
+    assert found["gemma3n"] > 0
+    assert found["dots3_note"] == 0.0  # its layers see a window, or what an index chooses

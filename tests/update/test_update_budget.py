@@ -25,6 +25,7 @@ from update_helpers import (
     two_processes,
 )
 
+from trl_dapo.update import phase
 from trl_dapo.update.rows import no_rows
 
 
@@ -105,6 +106,16 @@ def test_the_shorter_last_step_of_an_epoch_has_the_gradient_of_its_rows():
     assert len(found.gradients) == len(expected.gradients) == 6
     assert apart(found.gradients[-1], expected.gradients[-1]) < 1e-6
     assert logs_of(found)[-1]["microbatches"] > 1
+
+
+def test_what_attention_costs_is_worked_out_when_the_trainer_is_made(monkeypatch):
+    asked = []
+    monkeypatch.setattr(phase, "attention_cost_of", lambda config: asked.append(config.model_type) or 0.5)
+    trainer = ScriptedUpdate(max_tokens_per_microbatch=60)
+    assert asked == ["qwen3"]
+    assert trainer._cutter.attention == 0.5
+    assert ScriptedUpdate()._cutter.attention == 0.0
+    assert asked == ["qwen3"]
 
 
 def test_the_load_balancing_loss_is_a_mean_over_the_micro_batches_that_there_are():

@@ -5,7 +5,20 @@
 from dataclasses import replace
 
 import pytest
-from update_helpers import CASES, ROWS, SPLITS, ScriptedUpdate, apart, make_rows, mask, old, reference_gradient, run
+from update_helpers import (
+    CASES,
+    ROWS,
+    SPLITS,
+    ScriptedGRPO,
+    ScriptedUpdate,
+    apart,
+    completions_of,
+    make_rows,
+    mask,
+    old,
+    reference_gradient,
+    run,
+)
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.update.phase import UpdatePhase
@@ -36,15 +49,20 @@ def test_each_optimizer_step_divides_by_its_own_tokens():
 
 def test_the_shorter_last_step_of_an_epoch_divides_by_its_own_tokens():
     # 64 prompts x 2 completions are 16 micro-batches of 8 rows: with 3 to an optimizer step, the last has one.
-    script = make_rows(128)
-    trainer = run(ScriptedUpdate, script, 3, 2, per_device_train_batch_size=8, num_train_epochs=1, max_steps=-1)
-    assert len(trainer.microbatches) == 16
+    script, settings = make_rows(128), {"per_device_train_batch_size": 8, "num_train_epochs": 1, "max_steps": -1}
+    trainer, trl = (run(cls, script, 3, 2, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert len(trainer.microbatches) == len(trl.microbatches) == 16
     last = trainer.microbatches[-1]
-    assert last["num_items_in_batch"] == last["completion_mask"].sum()
-    # An optimizer step takes one and a half rollouts of 16 rows; the last takes the second half of the eighth.
-    assert {
-        tuple(ids[m.bool()].tolist()) for ids, m in zip(last["completion_ids"], last["completion_mask"], strict=True)
-    } < {tuple(row.completion) for row in script[112:]}
+    rows = [row for row in script[112:] if tuple(row.completion) in completions_of([last])]
+    assert len(rows) == 8
+    num_tokens = sum(len(row.completion) for row in rows)
+    assert last["num_items_in_batch"] == num_tokens
+    assert apart(trainer.gradients[-1], reference_gradient(rows)) < 1e-6
+    # An optimizer step takes one and a half rollouts of 16 rows; the last takes the second half of the eighth. TRL
+    # divides the same sum by half the rollout's tokens, which these rows need not have.
+    half = sum(len(row.completion) for row in script[112:]) / 2
+    assert (num_tokens, half) == (68, 119.5)
+    assert apart(trl.gradients[-1], reference_gradient(rows) * num_tokens / half) < 1e-6
 
 
 def test_rows_carried_from_an_older_policy_keep_its_logps_and_the_others_are_on_policy():

@@ -37,15 +37,12 @@ class AdapterClient(BoundClient):
         super().__init__(*args, **kwargs)
         atexit.register(self._leave)
 
-    @property
-    def _load_url(self) -> str:
-        return f"{self.base_url}/v1/load_lora_adapter"
-
     def check_server(self, *args: Any, **kwargs: Any) -> None:
         from .http_session import TimedAdapter  # its packages come with vLLM
 
         super().check_server(*args, **kwargs)
         # An error is tried again as any other, but its text is wanted.
+        self._load_url = f"{self.base_url}/v1/load_lora_adapter"
         adapter = TimedAdapter(self.session.get_adapter(self._load_url), self.request_seconds)
         adapter.max_retries.raise_on_status = False
         self.session.mount(self._load_url, adapter)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,6 @@ class Recorded:
     logs: dict = field(default_factory=dict)  # for the table of completions
 
 
-class _NoReset:
-    """Stands in for the environments of completed rollouts, which must not be reset a second time."""
-
-    def reset(self, **kwargs: Any) -> None:
-        """Does nothing."""
-
-
 class RecordReplay(UpdatePhase):
     """
     The update phase with a way from prompts to tensors that can be recorded and replayed.
@@ -97,8 +91,9 @@ class RecordReplay(UpdatePhase):
         metrics = _empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
         if self.environment_factories is not None:
-            # Left as TRL leaves them: those of the batch that was sampled last.
-            pool = {name: [_NoReset()] * len(rows) for name in self._environment_pool}
+            # Not reset a second time, and left as TRL leaves them: those of the batch that was sampled last.
+            done = SimpleNamespace(reset=lambda **kwargs: None)
+            pool = {name: [done] * len(rows) for name in self._environment_pool}
             environments = swapped(self, _environment_pool=pool, environments=self.environments)
         # TRL's first pass is that of the old policy, if it weighs by how far the engine was from it.
         weighs = self.use_vllm and self.vllm_importance_sampling_correction

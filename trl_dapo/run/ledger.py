@@ -260,17 +260,9 @@ class Parts:
 
 def _replace(path: Path, rows: pa.Table) -> None:
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column
-    pq.write_table(rows, whole, compression=_compression(rows.schema), write_statistics=False)
+    pq.write_table(rows, whole, compression="zstd", write_statistics=False)
     with replacing(path) as temporary:
         temporary.write_bytes(whole.getvalue())
-
-
-def _compression(schema: pa.Schema) -> dict[str, str]:
-    """For each column as parquet names it: text is worth the time that it takes to make it small."""
-    names = {
-        field.name: f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema
-    }
-    return {path: "zstd" if name in TEXT else "snappy" for name, path in names.items()}
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -36,7 +36,6 @@ NO_GENERATION_KWARGS = {
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
-
 DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
 
@@ -267,6 +266,12 @@ RULES: tuple[Rule, ...] = (
         "`max_tokens_per_microbatch={max_tokens_per_microbatch}` contradicts "
         "`top_entropy_quantile={top_entropy_quantile}`: a quantile over each micro-batch would change with them. Set "
         "`top_entropy_quantile=1.0`, or bound memory by `per_device_train_batch_size`.",
+    ),
+    Rule(
+        lambda s: s.loss_type == "dapo" and s.optim and s.optim.endswith(("lomo", "_layerwise")),
+        "`optim='{optim}'` steps inside every backward pass: each micro-batch would be a step of its own, where the "
+        "loss is a mean over the tokens of all of them. Set another, such as `optim='adafactor'` or "
+        "`optim='apollo_adamw'`.",
     ),
     Rule(
         lambda s: s.vllm_lora_sync is not None and not s.use_vllm,

@@ -62,6 +62,7 @@ class UpdatePhase(GRPOTrainer):
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
+        self._attention_cost = 0.0  # of a pair of tokens, in tokens; only a budget asks
         if self._budget is not None:
             check_rules(
                 self.args,
@@ -69,6 +70,7 @@ class UpdatePhase(GRPOTrainer):
                 num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
                 feels_padding=why_positions_are_absolute(self.model.config),
             )
+            self._attention_cost = attention_cost_of(self.model.config.get_text_config(decoder=True))
         self.add_callback(
             SkipEmptyStep(
                 is_empty=lambda: self._window_num_tokens == 0,
@@ -148,7 +150,7 @@ class UpdatePhase(GRPOTrainer):
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
             budget=self._budget,
-            attention=attention_cost_of(self.model.config.get_text_config()) if self._budget else 0.0,
+            attention=self._attention_cost,
             has_own_rows=self.num_ranks_sharing_a_row == 1,
             on_cuda=self.accelerator.device.type == "cuda",
             in_step=ranks_are_in_step(self.accelerator, shards),
