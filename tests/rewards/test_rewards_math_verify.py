@@ -352,7 +352,7 @@ def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(
     (worker,) = reward._workers
     os.kill(worker.process.pid, signal.SIGSTOP)
     waits = iter([0.2, 0.2])  # then as long as a new worker needs
-    monkeypatch.setattr(MathVerifyReward, "_patience", property(lambda self: next(waits, 60.0)))
+    monkeypatch.setattr(MathVerifyReward, "_patience", property(lambda self: next(waits, 60.0)), raising=False)
     assert reward([text, "\\boxed{8}"], ["7", "7"]) == [1.0, 0.0]
     assert worker.process.poll() == -signal.SIGKILL
     reward.close()

@@ -192,6 +192,7 @@ class MathVerifyReward:
         self.timeout = timeout
         self.num_workers = _default_num_workers() if num_workers is None else num_workers
         self.memory_limit = memory_limit
+        self._patience = STARTUP_LIMIT + 2 * CLOCK_FACTOR * timeout  # seconds in which some worker says something
         self._workers: list[_Worker] = []
         self._hopeless_golds: set[str] = set()
         self._num_ended = self._num_killed_at_start = 0  # workers, in the current call
@@ -245,11 +246,6 @@ class MathVerifyReward:
         """Stop the workers. The next call starts new ones."""
         with self._lock:
             _stop_all(self._workers)
-
-    @property
-    def _patience(self) -> float:
-        """Seconds in which some worker says something, since each ends itself before."""
-        return STARTUP_LIMIT + 2 * CLOCK_FACTOR * self.timeout
 
     def _score(self, jobs: list[_Job]) -> None:
         """Gives every job its verdict: keeps each worker busy with one batch until nothing is left."""
