@@ -48,8 +48,8 @@ def run(seed, folder):
         "before": change["base"],
         "after": change["trained"],
         "gain": change["difference"]["mean"],
-        "gain_low": change["difference"]["low"],
-        "gain_high": change["difference"]["high"],
+        "gain_low": round(change["difference"]["low"], 6),
+        "gain_high": round(change["difference"]["high"], 6),
         "cpu_seconds": round(seconds, 1),
     }
 

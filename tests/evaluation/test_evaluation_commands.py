@@ -38,17 +38,35 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
     assert max(map(len, printed.replace(str(tmp_path), "").splitlines())) <= 80
     figures, intervals = [line.split() for line in printed.splitlines() if "%" in line or "[" in line][-2:]
     assert figures[:5] == ["all", "2", "100.0%", "100.0%", "100.0%"]
-    assert intervals == ["[34.2,", "100.0]"] * 3  # both of two: Wilson's lower bound 2 / (2 + z^2)
+    # both of two, by the likelihood ratio: 2 * 2 * log(1 / 0.0245) is Student's t squared, 3.85^2
+    assert intervals == ["[2.5,", "100.0]"] * 3
     assert server.requests[0][2]["max_tokens"] == 9
 
     assert run_compare(tmp_path / "base", tmp_path / "trained" / "summary.json") == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
-    assert "+50.0 [+0.0, +100.0]" in printed
+    assert "+50.0 [" in printed
+    assert "all equal" not in printed
     assert "1 problems gained: +50.0 points of avg@2." in printed
     assert "0 problems lost: +0.0 points" in printed
     assert run_compare(tmp_path / "base", tmp_path / "trained", "--json") == 0
     assert json.loads(capsys.readouterr().out) == compare(tmp_path / "base", tmp_path / "trained")
+
+
+def test_models_that_do_not_differ_are_said_to_be_equal_so_far(serve, tmp_path, problems_file, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    server = serve(lambda body: "Answer: 2")
+    for name in ("base", "trained"):
+        assert run_eval("--model", name, "--dataset", problems_file, "--output_dir", tmp_path / name, "--k", 2,
+                        "--base_url", server.url) == 0  # fmt: skip
+    capsys.readouterr()
+    assert run_compare(tmp_path / "base", tmp_path / "trained") == 0
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
+    assert "+0.0 [+0.0, +0.0]" not in printed
+    assert "unclear" not in printed
+    assert printed.count("all equal") == 3 + 1
+    assert "all equal: no problem differs" in printed
 
 
 def test_a_server_names_its_model_as_it_likes(serve, tmp_path, problems_file):

@@ -7,7 +7,7 @@ import json
 import pytest
 from evaluations import Deal, ask, sums
 
-from trl_dapo.evaluation import compare, estimate_mean
+from trl_dapo.evaluation import compare, estimate_mean, estimate_share
 
 
 pytestmark = pytest.mark.fast
@@ -19,6 +19,7 @@ def evaluated(serve, output_dir, first, second, third, order=(0, 1, 2), **settin
     return output_dir
 
 
+PROBLEM = {"id": "a", "source": "x", "num_correct": 1, "num_completions": 2, "maj": 1.0}
 RIGHT = {1: "Answer: 2", 2: "Answer: 3", 3: "Answer: 4"}
 
 
@@ -49,15 +50,34 @@ def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
     base = evaluated(serve, tmp_path / "base", *texts(0, 1, 4))
     trained = evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1])
     change = compare(base, trained)
-    assert change["metrics"]["avg@4"]["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert change["metrics"]["avg@4"]["difference"]["mean"] == change["metrics"]["avg@4"]["num_differing"] == 0
     assert change["gained"] == change["lost"] == []
 
 
-def test_a_comparison_is_sharper_than_the_evaluations_it_compares(serve, tmp_path):
-    base = evaluated(serve, tmp_path / "base", *texts(0, 1, 3))
-    trained = evaluated(serve, tmp_path / "trained", *texts(1, 2, 4))
-    difference = compare(base, trained)["metrics"]["avg@4"]["difference"]
-    assert difference == {"mean": 0.25, "low": 0.25, "high": 0.25}
+def write_summary(path, num_correct):
+    """Of an evaluation with 32 completions a problem."""
+    problems = [{**PROBLEM, "id": str(i), "num_correct": n, "num_completions": 32} for i, n in enumerate(num_correct)]
+    path.write_text(json.dumps({"settings": {"k": 32, "model": "m"}, "scorer": "paper", "problems": problems}))
+    return path
+
+
+def test_a_comparison_is_sharper_than_the_evaluations_it_compares(tmp_path):
+    # 30 problems from 0 to 29 of 32; every second gains two completions, which is 1 of 32 in the mean
+    before = list(range(30))
+    after = [num + 2 * (num % 2) for num in before]
+    paths = [write_summary(tmp_path / f"{num[1]}.json", num) for num in (before, after)]
+    _, low, high = estimate_share([num / 32 for num in before])
+    difference = compare(*paths)["metrics"]["avg@32"]["difference"]
+    assert difference["mean"] == pytest.approx(1 / 32)
+    assert difference["low"] > 0
+    assert difference["high"] - difference["low"] < (high - low) / 5
+
+
+def test_where_no_problem_differs_the_difference_may_still_be_one_in_eight(tmp_path):
+    path = write_summary(tmp_path / "same.json", range(30))
+    for metric in compare(path, path)["metrics"].values():
+        assert metric["num_differing"] == 0
+        assert metric["difference"] == pytest.approx({"mean": 0, "low": -0.1256, "high": 0.1256}, abs=1e-4)
 
 
 def test_a_comparison_says_what_else_differed(serve, tmp_path):
@@ -98,9 +118,6 @@ def test_what_is_no_summary_is_named(tmp_path):
         (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             compare(tmp_path, tmp_path)
-
-
-PROBLEM = {"id": "a", "source": "x", "num_correct": 1, "num_completions": 2, "maj": 1.0}
 
 
 @pytest.mark.parametrize(

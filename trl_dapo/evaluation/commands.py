@@ -147,6 +147,7 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     console = console or Console()
     k = change["k"]
     table = _table("source", "metric", "base", "trained", "difference", "", left=("source", "metric", ""))
+    is_equal_somewhere = False
     sources = change["sources"]
     for source, figures in [*(sources.items() if len(sources) > 1 else ()), ("all", change)]:
         if source == "all" or not in_brief:
@@ -154,13 +155,14 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
         for metric in [f"avg@{k}"] if in_brief else [f"avg@{k}", f"pass@{k}", f"maj@{k}"]:
             values = figures["metrics"][metric]
             mean, low, high = (100 * values["difference"][bound] for bound in ("mean", "low", "high"))
+            is_equal_somewhere |= not values["num_differing"]
             table.add_row(
                 escape(source),
                 metric,
                 f"{values['base']:.1%}",
                 f"{values['trained']:.1%}",
                 f"{mean:+.1f} \\[{low:+.1f}, {high:+.1f}]",
-                "up" if low > 0 else "down" if high < 0 else "unclear",
+                "up" if low > 0 else "down" if high < 0 else "unclear" if values["num_differing"] else "all equal",
             )
     if not in_brief:
         console.print(f"base:    {escape(change['base'])}\ntrained: {escape(change['trained'])}", highlight=False)
@@ -169,6 +171,8 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     title = f"{change['num_problems']} problems, {k} completions each: difference with 95 % interval"
     console.print(title, highlight=False)
     console.print(table)
+    if is_equal_somewhere:
+        console.print("all equal: no problem differs; the interval says how much others, not evaluated, still may.")
     if in_brief:
         return
     for verb in ("gained", "lost"):
