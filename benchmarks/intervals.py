@@ -1,0 +1,240 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+How often the 95 % intervals of `trl-dapo eval` and `trl-dapo compare` hold the truth, simulated.
+
+    python benchmarks/intervals.py            # 2,000 evaluations a cell; about eight minutes of one core
+    python benchmarks/intervals.py --quick    # 200 a cell, printed and not written
+
+A cell is a shape of the problems' accuracies, a figure, a number of problems and of completions. Problems are drawn
+from the shape, completions from each problem's accuracy; the truth is the mean over all problems of that shape.
+`before` is the percentile bootstrap that this interval has replaced (with Wilson's interval where all problems agree,
+and in a comparison none), `after` what the package does.
+
+Writes benchmarks/intervals.csv and the table of docs/evaluation.md.
+"""
+
+import argparse
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+
+from trl_dapo.evaluation.statistics import interval_of_means, pass_at_k
+
+
+CSV = Path(__file__).with_suffix(".csv")
+DOCS = Path(__file__).parents[1] / "docs" / "evaluation.md"
+START, END = "<!-- coverage: python benchmarks/intervals.py -->", "<!-- end of coverage -->"
+NUM_EVALUATIONS, NUM_QUICK, NUM_TRUTH = 2_000, 200, 1_000_000
+SIZES = [(n, k) for n in (30, 100) for k in (8, 32)]
+# Parts of the problems with the Beta distribution of their accuracy, or with one accuracy.
+SHAPES = {
+    "Beta(0.1, 0.9)": [(1, (0.1, 0.9))],
+    "Beta(0.5, 5)": [(1, (0.5, 5))],
+    "Beta(9, 0.5)": [(1, (9, 0.5))],
+    "Beta(1, 1)": [(1, (1, 1))],
+    "half 0, half 1": [(0.5, 0.0), (0.5, 1.0)],
+    "all 0.5": [(1, 0.5)],
+    "97 % at 0, 3 % Beta(1, 1)": [(0.97, 0.0), (0.03, (1, 1))],
+    "97 % at 1, 3 % Beta(1, 1)": [(0.97, 1.0), (0.03, (1, 1))],
+    "90 % at 0, 10 % at 0.2": [(0.9, 0.0), (0.1, 0.2)],
+    "Beta(0.2, 8)": [(1, (0.2, 8))],
+}
+FIGURES = ("avg@k", "pass@4", "pass@8", "maj@k")
+WRONG_ANSWERS = (0.5, 0.25, 0.15, 0.1)  # shares of the wrong completions
+FLIPPED, MENDED = 0.03, 0.05
+QUANTILES = (0.025, 0.975)
+NUM_RESAMPLES = 1_000  # of values that lie on no lattice
+CHUNK = 100
+
+
+# ---- Problems, completions and the truth ----
+
+
+def draw(shape, size, rng):
+    """Accuracies of problems."""
+    parts = rng.choice(len(shape), p=[share for share, _ in shape], size=size)
+    drawn = [rng.beta(*of, size) if isinstance(of, tuple) else np.full(size, of) for _, of in shape]
+    return np.choose(parts, drawn)
+
+
+def mean_failing(shape, tries):
+    """Mean over problems of the probability that all of so many tries fail."""
+    total = 0
+    for share, of in shape:
+        if isinstance(of, tuple):
+            a, b = of
+            total += share * np.prod([(b + i) / (a + b + i) for i in range(tries)])
+        else:
+            total += share * (1 - of) ** tries
+    return total
+
+
+def majority(num_right, k, rng):
+    """maj@k of problems, as `trl_dapo.evaluation.maj_at_k` has it: those who tie share the verdict."""
+    wrong = rng.multinomial(k - num_right, WRONG_ANSWERS)
+    most = np.maximum(num_right, wrong.max(axis=-1))
+    num_winners = (num_right == most) + (wrong == most[..., None]).sum(axis=-1)
+    return (num_right == most) / num_winners
+
+
+def single(shape, figure, n, k, num, rng):
+    """Values of each evaluation's problems, on which lattice they lie, and the truth."""
+    num_right = rng.binomial(k, draw(shape, (num, n), rng))
+    if figure == "avg@k":
+        return num_right / k, k, 1 - mean_failing(shape, 1)
+    if figure == "maj@k":
+        truth = majority(rng.binomial(k, draw(shape, NUM_TRUTH, rng)), k, rng).mean()
+        return majority(num_right, k, rng), 60, truth  # a fifth at least
+    tries = int(figure.removeprefix("pass@"))
+    table = pass_at_k(np.arange(k) < np.arange(k + 1)[:, None], tries)
+    return table[num_right], None, 1 - mean_failing(shape, tries)
+
+
+def trained(accuracy, change, rng):
+    """The accuracies after a training."""
+    flips = rng.random(accuracy.shape) < FLIPPED
+    if change == "3 % flip":
+        return np.where(flips, 1 - accuracy, accuracy)
+    return accuracy + (MENDED * (1 - accuracy) if change == "5 % of failures mended" else 0)
+
+
+def paired(shape, change, n, k, num, rng):
+    """The same of a comparison."""
+    before = draw(shape, (num, n), rng)
+    after = trained(before, change, rng)
+    if change == "3 % flip up":
+        after = np.where(rng.random(before.shape) < FLIPPED, 1.0, before)
+    failing = mean_failing(shape, 1)
+    truth = {
+        "none": 0,
+        "5 % of failures mended": MENDED * failing,
+        "3 % flip": FLIPPED * (2 * failing - 1),
+        "3 % flip up": FLIPPED * failing,
+    }[change]
+    return (rng.binomial(k, after) - rng.binomial(k, before)) / k, k, truth
+
+
+# ---- Intervals ----
+
+
+def counts_of(values):
+    """Distinct values, and how often each evaluation has them."""
+    distinct, places = np.unique(values, return_inverse=True)
+    places = places.reshape(values.shape) + len(distinct) * np.arange(len(values))[:, None]
+    return distinct, np.bincount(places.ravel(), minlength=len(values) * len(distinct)).reshape(len(values), -1)
+
+
+def bootstrap(values, ends, steps):
+    """Percentile bootstrap. On a lattice that of all resamples: the n-th power of the values' transform."""
+    if steps is None:
+        return resampled(values)
+    least, most = ends
+    n, steps = values.shape[1], steps * (most - least)
+    places = np.rint((values - least) / (most - least) * steps).astype(int)
+    size = 1 << int(np.ceil(np.log2(n * steps + 1)))
+    bounds = []
+    for start in range(0, len(places), CHUNK):
+        part = places[start : start + CHUNK]
+        shares = np.stack([np.bincount(row, minlength=steps + 1) for row in part]) / n
+        sums = np.fft.irfft(np.fft.rfft(shares, size) ** n, size).cumsum(axis=1)
+        bounds.append([np.argmax(sums >= q, axis=1) for q in QUANTILES])
+    return np.concatenate(bounds, axis=1) / (n * steps) * (most - least) + least
+
+
+def resampled(values):
+    """Percentile bootstrap of so many resamples."""
+    places = np.random.default_rng(0).integers(0, values.shape[1], (NUM_RESAMPLES, values.shape[1]))
+    return np.array([np.quantile(row[places].mean(axis=1), QUANTILES) for row in values]).T
+
+
+def wilson(values, ends, steps):
+    """What shares had before: the bootstrap, or Wilson's where all problems agree."""
+    low, high = bootstrap(values, ends, steps)
+    share, n, z2 = values[:, 0], values.shape[1], 1.959964**2
+    half = np.sqrt(z2 * share * (1 - share) / n + (z2 / n / 2) ** 2)
+    agree = values.min(axis=1) == values.max(axis=1)
+    return tuple(
+        np.where(agree, (share + z2 / 2 / n + side * half) / (1 + z2 / n), bound)
+        for side, bound in ((-1, low), (1, high))
+    )
+
+
+def coverage(values, steps, truth, ends):
+    """Share of the evaluations that hold the truth, before and after, and the mean widths."""
+    before = (wilson if ends[0] == 0 else bootstrap)(values, ends, steps)
+    after = interval_of_means(*counts_of(values), ends)
+    found = {}
+    for name, (low, high) in (("before", before), ("after", after)):
+        found[name] = float(np.mean((low <= truth + 1e-9) & (truth - 1e-9 <= high)))
+        found[f"{name}_width"] = round(float(np.mean(high - low)), 4)
+    return found
+
+
+# ---- Cells and the table ----
+
+
+def cells():
+    """What is simulated: kind, shape, figure or change."""
+    for shape in SHAPES:
+        yield from ((single, shape, figure) for figure in FIGURES)
+    for shape in SHAPES:
+        yield from ((paired, shape, change) for change in ("none", "5 % of failures mended", "3 % flip"))
+    yield paired, "half 0, half 1", "3 % flip up"
+
+
+def simulate(num):
+    rows = []
+    for place, (kind, shape, what) in enumerate(cells()):
+        for n, k in SIZES:
+            rng = np.random.default_rng([place, n, k])
+            values, steps, truth = kind(SHAPES[shape], what, n, k, num, rng)
+            found = coverage(values, steps, truth, (0, 1) if kind is single else (-1, 1))
+            rows.append({"kind": kind.__name__, "shape": shape, "what": what, "n": n, "k": k, "truth": f"{truth:.6g}"})
+            rows[-1] |= found
+        print(table(rows[-len(SIZES) :])[-1], flush=True)
+    return rows
+
+
+def table(rows):
+    """Lines of Markdown: a row for each shape and figure, before and after in percent."""
+    by_size = {(int(row["n"]), int(row["k"])) for row in rows}
+    lines = ["| problems | figure | " + " | ".join(f"n = {n}, k = {k}" for n, k in sorted(by_size)) + " |"]
+    lines.append("| --- " * (2 + len(by_size)) + "|")
+    found = {}
+    for row in rows:
+        what = row["what"] if row["kind"] == "single" else f"difference: {row['what']}"
+        change = f"{100 * float(row['before']):.1f} → {100 * float(row['after']):.1f}"
+        found.setdefault((row["shape"], what), {})[int(row["n"]), int(row["k"])] = change
+    lines += [
+        f"| {shape} | {what} | " + " | ".join(of[s] for s in sorted(of)) + " |" for (shape, what), of in found.items()
+    ]
+    return lines
+
+
+def write_docs(rows):
+    text = DOCS.read_text()
+    block = "\n".join([START, "", *table(rows), "", END])
+    DOCS.write_text(re.sub(f"{re.escape(START)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="200 evaluations a cell, written nowhere")
+    args = parser.parse_args(argv)
+    rows = simulate(NUM_QUICK if args.quick else NUM_EVALUATIONS)
+    after = [row["after"] for row in rows]
+    print(f"after: {min(after):.1%} to {max(after):.1%}")
+    if args.quick:
+        return
+    with CSV.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    write_docs(rows)
+
+
+if __name__ == "__main__":
+    main()
