@@ -1,0 +1,89 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The coverage of intervals: its table, what docs/evaluation.md says of it, and a few cells of it again."""
+
+import csv
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trl_dapo.evaluation import maj_at_k
+
+
+pytestmark = pytest.mark.fast
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "evaluation.md").read_text()
+benchmark = runpy.run_path(str(ROOT / "benchmarks" / "intervals.py"))
+with (ROOT / "benchmarks" / "intervals.csv").open() as file:
+    ROWS = list(csv.DictReader(file))
+
+
+def percent(row):
+    return 100 * float(row["after"])
+
+
+def test_the_table_of_the_docs_is_that_of_the_file():
+    block = DOCS.partition(benchmark["START"])[2].partition(benchmark["END"])[0]
+    assert block.strip().splitlines() == benchmark["table"](ROWS)
+
+
+def test_every_interval_holds_the_truth_in_93_of_100_but_where_the_docs_say_so():
+    low = [row for row in ROWS if percent(row) < 93]
+    assert {row["what"] for row in low} == {"3 % flip"}
+    assert not {row["shape"] for row in low} & {
+        "half 0, half 1",
+        "all 0.5",
+        "Beta(1, 1)",
+    }  # others do not vary, or more
+    assert len(low) == 7
+    assert "**Below 93 %** in seven cells" in DOCS
+    assert f"**Above 98 %** in {sum(percent(row) > 98 for row in ROWS)} of {len(ROWS)} cells" in DOCS
+
+
+def test_the_widths_in_the_docs_are_those_of_the_file():
+    said = " ".join(DOCS.split())
+    for n, words in (
+        ("30", "n = 30, k = 32: {after:.1f} points in place of {before:.1f}"),
+        ("100", "n = 100: {after:.1f} in place of {before:.1f}"),
+    ):
+        chosen = {"shape": "Beta(0.1, 0.9)", "what": "none", "n": n, "k": "32"}
+        (row,) = (row for row in ROWS if row.items() >= chosen.items())
+        widths = {name: 100 * float(row[f"{name}_width"]) for name in ("before", "after")}
+        assert words.format(**widths) in said
+
+
+@pytest.mark.parametrize("place", [0, 55, 123], ids=lambda place: f"{ROWS[place]['shape']} {ROWS[place]['what']}")
+def test_a_cell_simulated_again_is_that_of_the_file(place):
+    kind, shape, what = list(benchmark["cells"]())[place // 4]
+    row = ROWS[place]
+    n, k = int(row["n"]), int(row["k"])
+    assert (kind.__name__, shape, what) == (row["kind"], row["shape"], row["what"])
+    rng = np.random.default_rng([place // 4, n, k])
+    values, steps, truth = kind(benchmark["SHAPES"][shape], what, n, k, benchmark["NUM_EVALUATIONS"], rng)
+    found = benchmark["coverage"](values, steps, truth, (0, 1) if row["kind"] == "single" else (-1, 1))
+    assert found["after"] == pytest.approx(float(row["after"]), abs=0.002)
+    assert found["before"] == pytest.approx(float(row["before"]), abs=0.002)
+
+
+def test_the_benchmarks_bootstrap_is_that_of_resampled_problems():
+    values = np.random.default_rng(0).integers(0, 9, size=(3, 30)) / 8
+    exact, drawn = benchmark["bootstrap"](values, (0, 1), 8), benchmark["resampled"](values)
+    assert np.array(exact) == pytest.approx(drawn, abs=0.02)
+
+
+def test_the_benchmarks_majority_is_the_packages():
+    class Draws:
+        """In place of random numbers: how the wrong completions share four answers."""
+
+        def multinomial(self, num_wrong, shares):
+            return np.array(WRONG)
+
+    WRONG = [[3, 0, 0, 0], [1, 1, 0, 0], [2, 1, 0, 0], [0, 0, 0, 0], [4, 0, 0, 0]]
+    num_right = np.array([1, 2, 2, 4, 4]) - np.array([0, 0, 0, 0, 4])
+    answers = [["right"] * right + [a for a, num in zip("abcd", wrong, strict=True) for _ in range(num)]
+               for right, wrong in zip(num_right, WRONG, strict=True)]  # fmt: skip
+    expected = [maj_at_k([each], [[answer == "right" for answer in each]]).item() for each in answers]
+    assert benchmark["majority"](num_right, 4, Draws()).tolist() == expected == [0, 1, 0.5, 1, 0]
