@@ -7,7 +7,7 @@ import json
 import pytest
 from evaluations import Deal, ask, sums
 
-from trl_dapo.evaluation import compare, estimate_mean, estimate_share
+from trl_dapo.evaluation import compare, estimate_mean
 
 
 pytestmark = pytest.mark.fast
@@ -33,7 +33,7 @@ def test_a_comparison_by_hand(serve, tmp_path):
     change = compare(base, trained / "summary.json")
     avg = change["metrics"]["avg@4"]
     assert (avg["base"], avg["trained"]) == pytest.approx((7 / 12, 10 / 12))
-    assert avg["difference"] == estimate_mean([1 / 4, 3 / 4, -1 / 4])._asdict()
+    assert avg["difference"] == estimate_mean([1 / 4, 3 / 4, -1 / 4], (-1, 1))._asdict()
     # the first problem was a tie of two and two, the second three wrong ones to one
     assert change["metrics"]["maj@4"]["difference"]["mean"] == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert change["metrics"]["pass@2"]["difference"]["mean"] == pytest.approx((1 / 6 + 3 / 6 + 0) / 3)
@@ -66,7 +66,7 @@ def test_a_comparison_is_sharper_than_the_evaluations_it_compares(tmp_path):
     before = list(range(30))
     after = [num + 2 * (num % 2) for num in before]
     paths = [write_summary(tmp_path / f"{num[1]}.json", num) for num in (before, after)]
-    _, low, high = estimate_share([num / 32 for num in before])
+    _, low, high = estimate_mean([num / 32 for num in before])
     difference = compare(*paths)["metrics"]["avg@32"]["difference"]
     assert difference["mean"] == pytest.approx(1 / 32)
     assert difference["low"] > 0

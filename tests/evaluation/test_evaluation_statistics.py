@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from trl_dapo.evaluation import avg_at_k, estimate_mean, estimate_share, maj_at_k, pass_at_k
+from trl_dapo.evaluation import avg_at_k, estimate_mean, maj_at_k, pass_at_k
 
 
 pytestmark = pytest.mark.fast
@@ -81,14 +81,14 @@ def likelihood_ratio(share, p, num):
 
 def test_none_or_all_of_thirty_solved_is_no_certainty():
     # Wilson: the bound at 0 of n is t^2 / (n + t^2) = 4.18297 / 34.18297
-    assert estimate_share([0.0] * 30) == pytest.approx((0.0, 0.0, 0.12237), abs=5e-5)
-    assert estimate_share([1.0] * 30) == pytest.approx((1.0, 1 - 0.12237, 1.0), abs=5e-5)
+    assert estimate_mean([0.0] * 30) == pytest.approx((0.0, 0.0, 0.12237), abs=5e-5)
+    assert estimate_mean([1.0] * 30) == pytest.approx((1.0, 1 - 0.12237, 1.0), abs=5e-5)
     # the more problems, the surer
-    assert estimate_share([0.0] * 1000).high == pytest.approx(3.851 / 1003.851, abs=1e-5)
+    assert estimate_mean([0.0] * 1000).high == pytest.approx(3.851 / 1003.851, abs=1e-5)
 
 
 def test_one_of_thirty_solved_is_between_a_likelihood_ratio_and_a_score():
-    mean, low, high = estimate_share([0.0] * 29 + [1.0])
+    mean, low, high = estimate_mean([0.0] * 29 + [1.0])
     assert mean == pytest.approx(1 / 30)
     assert likelihood_ratio(1 / 30, low, 30) == pytest.approx(T30, rel=1e-3)
     assert (high - 1 / 30) ** 2 == pytest.approx(T30 * high * (1 - high) / 30, rel=1e-3)
@@ -103,14 +103,14 @@ def test_an_interval_of_a_hundred_coin_flips_is_ten_points_to_each_side():
 
 def test_where_no_problem_differs_others_may():
     # the rule of three: of 30 that agree, up to 3 in 30 others may not, with some room for either sign
-    mean, low, high = estimate_mean([0.0] * 30)
+    mean, low, high = estimate_mean([0.0] * 30, ends=(-1, 1))
     assert mean == 0
     assert low == pytest.approx(-high)
     assert 3 / 30 < high < 4 / 30
 
 
 def test_equal_values_leave_more_room_on_the_side_of_the_farther_end():
-    mean, low, high = estimate_share([0.25] * 30)
+    mean, low, high = estimate_mean([0.25] * 30)
     # an unseen problem may be 0.25 below or 0.75 above: three times as far
     assert (mean - low) * 3 == pytest.approx(high - mean, rel=0.05)
     assert 0.75 * 3 / 30 < high - mean < 0.75 * 4 / 30
@@ -119,7 +119,7 @@ def test_equal_values_leave_more_room_on_the_side_of_the_farther_end():
 def test_many_problems_that_vary_have_students_interval():
     values = np.random.default_rng(1).normal(0.5, 0.1, size=2000)
     half = 1.961 * values.std() / math.sqrt(2000)
-    assert estimate_share(values) == pytest.approx(
+    assert estimate_mean(values) == pytest.approx(
         (values.mean(), values.mean() - half, values.mean() + half), abs=1e-4
     )
 
@@ -129,7 +129,7 @@ def test_no_interval_is_without_width_or_leaves_the_scale():
     samples = [[0.0], [1.0], [0.3], [0.1] * 3, [1.0, 1.0 - 1e-14], [0.0] * 29 + [1 / 32]]
     samples += [rng.choice(rng.beta(0.2, 0.2, size=3), size=n) for n in (1, 2, 5, 30) for _ in range(5)]
     for values in samples:
-        for estimate, (least, most) in (estimate_share(values), (0, 1)), (estimate_mean(values), (-1, 1)):
+        for estimate, (least, most) in (estimate_mean(values), (0, 1)), (estimate_mean(values, ends=(-1, 1)), (-1, 1)):
             mean, low, high = estimate
             assert least <= low <= mean <= high <= most
             assert high - low > 0.01
@@ -137,8 +137,8 @@ def test_no_interval_is_without_width_or_leaves_the_scale():
 
 def test_values_mirrored_have_the_interval_mirrored():
     values = np.random.default_rng(2).beta(0.2, 1, size=20)
-    mean, low, high = estimate_share(values)
-    assert estimate_share(1 - values) == pytest.approx((1 - mean, 1 - high, 1 - low), abs=1e-9)
+    mean, low, high = estimate_mean(values)
+    assert estimate_mean(1 - values) == pytest.approx((1 - mean, 1 - high, 1 - low), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_interval_holds_the_truth_of_skewed_problems(accuracies, tries):
     num_held = 0
     for _ in range(100):
         drawn = rng.choice(accuracies, size=30)
-        _, low, high = estimate_share(pass_at_k(rng.random((30, 8)) < drawn[:, None], tries))
+        _, low, high = estimate_mean(pass_at_k(rng.random((30, 8)) < drawn[:, None], tries))
         num_held += low <= (1 - (1 - accuracies) ** tries).mean() <= high
     assert num_held >= 88
 
@@ -161,7 +161,7 @@ def test_an_interval_holds_the_truth_of_skewed_problems(accuracies, tries):
 @pytest.mark.parametrize("value", [1.5, -0.5, math.nan])
 def test_a_share_lies_between_0_and_1(value):
     with pytest.raises(ValueError, match="must lie between 0 and 1"):
-        estimate_share([0.5, value])
+        estimate_mean([0.5, value])
 
 
 def test_a_mean_of_nothing_is_refused():

@@ -6,7 +6,7 @@ from .commands import add_compare_arguments, add_eval_arguments, print_compariso
 from .comparison import compare
 from .run import evaluate
 from .scores import EvaluationScores
-from .statistics import Estimate, avg_at_k, estimate_mean, estimate_share, maj_at_k, pass_at_k
+from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
 
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "avg_at_k",
     "compare",
     "estimate_mean",
-    "estimate_share",
     "evaluate",
     "maj_at_k",
     "pass_at_k",

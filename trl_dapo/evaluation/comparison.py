@@ -65,12 +65,9 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
     _refuse_other_problems((base, trained), found)
     keys = list(found[0])
-    figures = []
-    for problems in found:
-        num_correct, num_completions, maj = (
-            [problems[key][name] for key in keys] for name in ("num_correct", "num_completions", "maj")
-        )
-        figures.append(problem_figures(num_correct, num_completions, maj, k))
+    names = ("num_correct", "num_completions", "maj")
+    columns = [[[problems[key][name] for key in keys] for name in names] for problems in found]
+    figures = [problem_figures(num_correct, num_completions, maj, k) for num_correct, num_completions, maj in columns]
 
     def differences(source: str | None) -> dict[str, Any]:
         chosen = np.array([source in (None, key[0]) for key in keys])
@@ -81,7 +78,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
                 "base": float(before.mean()),
                 "trained": float(after.mean()),
                 "num_differing": int((before != after).sum()),
-                "difference": estimate_mean(after - before)._asdict(),
+                "difference": estimate_mean(after - before, (-1.0, 1.0))._asdict(),
             }
         return {"num_problems": int(chosen.sum()), "metrics": metrics}
 
@@ -118,19 +115,14 @@ def _load_summary(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"`{file}` is not JSON: {error}") from error
-    if not _is_summary(summary):
+    if (
+        not has_fields(summary, _SUMMARY)
+        or not has_fields(summary["settings"], _SETTINGS)
+        or not summary["problems"]
+        or not all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
+    ):
         raise ValueError(f"`{file}` is not the summary of an evaluation.")
     return summary
-
-
-def _is_summary(summary: Any) -> bool:
-    """Whether it holds what is compared."""
-    return (
-        has_fields(summary, _SUMMARY)
-        and has_fields(summary["settings"], _SETTINGS)
-        and len(summary["problems"]) > 0
-        and all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
-    )
 
 
 def _refuse_other_problems(paths: tuple[str | os.PathLike, ...], found: list[dict[tuple[str, str], Any]]) -> None:

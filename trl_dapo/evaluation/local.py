@@ -124,10 +124,8 @@ def _warn_of_positions(model: PreTrainedModel, num_positions: int) -> None:
     limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
     if limit is not None and num_positions > limit:
         logger.warning(
-            "The longest prompt and `max_completion_length` come to %d tokens, the model is made for %d: what it says "
-            "beyond may be noise.",
-            num_positions,
-            limit,
+            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
+            f"{limit}: what it says beyond may be noise."
         )
 
 

@@ -64,10 +64,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     num_completions = correct_PK.shape[1]
     if not 1 <= k <= num_completions:
         raise ValueError(f"pass@{k} needs k from 1 to the {num_completions} completions of a problem.")
-    # C(K - c, k) / C(K, k) is the product of 1 - k / i over i from K - c + 1 to K: one table serves every c.
-    factors = 1 - k / np.arange(num_completions, k - 1, -1)
-    all_fail = np.concatenate([[1.0], np.cumprod(factors), np.zeros(k - 1)])
-    return 1 - all_fail[correct_PK.sum(axis=1)]
+    return _pass_at(correct_PK.sum(axis=1), np.full(len(correct_PK), num_completions), k)
 
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
@@ -97,34 +94,23 @@ def problem_figures(
     # A problem that the dataset lists repeatedly has a multiple of `k` completions. pass@j is there for each power of
     # two below k and for k.
     correct_P, completions_P = np.asarray(num_correct), np.asarray(num_completions)
-
-    def pass_at(j: int) -> np.ndarray:
-        values_P = np.empty(len(correct_P))
-        for num in np.unique(completions_P):
-            chosen = completions_P == num
-            values_P[chosen] = pass_at_k(np.arange(num) < correct_P[chosen, None], j)
-        return values_P
-
     tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]  # powers of two
     return {
         f"avg@{k}": correct_P / completions_P,
-        **{f"pass@{j}": pass_at(j) for j in tries},
+        **{f"pass@{j}": _pass_at(correct_P, completions_P, j) for j in tries},
         f"maj@{k}": np.array(maj),
     }
 
 
-def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (-1.0, 1.0)) -> Estimate:
+def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (0.0, 1.0)) -> Estimate:
     """
-    Mean over problems, with a 95 % interval that is never without width.
-
-    Simulated, it covers the mean in 93 to 100 % of evaluations of 30 and 100 problems: docs/evaluation.md has the
-    table, and why the rest is not at 95 %.
+    Mean over problems, with a 95 % interval that is never without width; docs/evaluation.md has how often it holds.
 
     Args:
         values (`array_like` of `float`):
-            One value a problem, of shape (P,); in a paired comparison its difference.
-        ends (`tuple[float, float]`, *optional*, defaults to `(-1.0, 1.0)`):
-            Between which any problem's value lies, the unseen ones' too.
+            One value a problem, of shape (P,).
+        ends (`tuple[float, float]`, *optional*, defaults to `(0.0, 1.0)`):
+            Between which any problem's value lies, the unseen ones' too; `(-1, 1)` for differences.
 
     Returns:
         [`Estimate`]: Mean and bounds, between `ends`.
@@ -140,11 +126,6 @@ def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (-1.0, 1.0)) ->
     values_D, counts_D = np.unique(values_P, return_counts=True)
     (low,), (high,) = interval_of_means(values_D, counts_D[None], ends).tolist()
     return Estimate(float(values_P.mean()), low, high)
-
-
-def estimate_share(values: ArrayLike) -> Estimate:
-    """[`estimate_mean`] of values from 0 to 1, such as those of [`avg_at_k`]."""
-    return estimate_mean(values, (0.0, 1.0))
 
 
 def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
@@ -174,7 +155,10 @@ def interval_of_means(values_D: np.ndarray, counts_SD: np.ndarray, ends: tuple[f
         return (sides * means <= 0) | by_score | by_likelihood
 
     sides = np.array([-1, 1])[:, None, None]
-    limit_S1 = _student(np.maximum(num_S1 - 1, 2)) ** 2 / num_S1
+    # Student's t by Cornish and Fisher's expansion: within 1 % from five degrees of freedom.
+    z, freedom_S1 = 1.959964, np.maximum(num_S1 - 1, 2)
+    t_S1 = z + (z**3 + z) / (4 * freedom_S1) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom_S1**2)
+    limit_S1 = t_S1**2 / num_S1
     likeliest_S1 = tilted(_largest(lambda slopes: tilted(slopes)[0] < 0, -_STEEPEST, num_S1.shape))[2]
     offsets = tilted(sides * _largest(holds, 0.0, (2, *num_S1.shape)))[0]
     return np.clip(mean_S1 + sides * np.maximum(sides * offsets, 0), *ends)[:, :, 0]
@@ -200,10 +184,10 @@ def _largest(holds: Callable[[np.ndarray], np.ndarray], least: float, shape: tup
     return low
 
 
-def _student(freedom: np.ndarray) -> np.ndarray:
-    """Student's t for 95 %, by Cornish and Fisher's expansion: within 1 % from five degrees of freedom."""
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def _pass_at(correct_P: np.ndarray, completions_P: np.ndarray, k: int) -> np.ndarray:
+    """pass@k from counts: C(K - c, k) / C(K, k) is the product of 1 - c / i over the k numbers i up to K."""
+    failing_Pk = 1 - correct_P[:, None] / (completions_P[:, None] - np.arange(k))
+    return 1 - failing_Pk.clip(min=0).prod(axis=1)
 
 
 def _verdicts(correct: ArrayLike) -> np.ndarray:

@@ -10,7 +10,7 @@ from ..run.files import replacing
 from .jobs import Completion
 from .problems import Problem
 from .scorers import Verdict
-from .statistics import estimate_share, maj_at_k, problem_figures
+from .statistics import estimate_mean, maj_at_k, problem_figures
 
 
 JOURNAL_FILE = "completions.jsonl"
@@ -31,17 +31,15 @@ def summarise(
     num_correct = [sum(correct) for correct in correct_PK]
     num_completions = [len(correct) for correct in correct_PK]
     maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
+    values = problem_figures(num_correct, num_completions, maj, k)
 
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
         completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
         lengths = [completion.length for completion in completions if completion.length is not None]
-        values = problem_figures(
-            [num_correct[j] for j in chosen], [num_completions[j] for j in chosen], [maj[j] for j in chosen], k
-        )
         return {
             "num_problems": len(chosen),
-            "metrics": {name: estimate_share(values_P)._asdict() for name, values_P in values.items()},
+            "metrics": {name: estimate_mean(values_P[chosen])._asdict() for name, values_P in values.items()},
             "mean_length": None if len(lengths) < len(completions) else sum(lengths) / len(lengths),
             "truncated": sum(completion.truncated for completion in completions) / len(completions),
         }
