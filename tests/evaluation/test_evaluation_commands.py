@@ -90,7 +90,8 @@ def test_the_defaults_on_the_command_line_are_the_papers():
     given = vars(parser.parse_args(["--model", "m", "--dataset", "d", "--output_dir", "o"]))
     assert given.items() >= {"k": 32, "temperature": 1.0, "top_p": 0.7, "max_completion_length": 20480}.items()
     help_text = parser.format_help()
-    assert "None" not in help_text
+    assert "(default: None)" not in help_text
+    assert "processing_class" not in help_text
     assert "(default: 0.7)" in help_text
 
 

@@ -14,7 +14,7 @@ from datasets import Dataset
 from evaluations import Deal, Echo, ask, asked, here, reply, sums, sums_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_dapo.evaluation import compare, estimate_share, evaluate
+from trl_dapo.evaluation import compare, estimate_mean, evaluate
 
 
 # ---- The summary ----
@@ -38,7 +38,7 @@ def test_the_summary_by_hand(serve, tmp_path):
             "maj@4": (1 + 0 + 1) / 3,  # 4 outvotes 3 and 5
         }
     )
-    assert summary["metrics"]["avg@4"] == estimate_share([0.5, 0.25, 0.75])._asdict()
+    assert summary["metrics"]["avg@4"] == estimate_mean([0.5, 0.25, 0.75])._asdict()
     assert summary["num_problems"] == 3
     assert summary["mean_length"] == (97 + 11 * 7) / 12
     assert summary["truncated"] == 1 / 12
@@ -59,23 +59,24 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert written == summary
 
 
-def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_one_that_finds_a_wrong_one_does_not(
+def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_one_that_finds_wrong_ones_does_not(
     serve, tmp_path, caplog
 ):
     ask(serve(lambda body: "It is 2."), sums(2), tmp_path / "none", k=3)
     (said,) = caplog.messages
     assert said == (
-        "0 of 6 completions state an answer that the scorer 'dapo_math' recognises; it reads the last `Answer:` line, "
-        "for which the prompt style 'answer_line' asks; the scorer 'math_verify' reads other forms."
+        "no answer found in 6 of 6; the first: 'It is 2.'; the scorer 'dapo_math' reads the last `Answer:` line, by "
+        "the rule of the paper, for which the prompt style 'answer_line' asks; another one asks for no completion "
+        "again."
     )
     caplog.clear()
     long = (200, reply("Hm", False, finish_reason="length"))
     ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
     assert caplog.messages == [
-        "0 of 6 completions state an answer that the scorer recognises; 6 were cut off: raise `max_completion_length`."
+        "no answer found in 6 of 6; the first: 'Hm'; 6 were cut off: raise `max_completion_length`."
     ]
     caplog.clear()
-    script = Deal(first=["Answer: 7", "no idea", "no idea"], second=["no idea"] * 3)
+    script = Deal(first=["Answer: 7"] * 3, second=["no idea"] * 3)
     ask(serve(script), sums(2), tmp_path / "one", k=3)
     assert caplog.messages == []
 
@@ -191,7 +192,7 @@ def test_aime_is_thirty_problems_of_thirty_two_completions_by_default(serve, tmp
         ({"concurrency": 0}, "`concurrency` must be a whole number of at least 1, got 0"),
         ({"num_retries": -1}, "`num_retries` must be a whole number of at least 0, got -1"),
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
-        ({"scorer": "exact"}, "`scorer` must be a function or one of 'dapo_math', 'math_verify', got 'exact'"),
+        ({"scorer": "exact"}, "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, or a dotted"),
         ({"prompt_style": "boxed"}, "asks for .boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line"),
         ({"engine": "sglang"}, "`engine` must be one of 'transformers', 'vllm', got 'sglang'"),
         ({"engine": "vllm", "base_url": "http://x"}, "leave out `engine='vllm'`"),

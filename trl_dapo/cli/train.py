@@ -3,10 +3,8 @@
 """From a recipe to a trained model: what `recipes/train_dapo.py` and `trl-dapo train` share."""
 
 import gc
-import importlib
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +19,7 @@ from ..config import DAPOConfig
 from ..data import PROMPT_STYLES, load_math_dataset, refuse_overlap
 from ..rewards import dapo_math_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..settings.arguments import one_line, refuse_unknown_fields
+from ..settings.arguments import load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 
@@ -249,23 +247,6 @@ def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
         return None
     settings = {key: getattr(launch_args, f"{prefix}dataset_{key}") for key in ("split", "offset", "limit")}
     return load_math_dataset(name, prompt_style=launch_args.prompt_style, **settings)
-
-
-def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
-    """A function that a recipe names: one of `known`, or a dotted import path, also from the working directory."""
-    if name in known:
-        return known[name]
-    module, _, attribute = name.rpartition(".")
-    if not module:
-        raise ValueError(f"`{option}` names {name!r}. Expected {', '.join(known)}, or a dotted import path.")
-    sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except AttributeError:
-        raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
-    if not callable(function):
-        raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
-    return function
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

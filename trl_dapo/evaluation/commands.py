@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..settings.arguments import one_line
+from ..settings.help import read_fields
 from .comparison import compare
-from .run import ENGINES, evaluate
-from .scorers import SCORERS
+from .run import evaluate
 
 
 _LISTED_PROBLEMS = 10
@@ -32,48 +32,18 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
         "defaults are the AIME protocol of the DAPO paper. The same command continues an evaluation that was "
         "interrupted."
     )
-    defaults = {name: parameter.default for name, parameter in inspect.signature(evaluate).parameters.items()}
-
-    def add(group: argparse._ArgumentGroup, name: str, help_: str, **settings: Any) -> None:
-        spellings = [f"--{name}"] + [f"--{name.replace('_', '-')}"] * ("_" in name)
-        if defaults[name] in (None, inspect.Parameter.empty):
-            settings.update(default=argparse.SUPPRESS, required=defaults[name] is inspect.Parameter.empty)
+    described = read_fields(evaluate.__doc__ or "")  # none with Python's -OO
+    for name, parameter in inspect.signature(evaluate).parameters.items():
+        if name in ("processing_class", "progress"):  # in Python alone
+            continue
+        settings: dict[str, Any] = {"help": described[name].text.replace("%", "%%") if described else ""}
+        if parameter.default in (None, inspect.Parameter.empty):
+            settings |= {"default": argparse.SUPPRESS, "required": parameter.default is not None}
+            settings["type"] = int if name == "limit" else str
         else:
-            settings["default"] = defaults[name]
-            help_ += " (default: %(default)s)"
-        group.add_argument(*spellings, help=help_, **settings)
-
-    what = parser.add_argument_group("what to evaluate")
-    add(what, "model", "path or hub id of the model; for a server the name that it serves the model under")
-    add(what, "dataset", "file or hub id; relative paths are also looked up in $TRL_DAPO_DATA")
-    add(what, "output_dir", "folder of this evaluation")
-    add(what, "split", "split of a hub dataset")
-    add(what, "name", "configuration of a hub dataset")
-    add(what, "offset", "problems to skip", type=int)
-    add(what, "limit", "problems to take at most", type=int)
-    add(what, "prompt_style", "what the prompt asks for: answer_line, boxed, think, or as_is")
-    add(what, "scorer", "the paper's rule, or symbolic comparison", choices=SCORERS)
-
-    sampling = parser.add_argument_group("sampling")
-    add(sampling, "k", "completions a problem", type=int)
-    add(sampling, "temperature", "temperature; 0 takes the most probable token", type=float)
-    add(sampling, "top_p", "nucleus", type=float)
-    add(sampling, "top_k", "tokens to sample from; 0 is all", type=int)
-    add(sampling, "max_completion_length", "tokens at which a completion is truncated", type=int)
-    add(sampling, "seed", "seed", type=int)
-
-    here = parser.add_argument_group("in this process")
-    add(here, "engine", "who generates; without a base URL 'transformers'", choices=ENGINES)
-    add(here, "batch_size", "completions generated at once by 'transformers'", type=int)
-    add(here, "tensor_parallel_size", "GPUs that share the model with 'vllm'", type=int)
-
-    server = parser.add_argument_group(
-        "by a server", "Any OpenAI-compatible one, such as `vllm serve MODEL --generation-config vllm`."
-    )
-    add(server, "base_url", "its address, such as http://localhost:8000/v1; $OPENAI_API_KEY is sent along")
-    add(server, "concurrency", "requests under way at a time", type=int)
-    add(server, "request_timeout", "seconds of silence after which a request is given up", type=float)
-    add(server, "num_retries", "how often a failed request is made again", type=int)
+            settings |= {"default": parameter.default, "type": type(parameter.default)}
+            settings["help"] += " (default: %(default)s)"
+        parser.add_argument(*dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]), **settings)
 
 
 def run_eval(args: argparse.Namespace) -> int:
@@ -92,15 +62,8 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Runs `trl-dapo compare` and prints what changed; the exit status."""
-
-    def run() -> None:
-        change = compare(args.base, args.trained)
-        if args.json:
-            print(json.dumps(change, indent=1))
-        else:
-            print_comparison(change)
-
-    return _reporting("compare", run)
+    show = (lambda change: print(json.dumps(change, indent=1))) if args.json else print_comparison
+    return _reporting("compare", lambda: show(compare(args.base, args.trained)))
 
 
 def _reporting(name: str, command: Callable[[], None]) -> int:

@@ -19,7 +19,7 @@ from ..version import __version__
 from .jobs import Completion, Job, Sampling
 from .journal import Journal
 from .problems import Problem, make_jobs, read_problems
-from .scorers import Scorer, check_scorer, score, warn_without_answers
+from .scorers import Scorer, load_scorer, score, warn_without_answers
 from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, summarise, write_completions
 
 
@@ -101,8 +101,8 @@ def evaluate(
             Path or hub id of a model; in this process with transformers also an adapter or a loaded model; for a
             server the name that it serves the model under.
         dataset (`str`, `os.PathLike` or [`~datasets.Dataset`]):
-            What [`~trl_dapo.data.load_math_dataset`] takes or returns. In a dataset that is given as such, `id` and
-            `source` may be missing, and prompts may be plain text.
+            A file, also relative to the folder that `TRL_DAPO_DATA` names, or a hub id; or what
+            [`~trl_dapo.data.load_math_dataset`] returns, or plain prompts, or neither `id` nor `source`.
         output_dir (`str` or `os.PathLike`):
             Folder of this evaluation.
         split (`str`, *optional*, defaults to `"train"`):
@@ -130,9 +130,11 @@ def evaluate(
         seed (`int`, *optional*, defaults to `42`):
             Seed from which each completion's own is made.
         scorer (`str` or `Callable`, *optional*, defaults to `"dapo_math"`):
-            `"dapo_math"`, the rule of the paper; `"math_verify"`, symbolic comparison; or a function of the completion
-            and the gold answer that returns whether it is correct (`None` if the gold answer cannot be read) and the
-            extracted answer (`None` if there is none), on which the majority votes as text.
+            `"dapo_math"`, the paper's rule, reads the last `Answer:` line; `"math_verify"`, and `"accuracy_reward"` of
+            TRL, LaTeX such as `\boxed{}`, compared as symbols; `"last_number"` the last number of any text. Or a
+            function, also by its dotted import path: a reward function, or one of the completion and the gold answer
+            that returns whether it is correct (`None` if the gold answer cannot be read) and the extracted answer
+            (`None` if there is none), on which the majority votes as text.
         engine (`str`, *optional*):
             `"transformers"` or `"vllm"`, in this process. Defaults to `"transformers"`, without a `base_url`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
@@ -179,8 +181,8 @@ def evaluate(
         check_value(setting, arguments[setting], allowed)
     if temperature == 0 and k > 1:
         raise ValueError(f"At `temperature=0` the {k} completions of a problem are all the same: use `k=1`.")
-    _check_engine(model, engine, processing_class, base_url)
-    check_scorer(scorer, prompt_style)
+    _check_engine(arguments)
+    scorer_function = load_scorer(scorer, prompt_style)
     if isinstance(model, _PATH) and not base_url:
         _check_folder(model)
 
@@ -209,7 +211,7 @@ def evaluate(
             [journal.completions[problem.key, i] for i in range(k * problem.num_rows)] for problem in problems
         ]
         # The lock on the journal also keeps a second process from writing these.
-        verdicts_PK = score(problems, completions_PK, scorer)
+        verdicts_PK = score(problems, completions_PK, scorer_function)
         warn_without_answers(completions_PK, verdicts_PK, scorer)
         summary = {
             "version": __version__,
@@ -229,25 +231,18 @@ def _make_engine(arguments: dict[str, Any]) -> Callable:
     function: Callable
     if arguments["base_url"]:
         from .server import generate_with_server as function
-
-        names = ["model", "base_url", "concurrency", "request_timeout", "num_retries"]
     elif arguments["engine"] == "vllm":
         from .local import generate_with_vllm as function
-
-        names = ["model", "tensor_parallel_size"]
     else:
         from .local import generate_with_transformers as function
+    return partial(
+        function, **{name: arguments[name] for name in inspect.signature(function).parameters.keys() & arguments}
+    )
 
-        names = ["model", "processing_class", "batch_size"]
-    return partial(function, **{name: arguments[name] for name in names})
 
-
-def _check_engine(
-    model: "str | os.PathLike | PreTrainedModel",
-    engine: str | None,
-    processing_class: "PreTrainedTokenizerBase | None",
-    base_url: str | None,
-) -> None:
+def _check_engine(arguments: dict[str, Any]) -> None:
+    model, processing_class = arguments["model"], arguments["processing_class"]
+    engine, base_url = arguments["engine"], arguments["base_url"]
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}.")
     if base_url and engine:
@@ -281,11 +276,8 @@ def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[
 
         dataset = load_math_dataset(dataset, **selection)
     else:
-        given = {
-            name: value
-            for name, value in selection.items()
-            if value != inspect.signature(evaluate).parameters[name].default
-        }
+        known = inspect.signature(evaluate).parameters
+        given = {name: value for name, value in selection.items() if value != known[name].default}
         if given:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a dataset that is given as such.")
         missing = {"prompt", "solution"} - set(dataset.column_names)

@@ -2,20 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether each completion is right, and which answer it states."""
 
+import inspect
 import logging
+import re
 from collections.abc import Callable
-from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..rewards import MathVerifyReward, score_dapo_math
+from ..settings.arguments import load_function
 from .jobs import Completion
 from .problems import Problem
 
 
 logger = logging.getLogger(__name__)
 
-SCORERS = ("dapo_math", "math_verify")
+# What each reads.
+SCORERS = {
+    "dapo_math": "the last `Answer:` line, by the rule of the paper, for which the prompt style 'answer_line' asks",
+    "math_verify": "LaTeX, such as \\boxed{} for which the prompt style 'boxed' asks, compared as symbols",
+    "last_number": "the last number, in any text",
+    "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
+}
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
+_SIGN = r"(?:(?<![\w)\]}])([-+\u2212]))?"  # 17-3 ends in 3
+_DIGITS = r"((?<!\w)(?<!\d\.)(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
+_NUMBER = re.compile(_SIGN + r"\\?\$?" + _DIGITS)
 
 
 class Verdict(NamedTuple):
@@ -25,34 +36,48 @@ class Verdict(NamedTuple):
     answer: str | None
 
 
-Scorer = Callable[[str, str], tuple[bool | None, str | None]]
+Scorer = Callable[..., Any]
 
 
-def check_scorer(scorer: str | Scorer, prompt_style: str) -> None:
-    if isinstance(scorer, str) and scorer not in SCORERS:
-        raise ValueError(f"`scorer` must be a function or one of {', '.join(map(repr, SCORERS))}, got {scorer!r}.")
+def load_scorer(scorer: str | Scorer, prompt_style: str) -> Scorer:
+    """What a name stands for: a function of a completion and a gold answer, or a reward function."""
     if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
         raise ValueError(
             f"`prompt_style={prompt_style!r}` asks for \\boxed{{}}, and the scorer 'dapo_math' reads the last "
             "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
+    if not isinstance(scorer, str):
+        return scorer
+    known: dict[str, Scorer] = {"dapo_math": lambda *row: score_dapo_math(*row)[1:], "math_verify": MathVerifyReward()}
+    known |= {"last_number": score_last_number}
+    return load_function("scorer", "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer, known)
 
 
-def score(
-    problems: list[Problem], completions_PK: list[list[Completion]], scorer: str | Scorer
-) -> list[list[Verdict]]:
+def score_last_number(completion: str, solution: str) -> tuple[bool | None, str | None]:
+    """Whether the last number of a completion is the gold answer, which is a number and nothing else."""
+    numbers = [_plain(number) for number in _NUMBER.finditer(completion)]
+    gold = _NUMBER.fullmatch(solution.lstrip(" \n\\$").rstrip(" \n\\$%."))
+    answer = numbers[-1] if numbers else None
+    return None if gold is None else answer == _plain(gold), answer
+
+
+def _plain(number: re.Match) -> str:
+    """Digits alone, the same for equal numbers."""
+    whole, _, decimals = number[2].replace(",", "").partition(".")
+    text = ((whole.lstrip("0") or "0") + "." + decimals.rstrip("0")).rstrip(".")
+    return f"-{text}" if number[1] not in (None, "+") and text != "0" else text
+
+
+def score(problems: list[Problem], completions_PK: list[list[Completion]], scorer: Scorer) -> list[list[Verdict]]:
     rows = [
-        (completion.text, problem.solution)
+        (problem, completion.text)
         for problem, completions in zip(problems, completions_PK, strict=True)
         for completion in completions
     ]
-    verdicts: list[tuple[bool | None, str | None]]
-    if not isinstance(scorer, str):
-        verdicts = [scorer(*row) for row in rows]
-    elif scorer == "dapo_math":
-        verdicts = [score_dapo_math(*row)[1:] for row in rows]
+    if "completions" in inspect.signature(scorer).parameters:
+        verdicts = _reward_verdicts(rows, scorer)
     else:
-        verdicts = _math_verify_verdicts(rows)
+        verdicts = [scorer(text, problem.solution) for problem, text in rows]
     flat = iter(
         Verdict(None if correct is None else bool(correct), None if answer in _NO_ANSWER else answer)
         for correct, answer in verdicts
@@ -60,30 +85,38 @@ def score(
     return [[next(flat) for _ in completions] for completions in completions_PK]
 
 
-def _math_verify_verdicts(rows: list[tuple[str, str]]) -> list[tuple[bool | None, str | None]]:
-    texts, solutions = zip(*rows, strict=True)
-    answers: list[str] = []
-    with closing(MathVerifyReward()) as reward:
-        rewards = reward(list(texts), list(solutions), log_extra=lambda column, values: answers.extend(values))
-    return [(None if r is None else r == 1.0, answer) for r, answer in zip(rewards, answers, strict=True)]
+def _reward_verdicts(rows: list[tuple[Problem, str]], reward: Scorer) -> list[tuple[bool | None, str | None]]:
+    """By a reward function, called as in training: right is what is above 0."""
+    columns: dict[str, list] = {}
+    try:
+        rewards = reward(
+            prompts=[problem.prompt for problem, _ in rows],
+            completions=[
+                text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+                for problem, text in rows
+            ],
+            solution=[problem.solution for problem, _ in rows],
+            log_extra=columns.__setitem__,
+            log_metric=lambda name, value: None,
+        )
+    finally:
+        getattr(reward, "close", lambda: None)()  # the workers of math-verify
+    # One that logs no answers has the whole text vote.
+    answers = next((values for name, values in columns.items() if "answer" in name), [text for _, text in rows])
+    return [(None if value is None else value > 0, answer) for value, answer in zip(rewards, answers, strict=True)]
 
 
 def warn_without_answers(
     completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]], scorer: str | Scorer
 ) -> None:
-    """Tells an evaluation in which no answer was found from one in which none was right."""
-    if any(verdict.answer is not None or verdict.correct for verdicts in verdicts_PK for verdict in verdicts):
+    """Tells an evaluation in which most answers were not found from one in which they were wrong."""
+    found = [pair for row in zip(completions_PK, verdicts_PK, strict=True) for pair in zip(*row, strict=True)]
+    without = [completion for completion, verdict in found if verdict.answer is None and not verdict.correct]
+    if 2 * len(without) <= len(found):
         return
-    truncated = [completion.truncated for completions in completions_PK for completion in completions]
-    hint = {
-        "dapo_math": "it reads the last `Answer:` line, for which the prompt style 'answer_line' asks; the scorer "
-        "'math_verify' reads other forms",
-        "math_verify": "it reads \\boxed{} best, for which the prompt style 'boxed' asks",
-    }
-    parts = [hint[scorer]] if isinstance(scorer, str) else []
-    if num_cut_off := sum(truncated):
+    parts = [f"no answer found in {len(without):,} of {len(found):,}; the first: {without[0].text[-200:]!r}"]
+    if isinstance(scorer, str) and scorer in SCORERS:
+        parts.append(f"the scorer {scorer!r} reads {SCORERS[scorer]}; another one asks for no completion again")
+    if num_cut_off := sum(completion.truncated for completion in without):
         parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
-    logger.warning(
-        f"0 of {len(truncated):,} completions state an answer that the scorer"
-        f"{f' {scorer!r}' if isinstance(scorer, str) else ''} recognises{''.join(f'; {part}' for part in parts)}."
-    )
+    logger.warning("; ".join(parts) + ".")

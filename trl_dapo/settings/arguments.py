@@ -3,9 +3,11 @@
 """What can be known of a command line before anything heavy is imported. Needs neither torch nor transformers."""
 
 import argparse
+import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -59,6 +61,23 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
         raise OSError(f"{' and '.join(missing)} {are} here. {error}") from error
+
+
+def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
+    """A function that a user names: one of `known`, or a dotted import path, also from the working directory."""
+    if name in known:
+        return known[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise ValueError(f"`{option}` names {name!r}. Expected {', '.join(known)}, or a dotted import path.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
+    if not callable(function):
+        raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
+    return function
 
 
 def refuse_unknown_fields(

@@ -1,0 +1,144 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
+
+import argparse
+
+import pytest
+from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
+
+from trl_dapo import evaluation
+
+
+PLAIN = ["51", "51.", "$51$", "17 * 3 = 51", "The answer is 51", "Three times 17 is **51**", "51.0", "It costs $51."]
+
+
+CASES = [  # completion, gold answer, verdict, answer
+    ("1,234,567", "1234567", True, "1234567"),
+    ("1,2", "2", True, "2"),
+    ("It is -$1,000.50.", "-1000.5", True, "-1000.5"),
+    ("x = -4", "4", False, "-4"),
+    ("x = \u22124", "-4", True, "-4"),
+    ("17-3", "3", True, "3"),
+    ("(17)-3", "-3", False, "3"),
+    ("50 %", "50", True, "50"),
+    ("50\\%", "$50\\%$", True, "50"),
+    ("about .5", "0.50", True, "0.5"),
+    ("0051 or -0", "0", True, "0"),
+    ("so...51", "51", True, "51"),
+    ("section 1.2.3", "1.2", True, "1.2"),
+    ("x2 and a_3", "3", False, None),
+    ("3/4", "4", True, "4"),
+    ("none", "51", False, None),
+    ("51", "5 apples", None, "51"),
+    ("51", "3/4", None, "51"),
+    ("51", "", None, "51"),
+]
+
+
+def in_turn(texts):
+    """Script that answers the i-th of `sums` by the i-th text."""
+    return lambda body: texts[int(asked(body)[0].removeprefix("1+")) - 1]
+
+
+@pytest.mark.fast
+def test_plain_answers_are_right_by_their_last_number_and_not_by_the_papers_rule(serve, tmp_path):
+    server, dataset = serve(in_turn(PLAIN)), sums(len(PLAIN), solution=["51"] * len(PLAIN))
+    assert ask(server, dataset, tmp_path, k=1)["metrics"]["avg@1"]["mean"] == 0
+    assert ask(server, dataset, tmp_path, k=1, scorer="last_number")["metrics"]["avg@1"]["mean"] == 1
+    assert [row["answer"] for row in completions(tmp_path)] == ["51"] * len(PLAIN)
+
+
+@pytest.mark.fast
+def test_the_last_number_by_hand(serve, tmp_path):
+    texts, golds, *_ = zip(*CASES, strict=True)
+    ask(serve(in_turn(texts)), sums(len(CASES), solution=golds), tmp_path, k=1, scorer="last_number")
+    rows = [(row["completion"], row["solution"], row["correct"], row["answer"]) for row in completions(tmp_path)]
+    assert rows == CASES
+
+
+MODULE = """
+def length_reward(prompts, completions, solution, **kwargs):
+    return [None if gold == "4" else len(text) - 1.0 for text, gold in zip(completions, solution)]
+
+def said_reward(completions, solution, log_extra, **kwargs):
+    log_extra("answer", [completion[0]["content"].upper() for completion in completions])
+    return [0.5] * len(completions)
+
+def same(text, gold):
+    return text == gold, text
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the working directory."""
+    (tmp_path / "my_scorers.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return "my_scorers"
+
+
+@pytest.mark.fast
+def test_a_dotted_path_names_a_reward_function_or_one_of_text_and_gold(serve, tmp_path, module):
+    # by length: "4" is 0 and wrong, "44" is above 0 and right; the third problem's gold answer is not read
+    server = serve(Deal(first=["4", "44"], second=["2", "2"], third=["4", "4"]))
+    by_length = ask(server, sums(3), tmp_path, k=2, scorer=f"{module}.length_reward")
+    assert by_length["scorer"] == f"{module}.length_reward"
+    assert by_length["num_unscored_problems"] == 1
+    assert by_length["metrics"]["avg@2"]["mean"] == pytest.approx((1 / 2 + 0) / 2)
+    by_text = ask(server, sums(3), tmp_path, k=2, scorer=f"{module}.same")
+    assert by_text["metrics"]["avg@2"]["mean"] == pytest.approx((0 + 0 + 1) / 3)
+
+
+@pytest.mark.fast
+def test_a_reward_function_is_handed_messages_where_the_prompt_is_and_says_which_answers_vote(serve, tmp_path, module):
+    ask(serve(lambda body: "x"), mixed_prompts(2), tmp_path, k=2, scorer=f"{module}.said_reward")
+    assert [(row["correct"], row["answer"]) for row in completions(tmp_path)] == [(True, "X")] * 4
+
+
+@pytest.mark.fast
+def test_a_scorer_that_is_not_there_is_named_before_anything_is_asked(serve, tmp_path, module):
+    server = serve(lambda body: "x")
+    with pytest.raises(ImportError, match=r"`scorer` names 'my_scorers.none', but module 'my_scorers' has no 'none'"):
+        ask(server, sums(1), tmp_path, scorer=f"{module}.none")
+    assert server.requests == []
+
+
+def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path):
+    server = serve(lambda body: "\\boxed{1}" if "1+1" in str(body) else "\\boxed{2}")
+    summaries = {}
+    for scorer in ("math_verify", "accuracy_reward"):
+        summaries[scorer] = ask(server, mixed_prompts(4), tmp_path, k=1, scorer=scorer)
+        assert [row["correct"] for row in completions(tmp_path)] == [False, True, False, False]
+    assert summaries["math_verify"]["metrics"] == summaries["accuracy_reward"]["metrics"]
+    assert len(server.requests) == 4
+
+
+@pytest.mark.fast
+def test_where_most_completions_have_no_answer_the_first_of_them_is_shown(serve, tmp_path, caplog):
+    unread = ["I think that it is two.", "two"]
+    server = serve(Deal(first=["Answer: 2", *unread], second=["Answer: 3", "Answer: 5", *unread[1:]]))
+    ask(server, sums(2), tmp_path / "half", k=3)  # 3 of 6
+    assert caplog.messages == []
+    server = serve(Deal(first=["Answer: 2", *unread], second=["Answer: 3", "two", "two"]))
+    ask(server, sums(2), tmp_path / "most", k=3)
+    (said,) = caplog.messages
+    assert said.startswith("no answer found in 4 of 6; the first: '")
+    assert "two" in said
+
+
+@pytest.mark.fast
+def test_the_help_says_what_each_scorer_reads():
+    parser = argparse.ArgumentParser()
+    evaluation.add_eval_arguments(parser)
+    said = " ".join(parser.format_help().split())
+    assert "symbolic comparison" not in said
+    for words in (
+        "the last `Answer:` line",
+        "LaTeX such as `\\boxed{}`",
+        "the last number of any text",
+        "dotted import",
+    ):
+        assert words in said
+    given = parser.parse_args([*"--model m --dataset d --output_dir o --limit 3 --scorer a.b".split()])
+    assert (given.scorer, given.limit) == ("a.b", 3)
