@@ -363,6 +363,18 @@ def test_an_unfinished_rollout_is_left_behind_where_no_step_would_end_with_it(ti
     assert 1.0 <= passes[-1] < 2.0
 
 
+@pytest.mark.parametrize("from_step", [1, 2])
+def test_a_rollout_that_ends_inside_a_step_resumes_bit_by_bit(tiny_model, tmp_path, from_step, caplog):
+    """Of 6 parts steps of 4 take the first 4, then 2 and 2 of the next rollout: none needs to end with a rollout."""
+    settings = {"steps_per_generation": 6, "max_steps": 3, "num_prompts": 48, **SAVED}
+    whole = make_trainer(tiny_model, tmp_path, **settings)
+    whole.train()
+    again = make_trainer(tiny_model, tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{from_step}"))
+    assert "other settings" not in what_was_said(caplog)
+    assert torch.equal(weights(whole), weights(again))
+
+
 def test_settings_that_differ_without_leaving_anything_behind_are_not_warned_of(tiny_model, tmp_path, caplog):
     make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=48, **SAVED).train()
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, num_prompts=48, dynamic_sampling_surplus="carry")

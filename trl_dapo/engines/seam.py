@@ -429,21 +429,22 @@ class Checkpoints(EvaluationSeam):
         """Settings that this rank's rows do not fit, the checkpoint's and this run's."""
         self._rule = self._rule_of_now()
         # In place of a rule, earlier versions wrote some of it into the header.
-        theirs, rollout = header | local.get("rule", {}), local["update"]["rollout"]
-        sizes: dict[str, int] = {}
-        if rollout is not None:
-            names = ("per_device_train_batch_size", "steps_per_generation", "num_iterations")
-            num_iterations = local["update"]["generate_every"] // len(rollout)
-            sizes = dict(zip(names, (len(rollout[0]["completion_ids"]), len(rollout), num_iterations), strict=True))
-        own = self._rule | {name: getattr(self.args, name) for name in sizes}
-        differs = {name: (x, own[name]) for name, x in (theirs | sizes).items() if own.get(name, x) != x}
-        if rollout is not None and self.beta and "ref_per_token_logps" not in rollout[0]:
-            differs["beta"] = 0.0, self.beta
-        accumulation = self.args.gradient_accumulation_steps
-        if rollout is not None and local["update"]["step"] % local["update"]["generate_every"] % accumulation:
-            # No step would end with a rollout, where limits of the run are looked at.
-            differs["gradient_accumulation_steps"] = local["update"].get("accumulation", "others"), accumulation
-        return differs
+        theirs, own, update = header | local.get("rule", {}), dict(self._rule), local["update"]
+        if (rollout := update["rollout"]) is not None:
+            num_iterations = update["generate_every"] // len(rollout)
+            sizes = {
+                "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
+                "num_iterations": num_iterations,
+            }
+            sizes["steps_per_generation"] = len(rollout)
+            if "ref_per_token_logps" not in rollout[0]:
+                sizes["beta"] = 0.0
+            if update["step"] % update["generate_every"] % self.args.gradient_accumulation_steps:
+                # No step would end with the rollout, where limits of the run are looked at.
+                sizes["gradient_accumulation_steps"] = update.get("accumulation")
+            theirs |= {name: x for name, x in sizes.items() if x is not None}
+            own |= {name: getattr(self.args, name) for name in sizes}
+        return {name: (x, own[name]) for name, x in theirs.items() if own.get(name, x) != x}
 
     def _load_local(self, local: dict[str, Any], rows_fit: bool) -> None:
         if self.use_adaptive_entropy and local["entropy"] is not None:
