@@ -99,7 +99,6 @@ CASES: dict[str, list[dict]] = {
     "remove_unused_columns": [{"remove_unused_columns": True}],
     "repetition_penalty": [{"repetition_penalty": 1.3}],
     "reward_weights": [{"reward_weights": [1.0, 0.2]}],
-    "router_aux_loss_coef": [{"router_aux_loss_coef": 0.5}],
     "sapo_temperature_neg": [{"loss_type": "sapo", "sapo_temperature_neg": 2.0, "num_iterations": 2}],
     "sapo_temperature_pos": [{"loss_type": "sapo", "sapo_temperature_pos": 2.0, "num_iterations": 2}],
     "save_steps": [{"save_strategy": "steps", "save_steps": 2}],
@@ -136,11 +135,17 @@ OUTSIDE = "of transformers alone: it names, saves, tracks or launches, and train
 DEVICES = (
     "of GPUs, compilers or several processes: tests/trainer/test_distributed.py and test_sharded.py where a CPU can"
 )
+BY_PREFIX = {
+    **{"vllm_": VLLM, "eval_": EVALUATION, "hub_": OUTSIDE, "trackio_": OUTSIDE},
+    **{"ddp_": DEVICES, "torch_compile": DEVICES},
+}
 ELSEWHERE = {
-    **{field.name: VLLM for field in dataclasses.fields(GRPOConfig) if field.name.startswith("vllm_")},
-    **{field.name: EVALUATION for field in dataclasses.fields(GRPOConfig) if field.name.startswith("eval_")},
-    **{field.name: OUTSIDE for field in dataclasses.fields(GRPOConfig) if field.name.startswith(("hub_", "trackio_"))},
-    **{field.name: DEVICES for field in dataclasses.fields(GRPOConfig) if field.name.startswith(("ddp_", "torch_co"))},
+    **{
+        field.name: why
+        for field in dataclasses.fields(GRPOConfig)
+        for prefix, why in BY_PREFIX.items()
+        if field.name.startswith(prefix)
+    },
     "use_vllm": VLLM,
     **dict.fromkeys(
         ("num_generations_eval", "per_device_eval_batch_size", "do_eval", "do_predict", "prediction_loss_only"),
@@ -193,6 +198,7 @@ ELSEWHERE = {
         ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"), "in `use_adaptive_entropy`"
     ),
     **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), "in `sync_ref_model`"),
+    "router_aux_loss_coef": "of a model of experts: tests/update",
     "neftune_noise_alpha": "noise of the input's shape: other micro-batches draw other noise",
     "model_init_kwargs": "in `cast_lm_head_to_fp32`",
     "max_tool_calling_iterations": "tests/trainer/test_tools_and_images.py",
@@ -229,14 +235,14 @@ def train(trainer_class: type, config_class: type, folder: Path, settings: dict)
     settings = {**base, **TRLS, **settings}
     own = {"use_dynamic_sampling": False} if config_class is DAPOConfig else {}
     args = config_class(output_dir=str(folder / trainer_class.__name__), **settings, **own)
-    model: object = build_model(tokenizer, seed=0, num_hidden_layers=1, hidden_size=32, intermediate_size=64)
-    if args.model_init_kwargs:
-        model.save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
-        model = str(folder / "model")
+    model = build_model(tokenizer, seed=0, num_hidden_layers=1, hidden_size=32, intermediate_size=64)
+    model.save_pretrained(folder / "model")  # from which a reference is loaded too
+    tokenizer.save_pretrained(folder / "model")
     problems = [f"{i}+{i}=" for i in range(64)]
     dataset = Dataset.from_dict({"prompt": problems, "solution": [str(2 * i) for i in range(64)]})
-    trainer = trainer_class(model, [variety, length], args, train_dataset=dataset, processing_class=tokenizer)
+    trainer = trainer_class(
+        str(folder / "model"), [variety, length], args, train_dataset=dataset, processing_class=tokenizer
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     weights = torch.cat([parameter.detach().float().flatten() for parameter in trainer.model.parameters()])
@@ -255,7 +261,7 @@ def compare(settings: dict, tolerance: float = TOLERANCE) -> str | None:
     theirs, ours = outcomes
     if isinstance(theirs, str) or isinstance(ours, str):
         if isinstance(theirs, str) and isinstance(ours, str):
-            return None  # refused by both
+            return f"neither trains: {theirs}"  # nothing was compared
         return f"GRPOTrainer {theirs if isinstance(theirs, str) else 'trains'}, DAPOTrainer " + (
             ours if isinstance(ours, str) else "trains"
         )

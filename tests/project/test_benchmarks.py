@@ -54,9 +54,13 @@ def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
         assert all(field in settings for settings in cases), field
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"beta": -1.0}], ids=str)
-def test_a_setting_that_both_trainers_honour_or_refuse_is_the_same(settings):
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"beta": 0.1}], ids=str)
+def test_a_setting_that_both_trainers_honour_is_the_same(settings):
     assert grpo_settings.compare(settings) is None
+
+
+def test_a_case_that_neither_trainer_runs_is_no_comparison():
+    assert grpo_settings.compare({"loss_type": "unheard of"}).startswith("neither trains: ValueError")
 
 
 def test_a_setting_that_one_trainer_ignores_is_told_with_both_figures(monkeypatch):

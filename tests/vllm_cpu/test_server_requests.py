@@ -18,36 +18,49 @@ from trl.generation.vllm_client import VLLMClient  # noqa: E402
 from urllib3.util.retry import Retry  # noqa: E402
 
 from trl_dapo.engines import lora_client  # noqa: E402
-from trl_dapo.engines import server as server_module  # noqa: E402
+from trl_dapo.engines import server as module_of_server  # noqa: E402
 from trl_dapo.engines.http_session import TimedAdapter  # noqa: E402
 from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused  # noqa: E402
 from trl_dapo.engines.server import BoundClient, describing_loss  # noqa: E402
 
 
+OK = (200, "{}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers each path with the next of the server's `answers`, (status, text), and goes on with the last; `None`
+    hangs until the test ends."""
+
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append((self.path, json.loads(body or "null")))
+        self.server.was_asked.release()
+        answers = self.server.answers[self.path]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
+            self.server.over.wait()
+            return
+        status, text = answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *args):
+        pass
+
+
 @pytest.fixture
 def server():
-    """Answers each request with the next of its `statuses`; `None` hangs until the test ends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status = self.server.statuses.pop(0)
-            self.server.asked.release()
-            if status is None:
-                self.server.over.wait()
-                return
-            self.send_response(status)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *args):
-            pass
-
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.statuses, server.asked, server.over = [], threading.Semaphore(0), threading.Event()
-    server.url = f"http://127.0.0.1:{server.server_port}/"
+    server.asked, server.was_asked, server.over = [], threading.Semaphore(0), threading.Event()
+    models = json.dumps({"data": [{"id": "base", "root": "/models/base"}]})
+    server.answers = {"/health": [(200, "")], "/v1/models": [(200, models)]}
+    server.answers |= {f"/v1/{act}_lora_adapter": [(200, "")] for act in ("load", "unload")}
+    server.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.over.set()
@@ -66,78 +79,40 @@ def session_with(timeout):
 
 def test_a_server_that_hangs_is_given_up_after_the_timeout_and_not_asked_again(server):
     session = session_with(0.2)
-    server.statuses = [None, 200]
+    server.answers["/"] = [None, OK]
     with pytest.raises(requests.exceptions.ReadTimeout):
-        session.post(server.url, json={})
-    assert server.statuses == [200]
+        session.post(f"{server.url}/", json={})
+    assert len(server.asked) == 1
 
 
 def test_a_request_may_say_otherwise(server):
     session = session_with(1000.0)
-    server.statuses = [None]
+    server.answers["/"] = [None]
     with pytest.raises(requests.exceptions.ReadTimeout):
-        session.post(server.url, json={}, timeout=0.2)
+        session.post(f"{server.url}/", json={}, timeout=0.2)
 
 
 def test_what_trl_retries_is_retried(server):
     session = session_with(1000.0)
-    server.statuses = [503, 503, 200]
-    assert session.post(server.url, json={}).status_code == 200
-    assert server.statuses == []
+    server.answers["/"] = [(503, ""), (503, ""), OK]
+    assert session.post(f"{server.url}/", json={}).status_code == 200
+    assert len(server.asked) == 3
 
 
 def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_again(server):
     session = session_with(1000.0)
-    server.statuses = [None, 200]
+    server.answers["/"] = [None, OK]
     with ThreadPoolExecutor(1) as executor:
-        call = executor.submit(session.post, server.url, json={})
-        assert server.asked.acquire(timeout=30)
+        call = executor.submit(session.post, f"{server.url}/", json={})
+        assert server.was_asked.acquire(timeout=30)
         session.close()
         with pytest.raises(requests.exceptions.ConnectionError):
             call.result(timeout=30)
-    assert server.statuses == [200]
-    assert session.post(server.url, json={}).status_code == 200
+    assert len(server.asked) == 1
+    assert session.post(f"{server.url}/", json={}).status_code == 200
 
 
 # ---- TRL's client and ours, and a server's bad days ----
-
-
-@pytest.fixture
-def scripted():
-    """Answers each path with the next of its `answers`, (status, text), and goes on with the last; `None` hangs."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.server.asked.append((self.path, json.loads(body or "null")))
-            answers = self.server.answers[self.path]
-            answer = answers.pop(0) if len(answers) > 1 else answers[0]
-            if answer is None:
-                self.server.over.wait()
-                return
-            status, text = answer
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        do_GET = do_POST = answer
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.asked, server.over = [], threading.Event()
-    models = json.dumps({"data": [{"id": "base", "root": "/models/base"}]})
-    server.answers = {"/health": [(200, "")], "/v1/models": [(200, models)]}
-    server.answers |= {f"/v1/{act}_lora_adapter": [(200, "")] for act in ("load", "unload")}
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.over.set()
-    server.shutdown()
-    server.server_close()
 
 
 def client_of(server, kind=BoundClient, seconds=30.0):
@@ -151,17 +126,17 @@ def paths(server):
     return [path for path, _ in server.asked]
 
 
-def test_a_server_that_hangs_while_a_trainer_is_made_is_given_up(scripted, monkeypatch):
-    monkeypatch.setattr(server_module, "HEALTH_SECONDS", 0.2)
-    scripted.answers["/health"] = [None]
+def test_a_server_that_hangs_while_a_trainer_is_made_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(module_of_server, "HEALTH_SECONDS", 0.2)
+    server.answers["/health"] = [None]
     with pytest.raises(requests.exceptions.ConnectionError, match="can't be reached"):
-        client_of(scripted)
+        client_of(server)
 
 
-def test_requests_of_the_clients_own_constructor_end_too(scripted):
-    scripted.answers["/v1/models"] = [None]
+def test_requests_of_the_clients_own_constructor_end_too(server):
+    server.answers["/v1/models"] = [None]
     with pytest.raises(requests.exceptions.ReadTimeout):
-        client_of(scripted, seconds=0.2)
+        client_of(server, seconds=0.2)
 
 
 CHOICE = {"prompt_token_ids": [3], "token_ids": [5, 6], "logprobs": None}
@@ -190,83 +165,83 @@ LOGPROBS = {"tokens": ["token_id:5", "token_id:6"], "top_logprobs": [{}, {}]}
     ids=lambda value: str(value)[:40],
 )
 def test_an_answer_that_cannot_be_trained_on_ends_the_run_with_the_server_and_the_checkpoint(
-    scripted, tmp_path, answer, said
+    server, tmp_path, answer, said
 ):
-    scripted.answers["/v1/completions"] = [answer]
-    args = tiny_config(tmp_path / "run", vllm_server_base_url=scripted.url)
+    server.answers["/v1/completions"] = [answer]
+    args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     checkpoint = tmp_path / "run" / "checkpoint-3"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text("{}")
-    client = client_of(scripted)
-    with pytest.raises(RuntimeError, match=f"{scripted.url} {said}.*resume from {checkpoint}"):
+    client = client_of(server)
+    with pytest.raises(RuntimeError, match=f"{server.url} {said}.*resume from {checkpoint}"):
         with describing_loss(args):
             client.generate([[3]], n=2, max_tokens=4)
 
 
-def test_a_whole_answer_is_trls(scripted):
+def test_a_whole_answer_is_trls(server):
     logprobs = {**LOGPROBS, "token_logprobs": [-1.0, None]}
     choices = [CHOICE | {"logprobs": {**logprobs, "token_logprobs": [-1.0, -2.0]}}] * 2
-    scripted.answers["/v1/completions"] = [(200, json.dumps({"choices": choices}))]
-    output = client_of(scripted).generate([[3]], n=2, max_tokens=4)
+    server.answers["/v1/completions"] = [(200, json.dumps({"choices": choices}))]
+    output = client_of(server).generate([[3]], n=2, max_tokens=4)
     assert output["completion_ids"] == [[5, 6], [5, 6]]
     assert output["logprobs"] == [[[-1.0], [-2.0]]] * 2
 
 
-def test_one_error_of_the_server_does_not_end_a_run_that_hands_it_an_adapter(scripted, tmp_path):
-    scripted.answers["/v1/load_lora_adapter"] = [(500, "busy"), (200, "")]
-    client_of(scripted, AdapterClient).serve_adapter("trl-policy-v1", tmp_path)
-    assert paths(scripted).count("/v1/load_lora_adapter") == 2
+def test_one_error_of_the_server_does_not_end_a_run_that_hands_it_an_adapter(server, tmp_path):
+    server.answers["/v1/load_lora_adapter"] = [(500, "busy"), (200, "")]
+    client_of(server, AdapterClient).serve_adapter("trl-policy-v1", tmp_path)
+    assert paths(server).count("/v1/load_lora_adapter") == 2
 
 
-def test_an_adapter_whose_answer_was_lost_is_loaded(scripted, tmp_path):
-    scripted.answers["/v1/load_lora_adapter"] = [(500, "busy"), (400, "'trl-policy-v1' has already been loaded")]
-    client = client_of(scripted, AdapterClient)
+def test_an_adapter_whose_answer_was_lost_is_loaded(server, tmp_path):
+    server.answers["/v1/load_lora_adapter"] = [(500, "busy"), (400, "'trl-policy-v1' has already been loaded")]
+    client = client_of(server, AdapterClient)
     client.serve_adapter("trl-policy-v1", tmp_path)
     assert client.model == "trl-policy-v1"
 
 
-def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(scripted, tmp_path):
-    scripted.answers["/v1/load_lora_adapter"] = [(500, "out of memory")]
-    args = tiny_config(tmp_path / "run", vllm_server_base_url=scripted.url)
-    client = client_of(scripted, AdapterClient)
+def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(server, tmp_path):
+    server.answers["/v1/load_lora_adapter"] = [(500, "out of memory")]
+    args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
+    client = client_of(server, AdapterClient)
     with pytest.raises(AdapterRefused, match="does not take the adapter: out of memory"):
         client.serve_adapter("trl-policy-v1", tmp_path)
-    with pytest.raises(RuntimeError, match=f"{scripted.url} does not take the adapter: out of memory.*start over"):
+    with pytest.raises(RuntimeError, match=f"{server.url} does not take the adapter: out of memory.*start over"):
         with describing_loss(args):
             client.serve_adapter("trl-policy-v1", tmp_path)
 
 
-def test_an_adapter_that_a_hung_server_does_not_forget_is_asked_for_again(scripted, tmp_path, monkeypatch):
+def test_an_adapter_that_a_hung_server_does_not_forget_is_asked_for_again(server, tmp_path, monkeypatch):
     monkeypatch.setattr(lora_client, "UNLOAD_SECONDS", 0.2)
-    scripted.answers["/v1/unload_lora_adapter"] = [None, (200, "")]
-    client = client_of(scripted, AdapterClient)
+    server.answers["/v1/unload_lora_adapter"] = [None, (200, "")]
+    client = client_of(server, AdapterClient)
     for version in (1, 2, 3):
         client.serve_adapter(f"v{version}", tmp_path / f"v{version}")
-    unloaded = [body["lora_name"] for path, body in scripted.asked if path == "/v1/unload_lora_adapter"]
+    unloaded = [body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter"]
     assert unloaded == ["v1", "v2", "v1"]
 
 
-def test_a_request_that_failed_unloads_nothing(scripted, tmp_path):
+def test_a_request_that_failed_unloads_nothing(server, tmp_path):
     """The server may hang, and Ctrl-C must not wait for it."""
-    client = client_of(scripted, AdapterClient)
+    client = client_of(server, AdapterClient)
     for version in (1, 2):
         client._in_flight["v1"] += version == 1  # as if a round of it were under way
         client.serve_adapter(f"v{version}", tmp_path / f"v{version}")
     client._in_flight.clear()
-    scripted.answers["/v1/completions"] = [(400, "no")]
+    server.answers["/v1/completions"] = [(400, "no")]
     with pytest.raises(Exception, match="Request failed: 400"):
         client.generate([[3]], n=2, max_tokens=4)
-    assert "/v1/unload_lora_adapter" not in paths(scripted)
+    assert "/v1/unload_lora_adapter" not in paths(server)
 
 
-def test_what_a_killed_run_of_the_same_folder_left_is_cleared(scripted, tmp_path):
+def test_what_a_killed_run_of_the_same_folder_left_is_cleared(server, tmp_path):
     ours, theirs = tmp_path / "a" / "_vllm_lora", tmp_path / "b" / "_vllm_lora"
     adapters = [{"id": f"trl-policy-{root.parent.name}", "root": str(root / "v7")} for root in (ours, theirs)]
-    scripted.answers["/v1/models"] = [(200, json.dumps({"data": [{"id": "base", "root": "/models/base"}, *adapters]}))]
+    server.answers["/v1/models"] = [(200, json.dumps({"data": [{"id": "base", "root": "/models/base"}, *adapters]}))]
     for root in (ours, theirs):
         (root / "v7").mkdir(parents=True)
-    client_of(scripted, AdapterClient).clear(ours)
-    unloaded = [body["lora_name"] for path, body in scripted.asked if path == "/v1/unload_lora_adapter"]
+    client_of(server, AdapterClient).clear(ours)
+    unloaded = [body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter"]
     assert unloaded == ["trl-policy-a"]
     assert not ours.exists()
     assert theirs.exists()

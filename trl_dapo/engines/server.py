@@ -118,7 +118,7 @@ def describing_loss(args: DAPOConfig) -> Iterator[None]:
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """What says that a server cannot be reached; not every error of the system says so."""
+    """What says that a server cannot be reached or trusted; not every error of the system says so."""
     try:
         from requests.exceptions import RequestException  # the client's, which comes with vLLM
     except ImportError:

@@ -151,9 +151,8 @@ class _Server:
     def _post(self, path: str, fields: dict[str, Any]) -> Completion:
         url = self.base_url + path
         try:
-            response = self._client.post(
-                self._address + path, content=json.dumps(fields)
-            )  # ASCII: a prompt may hold lone surrogates
+            # ASCII: a prompt may hold lone surrogates.
+            response = self._client.post(self._address + path, content=json.dumps(fields))
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _Transient(str(error).rstrip(".") or type(error).__name__) from error
         text = response.content.decode("utf-8", "replace")  # whatever charset was declared

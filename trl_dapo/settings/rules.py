@@ -66,21 +66,26 @@ def _generation_kwargs(s: SimpleNamespace) -> dict:
 
 
 def _why_no_kwarg(s: SimpleNamespace) -> str | None:
-    refused = ((name, value) for name, value in _generation_kwargs(s).items() if name in NO_GENERATION_KWARGS)
-    for name, value in refused:
-        return f"`generation_kwargs['{name}']={value!r}` is not supported. {NO_GENERATION_KWARGS[name]}."
+    for name, value in _generation_kwargs(s).items():
+        if (way_out := NO_GENERATION_KWARGS.get(name)) is not None:
+            return f"`generation_kwargs['{name}']={value!r}` is not supported. {way_out}."
     return None
 
 
-def _other_distribution(s: SimpleNamespace) -> str | None:
-    """The first setting for which an engine samples from another distribution than the policy's."""
+def _why_not_of_the_policy(s: SimpleNamespace) -> str | None:
+    """Why a round may not be sampled ahead: the first setting that moves an engine's distribution off the policy's."""
     given = {name: getattr(s, name) for name, same in OF_THE_POLICY.items() if getattr(s, name) not in same}
     if s.vllm_structured_outputs_regex is not None:
         given["vllm_structured_outputs_regex"] = s.vllm_structured_outputs_regex
     for name, value in _generation_kwargs(s).items():
         if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
             given[f"generation_kwargs['{name}']"] = value
-    return next((f"{name}={value!r}" for name, value in given.items()), None)
+    for name, value in given.items():
+        return (
+            f"`rollouts_ahead=1` contradicts `{name}={value!r}`: the round sampled ahead trains with the server's "
+            "log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
+        )
+    return None
 
 
 def _counted_by_sampling(name: str) -> Rule:
@@ -225,13 +230,7 @@ RULES: tuple[Rule, ...] = (
     _needed_ahead("dynamic_sampling_mode", "filter"),
     _needed_ahead("dynamic_sampling_surplus", "carry"),
     _needed_ahead("loss_type", "dapo"),
-    Rule(
-        lambda s: s.rollouts_ahead and _other_distribution(s) is not None,
-        lambda s: (
-            f"`rollouts_ahead=1` contradicts `{_other_distribution(s)}`: the round sampled ahead trains with the "
-            "server's log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
-        ),
-    ),
+    Rule(lambda s: s.rollouts_ahead and _why_not_of_the_policy(s)),
     Rule(_why_no_kwarg),
     # ---- Overlong completions ----
     Rule(
