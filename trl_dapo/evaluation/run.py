@@ -235,9 +235,8 @@ def _make_engine(arguments: dict[str, Any]) -> Callable:
         from .local import generate_with_vllm as function
     else:
         from .local import generate_with_transformers as function
-    return partial(
-        function, **{name: arguments[name] for name in inspect.signature(function).parameters.keys() & arguments}
-    )
+    wanted = inspect.signature(function).parameters.keys() & arguments
+    return partial(function, **{name: arguments[name] for name in wanted})
 
 
 def _check_engine(arguments: dict[str, Any]) -> None:

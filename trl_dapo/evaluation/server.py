@@ -185,6 +185,5 @@ class _Server:
             f"{self.base_url} answers with empty text and has put what the model wrote into `reasoning_content`, "
             "which is not scored: such a completion counts as wrong. Start the server without a reasoning parser "
             "(vLLM's `--reasoning-parser`), so that the whole completion is text; where completions are cut off while "
-            "they reason, also raise `max_completion_length`, which is "
-            f"{self._fields['max_tokens']}."
+            f"they reason, also raise `max_completion_length`, which is {self._fields['max_tokens']}."
         )
