@@ -69,20 +69,20 @@ def rung_settings(rung):
 # ---- Predictions ----
 
 
-def spent_to_target(what):
+def spent_to(gain, what):
     """
-    Tokens or seconds to the target, of both runs. A run that never reached it counts what it spent, which is less than
-    it would have needed.
+    Tokens or seconds until accuracy is higher by `gain`, of both runs. Where it never was, what the run spent: less
+    than it would have needed.
     """
 
     def measure(*runs):
-        target = statistics.mean(run["curve"][0]["accuracy"] for run in runs) + GAIN
+        target = statistics.mean(run["curve"][0]["accuracy"] for run in runs) + gain
         return [min(cost(run, target, what), run["curve"][-1][what]) for run in runs]
 
     return measure
 
 
-TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to_target(what)) for what in ("tokens", "seconds"))
+TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
 ACCURACY = Quantity("accuracy", of_run("accuracy"), "%")
 TRUNCATED = Quantity("cut off", of_run("truncated"), "%")
 MEMORY = "ours, carry, memory"

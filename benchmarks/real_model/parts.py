@@ -1,0 +1,64 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is run, and what was predicted of it before the first run that counts."""
+
+from typing import NamedTuple
+
+from ..larger.parts import spent_to
+from ..mechanisms.mechanisms import Prediction, Quantity
+from ..mechanisms.quantities import at_equal, of_run
+
+
+from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
+
+PRODUCTS = "products"
+GAIN = 0.25  # the target, above the model's accuracy before
+NUM_ROLLOUTS = 12  # as the recipe has it
+
+DISCARD = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False}
+ARMS = {  # beside the recipe, which carries and remembers
+    "GRPO": {},
+    "full batch again": {**DISCARD, "batch_multiplier": 1.0},
+    "ours": DISCARD,
+    "ours, carry, memory": {},
+    "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
+}
+GRPO, FULL, OURS, MEMORY, AUTO = ARMS
+
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome."""
+
+    part: str
+    arm: str
+    seed: int
+    settings: dict
+
+    @property
+    def key(self):
+        return self.part, self.arm, self.seed
+
+    @property
+    def name(self):
+        return file_name(*self.key)
+
+
+def jobs(seeds, arms):
+    """Whole seeds first."""
+    return [Job(PRODUCTS, arm, seed, ARMS[arm]) for seed in seeds for arm in arms]
+
+
+TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
+ACCURACY = Quantity("accuracy after 12 rollouts", of_run("accuracy"), "%")
+AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+
+PREDICTIONS = (
+    Prediction(PRODUCTS, MEMORY, GRPO, ACCURACY, 1, "section 3.2"),
+    Prediction(PRODUCTS, MEMORY, GRPO, AT_EQUAL, 1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, GRPO, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, OURS, FULL, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, FULL, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, OURS, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, GRPO, SECONDS, -1, "section 3.2"),
+)

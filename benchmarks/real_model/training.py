@@ -1,0 +1,122 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the recipe with a real language model, which goes on where it was interrupted."""
+
+import hashlib
+import json
+import time
+from dataclasses import fields
+
+import yaml
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, get_peft_config
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli.train import load_datasets, make_parser
+from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_number_reward
+from trl_dapo.run.checkpoint import last_complete_checkpoint
+from trl_dapo.settings.recipe_files import find_recipe
+
+from .parts import GRPO, NUM_ROLLOUTS
+
+
+from runs import fingerprint  # isort: skip (mechanisms/tasks.py has said where it is)
+
+RECIPE = "smollm2_135m_cpu"
+REWARD = "last_number_reward"  # decides, and is the accuracy
+PROBE_EVERY = 3  # rollouts
+NUM_ROWS = 32  # of a rollout: 4 prompts x 8 completions
+NUM_ANSWERS = 8  # to each of the held-out problems, a probe
+
+
+class Stopwatch(TrainerCallback):
+    """Adds to each line of the log the CPU seconds so far; a resumed run counts on."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        before = state.log_history[-1]["cpu_seconds"] if state.log_history else 0.0
+        self.start = time.process_time() - before
+
+    def on_log(self, args, state, control, **kwargs):
+        state.log_history[-1]["cpu_seconds"] = time.process_time() - self.start
+
+
+def curve_of(log):
+    """Accuracy on the held-out problems over tokens and CPU seconds; neither of a probe's own counts."""
+    tokens, seconds, so_far, points = 0.0, 0.0, 0.0, []
+    for entry in log:
+        if "reward" in entry:
+            tokens += tokens_of(entry)
+            seconds += entry["cpu_seconds"] - so_far
+        elif f"eval_rewards/{REWARD}/mean" in entry:
+            accuracy = entry[f"eval_rewards/{REWARD}/mean"]
+            points.append({"rollouts": entry["step"], "tokens": tokens, "seconds": seconds, "accuracy": accuracy})
+        so_far = entry.get("cpu_seconds", so_far)
+    return points
+
+
+def tokens_of(entry):
+    """Generated in a rollout; GRPOTrainer trains on all of them."""
+    of_dapo = entry.get("dynamic_sampling/tokens_generated")
+    return NUM_ROWS * entry["completions/mean_length"] if of_dapo is None else of_dapo
+
+
+def folder_of(job, model):
+    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
+    identity = json.dumps([job._asdict(), model.name, fingerprint(run)], sort_keys=True)
+    return model.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def make_trainer(job, model, folder):
+    """The recipe's, with the arm's settings, or TRL's with all of the recipe's that its configuration has."""
+    recipe = find_recipe(RECIPE)
+    changed = {
+        "output_dir": str(folder),
+        "seed": job.seed,
+        "eval_steps": PROBE_EVERY,
+        "num_generations_eval": NUM_ANSWERS,
+        "per_device_eval_batch_size": 6 * NUM_ANSWERS,
+        "save_steps": PROBE_EVERY,
+        "max_steps": NUM_ROLLOUTS,
+        **job.settings,
+    }
+    words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
+    launch, args, of_model = make_parser().parse_args_and_config(["--config", str(recipe), *words])
+    train_dataset, eval_dataset = load_datasets(launch, args)
+    trainer_class, rewards = DAPOTrainer, [last_number_reward, bare_number_reward]
+    if job.arm == GRPO:
+        rewards.append(SoftOverlongPunishment(args.max_completion_length, args.overlong_buffer_length))
+        trainer_class, args = GRPOTrainer, of_trl(yaml.safe_load(recipe.read_text()) | changed)
+    args.model_init_kwargs = {"dtype": of_model.dtype}
+    return trainer_class(
+        str(model),
+        rewards,
+        args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        peft_config=get_peft_config(of_model),
+    )
+
+
+def of_trl(settings):
+    """GRPOConfig with as many rows a rollout and a step, Clip-Higher, and the punishment's weight."""
+    known = {field.name for field in fields(GRPOConfig)}
+    sizes = {"per_device_train_batch_size": NUM_ROWS // 4, "gradient_accumulation_steps": 4}
+    others = {"epsilon_high": 0.28, "reward_weights": [*settings["reward_weights"], 1.0]}
+    return GRPOConfig(**{name: value for name, value in settings.items() if name in known} | sizes | others)
+
+
+def run(job, model):
+    """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
+    folder = folder_of(job, model)
+    trainer = make_trainer(job, model, folder)
+    trainer.add_callback(Stopwatch())
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    curve = curve_of(trainer.state.log_history)
+    return {
+        "start": curve[0]["accuracy"],
+        "accuracy": curve[-1]["accuracy"],
+        "tokens": curve[-1]["tokens"],
+        "cpu_seconds": curve[-1]["seconds"],
+        "curve": curve,
+    }

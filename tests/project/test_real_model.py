@@ -1,0 +1,62 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.real_model`: what it counts, and what its arms share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # for the package that the command runs
+
+from benchmarks.mechanisms.report import RUNS, fill_in, read_csv  # noqa: E402
+from benchmarks.real_model import parts, report, training  # noqa: E402
+
+
+PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
+PROBE = "eval_rewards/last_number_reward/mean"
+
+
+def test_neither_tokens_nor_seconds_of_a_probe_count():
+    """Two rollouts of 300 and 500 tokens in 10 and 20 s; probes of 4, 6 and 8 s before, between and behind them."""
+    log = [
+        {PROBE: 0.125, "step": 0, "cpu_seconds": 4.0},
+        {"reward": 0.1, "dynamic_sampling/tokens_generated": 300.0, "step": 1, "cpu_seconds": 14.0},
+        {PROBE: 0.25, "step": 1, "cpu_seconds": 20.0},
+        {"reward": 0.2, "dynamic_sampling/tokens_generated": 500.0, "step": 2, "cpu_seconds": 40.0},
+        {PROBE: 0.5, "step": 2, "cpu_seconds": 48.0},
+        {"train_runtime": 60.0, "step": 2, "cpu_seconds": 49.0},
+    ]
+    columns = ("rollouts", "tokens", "seconds", "accuracy")
+    assert [tuple(point[name] for name in columns) for point in training.curve_of(log)] == [
+        (0, 0, 0, 0.125),
+        (1, 300, 10, 0.25),
+        (2, 800, 30, 0.5),
+    ]
+
+
+def test_grpo_generates_32_completions_a_rollout_and_trains_on_all():
+    assert training.tokens_of({"reward": 0.1, "completions/mean_length": 12.5}) == 400
+
+
+@pytest.mark.fast
+def test_whole_seeds_come_first():
+    jobs = parts.jobs(range(2), ["GRPO", "ours"])
+    assert [(job.seed, job.arm) for job in jobs] == [(0, "GRPO"), (0, "ours"), (1, "GRPO"), (1, "ours")]
+
+
+def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(tmp_path):
+    settings = {"output_dir": str(tmp_path), "bf16": False, "gradient_checkpointing": False, "num_generations": 8}
+    recipe = {"reward_weights": [1.0, 0.2], "prompts_per_rollout": 4, "dynamic_sampling_memory": True}
+    args = training.of_trl(settings | recipe | {"learning_rate": 4e-4})
+    assert (args.generation_batch_size, args.steps_per_generation, args.gradient_accumulation_steps) == (32, 4, 4)
+    assert (args.learning_rate, args.epsilon, args.epsilon_high) == (4e-4, 0.2, 0.28)
+    assert args.reward_weights == [1.0, 0.2, 1.0]
+
+
+def test_the_page_has_what_came_of_every_prediction():
+    kept = ROOT / "benchmarks" / "real_model"
+    results = read_csv(kept, report.KEY) if (kept / RUNS).exists() else {}
+    assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
