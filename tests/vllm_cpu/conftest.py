@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import launch
 from tiny_models import save_tiny_model
-from vllm_server import cpu_environment
+from vllm_server import cpu_environment, vllm_server
 
 
 HERE = Path(__file__).parent
@@ -49,6 +49,13 @@ def models(tmp_path_factory):
         )
         for name, is_tied in (("tied", True), ("untied", False))
     }
+
+
+@pytest.fixture(scope="session")
+def server(models, tmp_path_factory):
+    """The server that most tests share; those of test_vllm_server.py are the first to ask it."""
+    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

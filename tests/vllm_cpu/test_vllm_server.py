@@ -1,27 +1,29 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM as a server: training syncs its weights, evaluation asks it, and its end is no mystery."""
+"""vLLM as a server: training syncs its weights, and evaluation asks it."""
 
-import contextlib
 import json
-import os
-import socket
 import subprocess
 import sys
 
-import psutil
 import pytest
-from vllm_server import HOST, on_server, vllm_server
+from vllm_server import on_server
 
 
 CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
+WAYS = {
+    "plain": {},
+    "a few first": {"dynamic_sampling_screen": "2"},
+    "top_p": {"top_p": 0.7},
+    "top_k": {"top_k": 20},
+    "min_p": {"min_p": 0.1},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
+    "frequency penalty": {"generation_kwargs": {"frequency_penalty": 1.0, "min_tokens": 4}},
+    "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
+}
+OF_THE_POLICY = ("plain", "a few first")  # not of another distribution
 PROBLEMS = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(6)]
-
-
-@pytest.fixture(scope="module")
-def server(models, tmp_path_factory):
-    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,8 @@ def refused(server, models, run_job, tmp_path_factory):
         "not while it runs": {"lora": {}, "vllm_lora_sync": "adapter", "sabotage": "said to serve adapters"},
         "left to choose": {"lora": {}},
     }
+    ahead = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
+    variants |= {f"ahead, {way}": {**ahead, **settings} for way, settings in WAYS.items()}
     variants = {name: on_server(server, **settings) for name, settings in variants.items()}
     result = run_job("refuses", models["tied"], folder, json.dumps(variants))
     assert result.returncode == 0, result.stdout[-5000:]
@@ -180,19 +184,6 @@ def test_sampled_completions_are_asked_for_side_by_side_and_none_of_them_twice(s
 
 # ---- Rows of every age and every way to sample: behind the tests of the weights that the server ends with ----
 
-WAYS = {
-    "plain": {},
-    "a few first": {"dynamic_sampling_screen": "2"},
-    "top_p": {"top_p": 0.7},
-    "top_k": {"top_k": 20},
-    "min_p": {"min_p": 0.1},
-    "repetition penalty": {"repetition_penalty": 1.3},
-    "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
-    "frequency penalty": {"generation_kwargs": {"frequency_penalty": 1.0, "min_tokens": 4}},
-    "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
-}
-OF_THE_POLICY = ("plain", "a few first")  # not of another distribution
-
 
 @pytest.fixture(scope="module")
 def sampled(server, models, run_job, tmp_path_factory):
@@ -217,65 +208,8 @@ def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(samp
     assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way not in OF_THE_POLICY)
 
 
-def test_what_an_engine_samples_from_another_distribution_is_not_sampled_ahead(server, models, run_job, tmp_path):
-    ahead = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
-    variants = {name: on_server(server, **ahead, **settings) for name, settings in WAYS.items()}
-    result = run_job("refuses", models["tied"], tmp_path, json.dumps(variants))
-    assert result.returncode == 0, result.stdout[-5000:]
-    outcomes = report(tmp_path)
+def test_what_an_engine_samples_from_another_distribution_is_not_sampled_ahead(refused):
+    outcomes = {way: refused[0][f"ahead, {way}"] for way in WAYS}
     assert {outcomes.pop(way)[0] for way in OF_THE_POLICY} == {"made"}
     assert {kind for kind, _ in outcomes.values()} == {"ValueError"}
     assert "`top_p=0.7`" in outcomes["top_p"][1]
-
-
-# ---- The server's end ----
-
-
-def is_reachable(server):
-    with socket.socket() as client:
-        return client.connect_ex((HOST, server.port)) == 0
-
-
-def members(server):
-    """Processes of the server's group that are alive; its engine and its worker are processes of their own."""
-    alive = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == server.group and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    return alive
-
-
-def test_training_goes_on_from_the_last_checkpoint_after_the_server_was_killed(models, run_job, tmp_path):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-    settings["dynamic_sampling_max_round_size"] = (
-        4  # of which one prompt at least is dropped: no rollout has one round
-    )
-    with vllm_server(models["tied"], tmp_path / "log") as server:
-        processes = members(server)
-        assert len(processes) >= 3
-        options = json.dumps(on_server(server, **settings))
-        result = run_job("server_dies", models["tied"], tmp_path, server.group, options)
-    assert psutil.wait_procs(processes, timeout=30)[1] == []
-    assert not is_reachable(server)
-
-    # Two steps were made and kept; the third had sampled one round.
-    checkpoint = tmp_path / "run" / "checkpoint-2"
-    assert result.returncode != 0
-    name, message = json.loads((tmp_path / "error.json").read_text())
-    assert name == "RuntimeError"
-    assert server.url in message
-    assert str(checkpoint) in message
-    assert sorted(path.name for path in checkpoint.parent.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
-    assert (checkpoint / "trainer_state.json").exists()
-
-    with vllm_server(models["tied"], tmp_path / "log") as server:
-        options = json.dumps(on_server(server, **settings))
-        result = run_job("resumes", models["tied"], tmp_path, options)
-    assert result.returncode == 0, result.stdout[-5000:]
-    resumed = report(tmp_path)
-    assert [log["step"] for log in resumed["logs"]] == [1, 2, 3, 4]
-    assert {call["step"] for call in resumed["calls"]} == {2, 3}
-    # The new server has the weights that training began with; the first of its samples is of the second step's.
-    assert max(errors(resumed, updated=True)) < CLOSE
-    assert {row["prompt"] for row in resumed["trained"] if row["step"] == 2}.isdisjoint({1, 2, 4, 5})
