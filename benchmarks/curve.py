@@ -8,8 +8,8 @@ import torch
 from transformers import TrainerCallback
 
 
-def accuracy(model, tokenizer, problems):
-    """Probability that a completion sampled at temperature 1 is right, averaged over the problems."""
+def right_probabilities(model, tokenizer, problems):
+    """Probability that a completion sampled at temperature 1 is right, of each problem."""
     texts = [f"{problem.text}={problem.answer}{tokenizer.eos_token}" for problem in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
     is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
@@ -20,7 +20,12 @@ def accuracy(model, tokenizer, problems):
         logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
     model.train(was_training)
     logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
-    return (logps * in_answer).sum(dim=1).exp().mean().item()
+    return (logps * in_answer).sum(dim=1).exp()
+
+
+def accuracy(model, tokenizer, problems):
+    """[`right_probabilities`], averaged over the problems."""
+    return right_probabilities(model, tokenizer, problems).mean().item()
 
 
 class Clock(TrainerCallback):

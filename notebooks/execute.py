@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 
 HERE = Path(__file__).parent
-TIMEOUT = 300  # seconds a cell may take
+TIMEOUT = 1200  # seconds a cell may take
 
 
 def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

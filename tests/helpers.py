@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks
 import psutil
 import torch
 import torch.distributed as dist
@@ -244,26 +246,22 @@ def launch(
     jobs: str | Path = "jobs.py",
     accelerate_config: Path | None = None,
     timeout: int = 240,
-    env: dict[str, str] | None = None,
-    **settings,
 ) -> subprocess.CompletedProcess:
     """
-    Runs a function of a file that ends with `run_job` in `num_processes` gloo processes on the CPU: with torchrun (a
-    single one needs no process group), or through `accelerate launch` with an `accelerate_config`.
+    Runs a function of a file that ends with `run_job` in `num_processes` gloo processes on the CPU: forked, or through
+    `accelerate launch` with an `accelerate_config`.
     """
+    command = [str(Path(__file__).parent / jobs), job, *map(str, args)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if accelerate_config is not None:
-        environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
         launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
-    else:
-        environment = {"ACCELERATE_USE_CPU": "true"}
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-        if num_processes == 1:
-            launcher = []
-    module = ["-m", *launcher] if launcher else []
-    command = [sys.executable, *module, str(Path(__file__).parent / jobs), job, *map(str, args)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment, **(env or {})}
-    return run_alone(command, timeout=timeout, env=environment, **settings)
+        return run_alone([sys.executable, "-m", *launcher, *command], timeout=timeout, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        environment["ACCELERATE_USE_CPU"] = "true"
+        how = {"num_processes": num_processes, "timeout": timeout, "env": environment, "folder": Path(folder)}
+        return subprocess.CompletedProcess(command, *forks.run(command, **how))
 
 
 def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.CompletedProcess:

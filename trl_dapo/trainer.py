@@ -18,6 +18,7 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
 from .run.bar import progress_bar, warn_of_shortfall
 from .run.checkpoint import find_checkpoint, output_folder
+from .run.files import name_local_models
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
@@ -189,10 +191,9 @@ class DAPOTrainer(Checkpoints):
         self._scores = EvaluationScores(self.num_generations_eval)
         self.stopwatch = Stopwatch()
         self._open_engine(sampler, self.stopwatch)
-        asks_later = self.rollout_func is not None or self.environment_factories is not None
         self.preflight = Preflight(
             args,
-            first_example=None if asks_later else self._first_example,
+            first_example=None if self.rollout_func or self.environment_factories else self._first_example,
             score=self.score_made_up,
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,
@@ -274,8 +275,8 @@ class DAPOTrainer(Checkpoints):
             refuse_infinite(rewards, self.reward_func_names)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
-            if (accuracy := self._task.accuracy(rewards)) is not None:
-                self._metrics["train"]["task_accuracy"].append(accuracy)
+            for name, value in self._task.metrics([rewards]).items():
+                self._metrics["train"][name].append(value)
             return rewards
         self._remember_evaluated(evaluated, rewards)
         return rewards
@@ -401,10 +402,7 @@ class DAPOTrainer(Checkpoints):
         """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
         metrics = self._metrics["train"]
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        rewards = [round_.rewards_BF for round_ in sampler.rollout.sampled]
-        # Of all rounds at once: their mean would also weigh completions that were not scored.
-        if rewards and (accuracy := self._task.accuracy(torch.cat(rewards))) is not None:
-            log["task_accuracy"] = accuracy
+        log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
         for name, value in log.items():
             metrics[name].append(value)
         self._log_timeline()
@@ -421,6 +419,11 @@ class DAPOTrainer(Checkpoints):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`
         super().log(logs, start_time)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            name_local_models(Path(output_folder(self.args), "README.md"), self.model.config._name_or_path)
 
     # ---- The loop ----
 

@@ -28,7 +28,7 @@ def print_report(results, console, path):
         "tokens to +25",
         "CPU s to +25",
     )
-    table = Table("arm", *columns, title="Held-out products, 8 answers to each of 24; medians over seeds")
+    table = Table("arm", *columns, title="Held-out products, 4 answers to each of 24; medians over seeds")
     for arm in arms:
         runs = [results[PRODUCTS, arm, seed] for seed in seeds_of(results, PRODUCTS, arm)]
         table.add_row(

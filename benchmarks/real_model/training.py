@@ -24,9 +24,9 @@ from runs import fingerprint  # isort: skip (mechanisms/tasks.py has said where 
 
 RECIPE = "smollm2_135m_cpu"
 REWARD = "last_number_reward"  # decides, and is the accuracy
-PROBE_EVERY = 3  # rollouts
+PROBE_EVERY = 4  # rollouts
 NUM_ROWS = 32  # of a rollout: 4 prompts x 8 completions
-NUM_ANSWERS = 8  # to each of the held-out problems, a probe
+NUM_ANSWERS = 4  # to each of the held-out problems, a probe
 
 
 class Stopwatch(TrainerCallback):
@@ -74,7 +74,7 @@ def make_trainer(job, model, folder):
         "seed": job.seed,
         "eval_steps": PROBE_EVERY,
         "num_generations_eval": NUM_ANSWERS,
-        "per_device_eval_batch_size": 6 * NUM_ANSWERS,
+        "per_device_eval_batch_size": 12 * NUM_ANSWERS,
         "save_steps": PROBE_EVERY,
         "max_steps": NUM_ROLLOUTS,
         **job.settings,

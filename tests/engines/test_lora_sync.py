@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
+from trl_dapo.engines import server
 from trl_dapo.engines.lora_adapters import changed_weight, max_lora_rank, why_not_served
+from trl_dapo.engines.lora_client import AdapterRefused
 from trl_dapo.engines.lora_sync import AdapterGeneration, syncing_adapters
 
 
@@ -263,3 +265,42 @@ def test_a_sleeping_engine_keeps_its_base_and_wakes_without_a_push(monkeypatch, 
         *sampled,
         *[("wake", "weights"), *sampled],
     ]
+
+
+# ---- The address of a server may have a user and a password ----
+
+ADDRESS = "http://user:pa55word@gpu-7:8000"
+SHOWN = "server at http://gpu-7:8000 "
+
+
+def generation(**client):
+    made = object.__new__(AdapterGeneration)
+    made.vllm_client = SimpleNamespace(base_url=ADDRESS, clear=lambda folder: None, **client)
+    made.model, made._adapter = adapted(r=4), "default"
+    return made
+
+
+def test_a_server_that_serves_no_adapters_is_named_without_its_user():
+    why, _ = generation(server_config=lambda: {"lora_config": None})._ask_server()
+    assert SHOWN in why
+    assert "pa55word" not in why
+
+
+def test_a_server_that_refuses_an_adapter_is_named_without_its_user(tmp_path):
+    def refuse(state_dict):
+        raise AdapterRefused("cannot read it.")
+
+    made = generation()
+    made._adapter_root, made._serve = tmp_path / "adapters", refuse
+    made._adapter_root.mkdir()
+    assert made._why_refused({}) == f"the vLLM {SHOWN}cannot read it."
+
+
+def test_a_server_that_does_not_say_how_it_was_started_is_named_without_its_user():
+    client = object.__new__(server.BoundClient)
+    client.base_url = ADDRESS
+    client.session = SimpleNamespace(get=lambda *args, **kwargs: SimpleNamespace(status_code=404))
+    with pytest.raises(RuntimeError, match="does not say how it was started") as caught:
+        client.server_config()
+    assert SHOWN in str(caught.value)
+    assert "pa55word" not in str(caught.value)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -916,3 +917,20 @@ def test_one_accepted_group_of_four_has_the_gradient_of_a_rollout_of_its_own(tin
     )
     assert expected.norm() > 1e-3
     assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+# ---- The model card ----
+
+
+@pytest.mark.parametrize("is_a_folder", [True, False])
+def test_the_model_card_names_a_base_that_is_not_on_the_hub_and_the_folder_to_load(tiny_model, tmp_path, is_a_folder):
+    trainer = make_trainer(tiny_model, tmp_path)
+    if not is_a_folder:
+        trainer.model.config._name_or_path = ""
+    trainer.args.output_dir = str(tmp_path)
+    trainer.create_model_card(model_name="run")
+    card = (tmp_path / "README.md").read_text()
+    named = f"`{Path(tiny_model).name}`" if is_a_folder else "a model that was made in memory"
+    assert f"This model is a fine-tuned version of {named}." in card
+    assert f'pipeline("text-generation", model="{tmp_path}"' in card
+    assert "None" not in card

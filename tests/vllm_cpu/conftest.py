@@ -9,8 +9,8 @@ import importlib.metadata
 import subprocess
 from pathlib import Path
 
+import forks
 import pytest
-from helpers import launch
 from tiny_models import save_tiny_model
 from vllm_server import cpu_environment, vllm_server
 
@@ -59,12 +59,16 @@ def server(models, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def run_job():
+def run_job(tmp_path_factory):
     """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
 
     def run(job, *args, num_processes=1, timeout=300):
-        how = {"num_processes": num_processes, "timeout": timeout, "stderr": subprocess.STDOUT}
         environment = cpu_environment(HERE, HERE.parent, HERE.parent.parent)  # the package beside these tests
-        return launch(job, *args, jobs=HERE / "vllm_jobs.py", env=environment, **how)
+        environment["ACCELERATE_USE_CPU"] = "true"
+        command = [str(part) for part in (HERE / "vllm_jobs.py", job, *args)]
+        folder = tmp_path_factory.mktemp("job")
+        how = {"timeout": timeout, "env": environment, "folder": folder, "imported": (*forks.IMPORTED, "vllm")}
+        code, stdout, stderr = forks.run(command, num_processes=num_processes, **how)
+        return subprocess.CompletedProcess(command, code, stdout + stderr)
 
     return run

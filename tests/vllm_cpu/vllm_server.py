@@ -40,6 +40,7 @@ def cpu_environment(*path: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput collapses now and then
         "PYTHONPATH": os.pathsep.join(path),
         "VLLM_CPU_CI_ENV": "1",  # no compilation by inductor
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process for the worker alone: each imports vLLM
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -98,7 +99,7 @@ def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the engine and its worker are processes of their own
+                os.killpg(process.pid, signal.SIGKILL)  # the engine is a process of its own
 
 
 def _wait_until_healthy(process: subprocess.Popen, port: int, log: Path):

@@ -150,12 +150,15 @@ class TaskReward:
     def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
         return is_correct(self.of(rewards_BF), self.criterion)
 
-    def accuracy(self, rewards_BF: torch.Tensor) -> float | None:
-        """The share of scored completions that are right; `None` where none is scored, or several rewards decide."""
+    def metrics(self, rounds: list[torch.Tensor]) -> dict[str, float]:
+        """The share of scored completions that are right; nothing where none is scored, or several rewards decide."""
+        if not (self.knows_right and rounds):
+            return {}
+        # Of all rounds at once: their mean would also weigh completions that were not scored.
+        rewards_BF = torch.cat(rounds)
         is_scored_B = ~self.of(rewards_BF).isnan()
-        if not (self.knows_right and is_scored_B.any()):
-            return None
-        return self.is_right(rewards_BF)[is_scored_B].double().mean().item()
+        right_B = self.is_right(rewards_BF)[is_scored_B].double()
+        return {"task_accuracy": right_B.mean().item()} if len(right_B) else {}
 
     def describe(self, filtered: bool = False) -> str:
         """One line for the start of a run: what decides, by what threshold, and what only shapes."""
