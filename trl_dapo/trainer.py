@@ -112,10 +112,10 @@ class DAPOTrainer(Checkpoints):
         args ([`DAPOConfig`], *optional*):
             Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
         group_filter (`Callable`, *optional*):
-            Your own rule for which groups train, called on the main process with a group's rewards, a list for each
-            reward function's name, and its rows: the columns of the example, `completion`, `length` and `truncated`.
-            Returns `None` to train on the group, or the reason to drop it, which is logged as
-            `dynamic_sampling/dropped/<reason>`. Where it is given nothing else decides.
+            Your own rule for which groups train. It is called on the main process with a group's rewards, a list for
+            each reward function's name, and its rows: the columns of the example, `completion`, `length` and
+            `truncated`. It returns `None` to train on the group, or the reason to drop it, which is logged as
+            `dynamic_sampling/dropped/<reason>`. Nothing else decides then.
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 

@@ -3,6 +3,7 @@
 """How long the pages of docs/ are, and that what they tell a user to write works."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_the_settings_of_the_papers_are_what_the_page_says(tmp_path):
         "GSPO": "grpo",
         "CISPO": "cispo",
     }
+
+
+def test_the_map_of_the_design_is_what_the_files_say():
+    script = runpy.run_path(str(ROOT / "docs" / "house.py"))
+    page = script["PAGE"].read_text()
+    assert script["fill_in"](page) == page
+    assert "  sampling/        Dynamic sampling:" in page
 
 
 def test_the_citation_is_of_this_version():

@@ -56,7 +56,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `trl-dapo compare` to a parser."""
     parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
     parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
-    parser.add_argument("trained", help="the same of the other evaluation")
+    parser.add_argument("trained", help="summary.json or folder of the other evaluation")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
