@@ -194,7 +194,9 @@ def load_math_dataset(
     listed = ", ".join(bad_places[:_LISTED_PLACES] + ["..."] * (len(bad_places) > _LISTED_PLACES))
     bad_rows = f"{len(bad_places):,} of {num_rows:,} ({listed})"
     if bad_places and on_bad_rows == "error":
-        raise ValueError(f'{first_bad} Bad rows: {bad_rows}. Mend them, or leave them out with `on_bad_rows="skip"`.')
+        raise ValueError(
+            f'{first_bad} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
+        )
     num_conflicting_rows = sum(problems[key]["num_rows"] for key in conflicting)
     kept = [problem for key, problem in problems.items() if key not in conflicting]
     num_duplicates = num_rows - len(bad_places) - num_conflicting_rows - len(kept)

@@ -135,7 +135,9 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     console.print(title, highlight=False)
     console.print(table)
     if is_equal_somewhere:
-        console.print("all equal: no problem differs; the interval says how much others, not evaluated, still may.")
+        console.print(
+            "all equal: no problem differs. The interval says how much problems that were not evaluated may."
+        )
     if change["num_problems"] < 30:
         console.print("Of fewer than 30 problems an interval is a hint: it may leave out what is true.")
     if in_brief:

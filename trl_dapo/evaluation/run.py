@@ -282,7 +282,7 @@ def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[
         known = inspect.signature(evaluate).parameters
         given = {name: value for name, value in selection.items() if value != known[name].default}
         if given:
-            raise ValueError(f"{given} applies to a file or a hub dataset, not to a dataset that is given as such.")
+            raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
         missing = {"prompt", "solution"} - set(dataset.column_names)
         if missing:
             raise ValueError(

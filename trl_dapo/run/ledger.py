@@ -94,7 +94,7 @@ class Ledger(TrainerCallback):
         try:
             self._parts.append(rows)
         except OSError as error:
-            logger.warning(f"`{self._parts.folder}` cannot be written and ends here; the run goes on: {error}")
+            logger.warning(f"`{self._parts.folder}` cannot be written and ends here. The run continues: {error}")
             self._parts = None
 
 
