@@ -77,13 +77,13 @@ def test_the_script_of_the_index_trains(tiny_model, tmp_path, monkeypatch):
     (script,) = re.findall(r"^```python\n(.*?)^```", page("index"), flags=re.DOTALL | re.MULTILINE)
     for given, small in (
         ("Qwen/Qwen2.5-0.5B-Instruct", tiny_model),
-        ('"outputs/first"', f'"out", max_completion_length=8, {SMALL}'),
+        ('"outputs/first", ', f'"out", max_completion_length=8, {SMALL}'),
         ("from datasets import load_dataset\n", ""),
     ):
         assert given in script
         script = script.replace(given, small)
     monkeypatch.chdir(tmp_path)
-    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(8)]
+    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(16)]
     names = {"load_dataset": lambda name, split: Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
