@@ -4,12 +4,16 @@
 
 import re
 import runpy
+from collections import defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import yaml
 
 from trl_dapo import DAPOConfig
+from trl_dapo.sampling.report import timeline_metrics
+from trl_dapo.update.tally import metrics_of_passes, metrics_of_tokens
 from trl_dapo.version import __version__
 
 
@@ -34,6 +38,29 @@ def test_the_pages_have_at_most_6000_words():
     pages = [path for path in (ROOT / "docs").glob("*.md") if path.stem not in GENERATED_PAGES]
     assert len(pages) > 10
     assert sum(count_words(path.read_text()) for path in pages) <= 6000
+
+
+def explained() -> list[str]:
+    """The metrics that docs/reading_a_run.md lists, `*` for any part of a name."""
+    page = (ROOT / "docs" / "reading_a_run.md").read_text().partition("## Logged metrics")[2]
+    return [re.sub(r"<\w+>", "*", name) for name in re.findall(r"`([^`\s]+)`", page)]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        metrics_of_tokens(
+            dict.fromkeys(("clip_units_0", "region_0", "kl", "weights"), 1.0) | defaultdict(lambda: 1.0)
+        ),
+        metrics_of_passes(defaultdict(lambda: 1.0), 1),
+        timeline_metrics({"total": 1.0}, asks_a_server=True),
+    ],
+    ids=["tokens", "passes", "time"],
+)
+def test_every_metric_of_an_optimizer_step_is_explained(metrics):
+    assert len(metrics) > 3
+    listed = [pattern for name in explained() for pattern in (name, f"*/{name}")]
+    assert [name for name in metrics if not any(fnmatch(name, pattern) for pattern in listed)] == []
 
 
 def config_of(paper: str, tmp_path) -> DAPOConfig:
