@@ -43,9 +43,8 @@ class DAPOConfig(GRPOConfig):
             from it, for any number of processes: a recipe trains on the same batches everywhere. Defaults to
             `prompts_per_step`: one optimizer step a rollout.
         prompts_per_step (`int`, *optional*):
-            Prompts of an optimizer step; the paper: 32. It must divide `prompts_per_rollout`. A step takes
-            `prompts_per_step * num_generations` rows of the rollout at random, as in [`~trl.GRPOTrainer`]. Defaults
-            to `prompts_per_rollout`.
+            Prompts of an optimizer step; the paper: 32. It must divide `prompts_per_rollout`, its default. A step
+            takes its rows from the whole rollout at random, as in [`~trl.GRPOTrainer`].
 
         > Clip-Higher and the token mean
 
@@ -77,8 +76,7 @@ class DAPOConfig(GRPOConfig):
         vllm_lora_sync (`str`, *optional*):
             What vLLM gets at every sync of a model with LoRA. `"adapter"`: the adapter alone. A server must be started
             with `--enable-lora`, and must see `output_dir`. `"merge"`: all weights, with the adapter merged into
-            them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` where vLLM can serve it, else `"merge"`. A line
-            at the start says why.
+            them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` where vLLM can serve it, else `"merge"`.
 
         > Micro-batches
 
@@ -104,23 +102,19 @@ class DAPOConfig(GRPOConfig):
             The run stops after so many rollouts in a row without a group to train on, with a checkpoint and advice.
             `trl-dapo train` then ends with exit status 3. `0` never stops.
         max_passes (`float`, *optional*):
-            The run ends after so many passes over the dataset, or at `max_steps`. `num_train_epochs` counts optimizer
-            steps. Prompts that replace dropped groups make further passes. The learning rate is scheduled over
-            `max_steps` or `num_train_epochs` all the same.
+            The run ends after so many passes over the dataset, or at `max_steps`. An epoch of `num_train_epochs` may
+            take several passes, since dropped groups are replaced. The learning rate's schedule stays the same.
         max_tokens_generated (`int`, *optional*):
-            The run ends after so many generated tokens, dropped groups included. The rollout that passes this limit
-            or `max_passes` is trained on first.
+            The run ends after so many generated tokens, dropped groups included, and trains on the last rollout first.
         dynamic_sampling_rewards (`list[str]`, *optional*):
             Names of the reward functions that make the task reward. It decides whether a group is accepted and which
             completions are right. Defaults to all but length penalties: a group of wrong completions of different
             lengths teaches nothing but length. With several functions groups are accepted by their weighted sum, and
             nothing says which completions are right.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
-            Accept a group only if more than this share of its completions is right. At `0.0` any group with different
-            rewards is accepted.
+            Accept a group only if more than this share of it is right. At `0.0` rewards only have to differ.
         dynamic_sampling_max_accuracy (`float`, *optional*, defaults to `1.0`):
-            Accept a group only if less than this share of its completions is right. At `1.0` any group with different
-            rewards is accepted.
+            Accept a group only if less than this share of it is right. At `1.0` rewards only have to differ.
         dynamic_sampling_accuracy_threshold (`float`, *optional*, defaults to `0.0`):
             A completion is right if its task reward exceeds this.
 
@@ -130,8 +124,7 @@ class DAPOConfig(GRPOConfig):
             `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
             Prompts that one round may sample. Defaults to no limit with vLLM or continuous batching, else to the
-            generation batch, since transformers runs a round as one batch. With an engine it also bounds the prompts
-            of one call in an evaluation.
+            generation batch, since transformers runs a round as one batch. It also bounds an evaluation's calls.
         batch_multiplier (`float`, *optional*):
             Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
             asks for the missing groups divided by the acceptance rate so far.
@@ -147,7 +140,6 @@ class DAPOConfig(GRPOConfig):
             `dynamic_sampling_surplus="carry"` completes started groups in the next rollout. Else they are lost.
         dynamic_sampling_memory (`bool`, *optional*, defaults to `False`):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
-            A checkpoint has it as `dapo_memory.parquet`.
 
         > vLLM's server
 
@@ -163,8 +155,7 @@ class DAPOConfig(GRPOConfig):
 
         overlong_buffer_length (`int`, *optional*):
             The paper's L_cache, in tokens: 4,096 of 20,480 there. Completions longer than `max_completion_length -
-            overlong_buffer_length` are punished in proportion, down to `-overlong_penalty_factor`. Defaults to no
-            punishment.
+            overlong_buffer_length` are punished in proportion, down to `-overlong_penalty_factor`.
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):

@@ -121,8 +121,7 @@ def load_math_dataset(
         offset (`int`, *optional*, defaults to `0`):
             Number of problems to skip, counted after duplicates and conflicts are gone.
         limit (`int`, *optional*):
-            Number of problems to take at most. Rows behind the last of them are not read: duplicates and conflicts
-            are those of the rows before it. Defaults to all.
+            Number of problems to take at most. Rows behind the last of them are not read. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
             `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does and
             [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers, and
