@@ -123,8 +123,8 @@ class DAPOConfig(GRPOConfig):
             `min_replace_ratio` of the batch is accepted, and fills the rest with copies of accepted groups (Polaris).
             `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Prompts that one round may sample. Defaults to no limit with vLLM or continuous batching, else to the
-            generation batch, since transformers runs a round as one batch. It also bounds an evaluation's calls.
+            Prompts that one round may sample. Defaults to no limit with vLLM or continuous batching, where it also
+            bounds an evaluation's calls, else to the generation batch: transformers runs a round as one batch.
         batch_multiplier (`float`, *optional*):
             Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
             asks for the missing groups divided by the acceptance rate so far.
