@@ -6,7 +6,8 @@ Writes the tables of README.md and docs/benchmarks.md that several benchmarks ma
     python benchmarks/pages.py
 
 Tokens and seconds to an accuracy are RESULTS.md's and those of larger/curves.csv; what each technique added on the
-ladder is that of recipes/ablation/ladder.csv and larger/runs.csv. Every method that was run has a row.
+ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is RESULTS.md's. Every method that
+was run has a row.
 """
 
 import csv
@@ -89,6 +90,31 @@ def row_of(*cells):
     return f"| {' | '.join(cells)} |"
 
 
+def rows_of_results(title):
+    """Cells of the first table of RESULTS.md whose title begins so."""
+    text = (HERE / "RESULTS.md").read_text()
+    table = re.search(rf"^ *{re.escape(title)}.*?└", text, flags=re.DOTALL | re.MULTILINE)[0]
+    return [[cell.strip() for cell in row.split("│")] for row in re.findall(r"^│(.*)│$", table, flags=re.MULTILINE)]
+
+
+def policies_table():
+    """What each framework's policy samples to fill a batch, and how often it leaves one short."""
+    lines = [
+        "| policy | groups generated per group trained | over the least possible | rounds | batch left short |",
+        "|---|---|---|---|---|",
+    ]
+    for policy, *costs, short in rows_of_results("512 prompts, acceptance 0.33, stationary"):
+        lines.append(row_of(policy, *costs, "" if short == "0.0%" else short.replace("%", " %")))
+    return lines
+
+
+def overlap_table():
+    """Seconds of a rollout where sampling takes r times an update."""
+    lines = ["| r | in turns | ahead | longer of the two | times as fast |", "|---|---|---|---|---|"]
+    rows = rows_of_results("Seconds of a rollout, medians of 5")
+    return lines + [row_of(*row[:4], row[-1]) for row in rows if re.match(r"[\d.]", row[0])]
+
+
 def ladders():
     """Accuracy in percent by rung, a value a seed: of the smaller model, and of the larger."""
     smaller, larger = {}, {}
@@ -123,9 +149,47 @@ def ladder_table():
     return lines
 
 
+def rungs_table():
+    """What the smaller model's runs came to, rung by rung."""
+    rungs, above = {}, None
+    for row in read(ROOT / "recipes" / "ablation" / "ladder.csv"):
+        rungs.setdefault(row["rung"], []).append(row)
+    lines = [
+        "| rung | accuracy | over the row above | cut off | length | entropy | tokens generated |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rung, rows in rungs.items():
+        accuracy = [100 * at(row) for row in rows]
+        gain = [mine - theirs for mine, theirs in zip(accuracy, above or accuracy, strict=True)]
+        cells = ["{:.1f} % ± {:.1f} %".format(*interval(accuracy))]
+        cells.append("{:+.1f} % ± {:.1f} %".format(*interval(gain)) if above else "")
+        cells.append(f"{100 * mean_of(rows, 'truncated'):.1f} %")
+        cells += [
+            f"{mean_of(rows, 'length'):.1f}",
+            f"{mean_of(rows, 'entropy'):.2f}",
+            f"{mean_of(rows, 'tokens'):,.0f}",
+        ]
+        lines.append(row_of(rung, *cells))
+        above = accuracy
+    return lines
+
+
+def mean_of(rows, name):
+    return statistics.mean(float(row[name]) for row in rows)
+
+
+TABLES = {
+    "time to accuracy": time_table,
+    "ladder": ladder_table,
+    "policies": policies_table,
+    "overlap": overlap_table,
+    "rungs": rungs_table,
+}
+
+
 def fill_in(page):
     """A page with its tables as they are now."""
-    for name, table in (("time to accuracy", time_table), ("ladder", ladder_table)):
+    for name, table in TABLES.items():
         start, end = START.format(name), END.format(name)
         block = "\n".join([start, "", *table(), "", end])
         page = re.sub(f"{re.escape(start)}.*?{re.escape(end)}", lambda _, block=block: block, page, flags=re.DOTALL)

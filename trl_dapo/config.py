@@ -39,56 +39,51 @@ class DAPOConfig(GRPOConfig):
         > Batch sizes in prompts
 
         prompts_per_rollout (`int`, *optional*):
-            Prompts of a rollout batch; the paper: 512. `gradient_accumulation_steps` and `steps_per_generation` are
-            worked out from it, `prompts_per_step`, `num_generations`, `per_device_train_batch_size` and the number of
-            processes, so that a recipe trains on the same batches on any number of them. Defaults to
+            Prompts of a rollout batch; the paper: 512. `gradient_accumulation_steps` and `steps_per_generation` follow
+            from it, for any number of processes: a recipe trains on the same batches everywhere. Defaults to
             `prompts_per_step`: one optimizer step a rollout.
         prompts_per_step (`int`, *optional*):
-            Prompts of an optimizer step; the paper: 32. Divides `prompts_per_rollout`. A step takes
-            `prompts_per_step * num_generations` rows of the rollout, drawn at random as in [`~trl.GRPOTrainer`].
-            Defaults to `prompts_per_rollout`.
+            Prompts of an optimizer step; the paper: 32. It must divide `prompts_per_rollout`, its default. A step
+            takes its rows from the whole rollout at random, as in [`~trl.GRPOTrainer`].
 
         > Clip-Higher and the token mean
 
         epsilon (`float`, *optional*, defaults to `0.2`):
-            Lower clip: a token's probability ratio counts down to `1 - epsilon`.
+            Lower clip of a token's probability ratio: `1 - epsilon`.
         epsilon_high (`float`, *optional*, defaults to `0.28`):
-            Upper clip: the ratio counts up to `1 + epsilon_high`. Larger than `epsilon`, so that unlikely tokens can
-            become likely and the entropy does not collapse. `None`, or another `epsilon` and nothing here, is TRL's
-            `epsilon`.
+            Upper clip: `1 + epsilon_high`. It is larger than `epsilon`, so that unlikely tokens can become likely and
+            the entropy does not collapse. Where it is `None`, or only `epsilon` is changed, it is `epsilon`.
         beta (`float`, *optional*, defaults to `0.0`):
-            Weight of the KL term, which DAPO leaves out.
+            Weight of the KL term. DAPO has none.
         loss_type (`str`, *optional*, defaults to `"dapo"`):
             `"dapo"`: every token of an optimizer step weighs the same. Any other value of TRL's is left to
             [`~trl.GRPOTrainer`].
         delta (`float`, *optional*):
-            TRL's bound on the unclipped ratio. From `1 + epsilon_high` on it is the dual clip: where the advantage is
-            negative, a token's loss grows no further once its ratio passes this. verl, SkyRL and NeMo RL call it
-            `clip_ratio_c` (`ratio_clip_c`) and use 10.0 in their DAPO recipes; `None` turns it off, as in the paper.
+            TRL's bound on the unclipped ratio, the dual clip. Where the advantage is negative, a token's loss does not
+            grow once its ratio passes this. Use at least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it
+            `clip_ratio_c` (`ratio_clip_c`) and set 10.0. `None` turns it off, as in the paper.
 
         vllm_importance_sampling_mode (`str`, *optional*, defaults to `"token_truncate"`):
             How the ratio between the model's and vLLM's probabilities is bounded: `"token_truncate"`, `"token_mask"`,
-            `"sequence_truncate"` or `"sequence_mask"`, the default of [`~trl.GRPOConfig`]. The ratio of a whole
-            completion strays from 1 with its length, and its mean weight falls to 0.38 at 8k tokens and 0.15 at 20k,
-            where vLLM's log-probabilities differ by 0.02 a token. Token by token it stays near 1.
+            `"sequence_truncate"` or `"sequence_mask"`, the default of [`~trl.GRPOConfig`]. The ratio of a token stays
+            near 1. The ratio of a completion does not: where vLLM's log-probabilities differ by 0.02 a token, the
+            mean weight of a completion falls to 0.38 at 8k tokens and to 0.15 at 20k.
         vllm_importance_sampling_clip_max (`float`, *optional*, defaults to `2.0`):
             Upper bound of that ratio; 3.0 in [`~trl.GRPOConfig`].
 
         > LoRA with vLLM
 
         vllm_lora_sync (`str`, *optional*):
-            What vLLM is handed at every sync of a model with LoRA. `"adapter"`: the adapter alone, while the base
-            stays as vLLM loaded it; a server must be started with `--enable-lora`, and must see `output_dir`.
-            `"merge"`: all weights, with the adapter merged into them, as in [`~trl.GRPOTrainer`]. Defaults to
-            `"adapter"` where vLLM can serve it, else `"merge"`, with one line that says why.
+            What vLLM gets at every sync of a model with LoRA. `"adapter"`: the adapter alone. A server must be started
+            with `--enable-lora`, and must see `output_dir`. `"merge"`: all weights, with the adapter merged into
+            them, as in [`~trl.GRPOTrainer`]. Defaults to `"adapter"` where vLLM can serve it, else `"merge"`.
 
         > Micro-batches
 
         max_tokens_per_microbatch (`int`, *optional*):
-            Tokens that a micro-batch may have, padding included, with gradient and without; a longer row goes alone.
-            Each optimizer step is cut into as many micro-batches as that takes, the same number on every rank, and
-            rows without a loss token are left out. `per_device_train_batch_size` then no longer bounds memory and
-            may stay 1: `prompts_per_step` sizes the step. SkyRL calls it by the same name, verl
+            Tokens that a micro-batch may have, padding included. A longer row goes alone. Each optimizer step is cut
+            into as many micro-batches as that takes, the same number on every rank. `per_device_train_batch_size` may
+            stay 1 beside it: `prompts_per_step` sizes the step. SkyRL calls it by the same name, verl
             `ppo_max_token_len_per_gpu`, slime `max_tokens_per_gpu`, NeMo RL `train_mb_tokens`. Defaults to
             `gradient_accumulation_steps` micro-batches of equal padded cost, without a bound.
 
@@ -98,90 +93,81 @@ class DAPOConfig(GRPOConfig):
             Whether to sample prompts until the rollout batch is full of groups that are neither all right nor all
             wrong. `False` leaves generation to [`~trl.GRPOTrainer`].
         dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
-            Generation rounds for one rollout batch. `0` or less: no limit, unless not one group is found: then a
-            rollout counts as `dynamic_sampling_stop_after` rollouts of 10 rounds.
+            Generation rounds for one rollout batch. `0` or less: no limit. A rollout that finds no group still ends,
+            after 10 times `dynamic_sampling_stop_after` rounds.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
-            What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups found and
-            fills the batch with rows that weigh nothing. `"error"` stops, with the counts by reason.
+            What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
+            found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `20`):
-            Rollouts in a row that find no group to train on, after which the run stops, with a checkpoint and advice;
+            The run stops after so many rollouts in a row without a group to train on, with a checkpoint and advice.
             `trl-dapo train` then ends with exit status 3. `0` never stops.
         max_passes (`float`, *optional*):
-            Passes over the dataset after which the run ends, wherever `max_steps` is. `num_train_epochs` counts
-            optimizer steps, while prompts sampled in place of dropped groups make further passes. The learning rate
-            is scheduled over `max_steps` or `num_train_epochs` all the same.
+            The run ends after so many passes over the dataset, or at `max_steps`. An epoch of `num_train_epochs` may
+            take several passes, since dropped groups are replaced. The learning rate's schedule stays the same.
         max_tokens_generated (`int`, *optional*):
-            Tokens generated, dropped groups included, after which the run ends. The rollout that passes either limit
-            is trained on before the run ends.
+            The run ends after so many generated tokens, dropped groups included, and trains on the last rollout first.
         dynamic_sampling_rewards (`list[str]`, *optional*):
-            Names of the reward functions that make the task reward, which decides whether a group is accepted and
-            which completions are right. Defaults to all but length penalties: a group of wrong completions of
-            different lengths teaches nothing but length. Where several are left, groups are accepted by their weighted
-            sum, and nothing says which completions are right.
+            Names of the reward functions that make the task reward. It decides whether a group is accepted and which
+            completions are right. Defaults to all but length penalties: a group of wrong completions of different
+            lengths teaches nothing but length. With several functions groups are accepted by their weighted sum, and
+            nothing says which completions are right.
         dynamic_sampling_min_accuracy (`float`, *optional*, defaults to `0.0`):
-            Accept a group only if more than this share of its completions is right. `0.0` asks for nothing beyond a
-            spread of rewards.
+            Accept a group only if more than this share of it is right. At `0.0` rewards only have to differ.
         dynamic_sampling_max_accuracy (`float`, *optional*, defaults to `1.0`):
-            Accept a group only if less than this share of its completions is right. `1.0` asks for nothing beyond a
-            spread of rewards.
+            Accept a group only if less than this share of it is right. At `1.0` rewards only have to differ.
         dynamic_sampling_accuracy_threshold (`float`, *optional*, defaults to `0.0`):
             A completion is right if its task reward exceeds this.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
-            `"filter"` samples further prompts in place of dropped groups. `"replace"` does so only until
-            `min_replace_ratio` of the batch is accepted, then trains on copies of accepted groups in place of dropped
-            ones (Polaris). `"mask"` samples no further: dropped groups stay in the batch and weigh nothing.
+            `"filter"` samples further prompts in place of dropped groups. `"replace"` does so until
+            `min_replace_ratio` of the batch is accepted, and fills the rest with copies of accepted groups (Polaris).
+            `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Prompts one round may sample. Defaults to no limit where an engine schedules completions (vLLM,
-            continuous batching), and to the generation batch where transformers runs a round as one batch. Where an
-            engine schedules, it also bounds the prompts that one call samples for an evaluation.
+            Prompts that one round may sample. Defaults to no limit with vLLM or continuous batching, where it also
+            bounds an evaluation's calls, else to the generation batch: transformers runs a round as one batch.
         batch_multiplier (`float`, *optional*):
-            Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). Defaults to rounds
-            sized by the missing groups over the running acceptance rate.
+            Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
+            asks for the missing groups divided by the acceptance rate so far.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
-            With `dynamic_sampling_mode="replace"`: share of the batch to be accepted before copies fill the rest.
+            With `dynamic_sampling_mode="replace"`: share of the batch to accept before copies fill the rest.
         dynamic_sampling_surplus (`str`, *optional*, defaults to `"discard"`):
             What to do with accepted groups beyond the batch. `"carry"` trains on them in the next rollout, one rollout
             off-policy, with the log-probabilities of the policy that sampled them.
         dynamic_sampling_screen (`str`, *optional*):
-            How many completions of a prompt to ask for first, such as `"4"`; the rest of its group is asked for only
-            where these do not agree, together with the next prompts. `"auto"` takes what costs least for each prompt,
-            by its pass rate or by that of all prompts. Defaults to whole groups at once. With
-            `dynamic_sampling_surplus="carry"` what is half asked when the batch is full is completed in the next
-            rollout, else it is lost.
+            How many completions of a prompt to ask for first, such as `"4"`. The rest of its group is asked for only
+            where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
+            prompt, by its pass rate or that of all prompts. Defaults to whole groups at once. When the batch is full,
+            `dynamic_sampling_surplus="carry"` completes started groups in the next rollout. Else they are lost.
         dynamic_sampling_memory (`bool`, *optional*, defaults to `False`):
-            Whether to remember each prompt's pass rate and to skip prompts that are likely to be dropped, for a
-            while. Kept with the checkpoint as `dapo_memory.parquet`.
+            Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
 
         > vLLM's server
 
         rollouts_ahead (`int`, *optional*, defaults to `0`):
-            With `1`, the server samples the next rollout's first round while the optimizer steps of this one run. Its
-            rows are one rollout off-policy and train with the log-probabilities of the policy that sampled them. Needs
+            With `1`, the server samples the next rollout's first round while this rollout trains. Its rows are one
+            rollout off-policy, and train with the log-probabilities of the policy that sampled them. Needs
             `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. `0` takes turns.
         vllm_request_timeout (`float`, *optional*):
-            Seconds that a request to the server may take, as `vllm_server_timeout` bounds the wait for its start.
-            Defaults to nine tenths of `ddp_timeout`, which is how long the other processes wait.
+            Seconds that a request to the server may take. Defaults to nine tenths of `ddp_timeout`, which is how long
+            the other processes wait. (`vllm_server_timeout` bounds the wait for the server's start.)
 
         > Overlong completions
 
         overlong_buffer_length (`int`, *optional*):
-            The paper's L_cache, in tokens. Set it and completions longer than `max_completion_length -
-            overlong_buffer_length` are punished in proportion, down to `-overlong_penalty_factor`. The paper: 4,096 of
-            20,480.
+            The paper's L_cache, in tokens: 4,096 of 20,480 there. Completions longer than `max_completion_length -
+            overlong_buffer_length` are punished in proportion, down to `-overlong_penalty_factor`.
         overlong_penalty_factor (`float`, *optional*, defaults to `1.0`):
             Size of the punishment at `max_completion_length`.
         overlong_filtering (`bool`, *optional*):
-            Whether completions cut off by `max_completion_length` are left out of the loss: another name for TRL's
-            `mask_truncated_completions`, which holds the value.
+            Whether completions cut off by `max_completion_length` are left out of the loss. It is another name for
+            TRL's `mask_truncated_completions`, which holds the value.
 
         > Reward scaling
 
         reward_scaling (`list[float]`, *optional*):
-            Source minimum, source maximum, target minimum, target maximum, for instance `[0.0, 1.0, -1.0, 1.0]`: the
+            Source minimum, source maximum, target minimum, target maximum, for instance `[0.0, 1.0, -1.0, 1.0]`. The
             task's rewards are clamped to the source range and mapped linearly to the target range. The accuracy
-            threshold applies to the scaled reward. Evaluation judges by the scaled reward too, and logs the rewards as
-            they are.
+            threshold applies to the scaled reward, also in evaluation, which logs the rewards unscaled.
 
         > Evaluation during training
 
@@ -195,19 +181,18 @@ class DAPOConfig(GRPOConfig):
         > What a run checks and says
 
         skip_preflight (`bool`, *optional*, defaults to `False`):
-            Whether to leave out the one call of each reward function on made-up completions of the first example,
-            before anything is generated: for functions that must not be called for nothing.
+            Before anything is generated, each reward function is called once on made-up completions of the first
+            example. `True` leaves this out, for functions that are costly or have side effects.
         logging_style (`str`, *optional*, defaults to `"table"`):
-            What is printed at each logging step. `"table"`: one line of the figures that say most. `"full"`: every
+            What is printed at each logging step. `"table"`: one line of the most telling metrics. `"full"`: every
             metric. `log_history.jsonl` and the trackers get every metric either way.
 
         > Logging
 
         log_groups (`int`, *optional*, defaults to `4`):
-            Groups a rollout whose prompt and completions the ledger keeps as text, dropped ones among them. The ledger
-            is what dynamic sampling writes to `rollouts/` in the output folder: a row for every group, trained or not,
-            which `trl-dapo report` reads. See [`~trl_dapo.run.ledger`]. TRL's `log_completions` shows what is in the
-            batch.
+            The ledger, `rollouts/` in the output folder, has a row for every group, trained or not. Of so many groups
+            a rollout, dropped ones among them, it keeps prompt and completions as text. `trl-dapo report` shows them.
+            See [`~trl_dapo.run.ledger`]. TRL's `log_completions` shows what is in the batch.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.

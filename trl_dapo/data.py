@@ -98,18 +98,18 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
-    Knows the columns of verl, SkyRL, slime, NeMo RL, ms-swift, TRL, open-r1, ORZ, GSM8K, MATH, DeepMath, OlympiadBench
-    and AIME; docs/rewards.md lists them. Problems may have images, in a column `image` or `images`: as the hub stores
+    It reads the columns of verl, SkyRL, slime, NeMo RL, ms-swift, TRL, open-r1, ORZ, GSM8K, MATH, DeepMath,
+    OlympiadBench and AIME; docs/rewards.md lists them. A column `image` or `images` may have images, as the hub stores
     them, or paths.
 
-    A gold answer is one short answer: what a worked solution says in its last box or behind `####`, what a list of one
-    holds, `["5"]` in JSON too. A comma is left out only between groups of three digits. A row whose answer is missing,
-    `proof`, a truth value, code or its tests, several answers or a worked solution without a box is a bad row.
+    A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`. A list of one
+    is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row is bad if its
+    answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without a box.
 
-    Of rows with the same problem and answer the first is kept (the 960 rows of DAPO's AIME file become 30); a problem
-    with conflicting answers is dropped altogether. Two problems are the same if their texts are, but for the wrapper
-    and whitespace around them, and their images byte for byte; two answers are, but for `$` or `\boxed{}` around them
-    and the `.0` of a float. How many of each is logged, and kept in `dataset.info.description`.
+    Of rows with the same problem and answer the first is kept: the 960 rows of DAPO's AIME file become 30. A problem
+    with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and the
+    whitespace around them, and their images byte for byte. Answers are the same if they are equal without `$` or
+    `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
@@ -121,8 +121,7 @@ def load_math_dataset(
         offset (`int`, *optional*, defaults to `0`):
             Number of problems to skip, counted after duplicates and conflicts are gone.
         limit (`int`, *optional*):
-            Number of problems to take at most; no row behind the last of them is read, so that duplicates and
-            conflicts are those of the rows before it. Defaults to all.
+            Number of problems to take at most. Rows behind the last of them are not read. Defaults to all.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
             `"answer_line"` asks for a last line `Answer: ...`, as the paper's prompt does and
             [`~trl_dapo.rewards.dapo_math_reward`] expects; `"boxed"` asks for `\boxed{}`, as math-verify prefers, and
@@ -132,8 +131,8 @@ def load_math_dataset(
         name (`str`, *optional*):
             Configuration of a hub dataset, such as `"main"` of `"openai/gsm8k"`.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            What becomes of rows without a problem or a gold answer: `"error"` refuses the dataset, with the first of
-            them and their number, `"skip"` leaves them out, which is logged.
+            What to do with bad rows: `"error"` refuses the dataset, with the first of them and their number. `"skip"`
+            leaves them out, and logs how many.
 
     Returns:
         [`~datasets.Dataset`] with the columns:
@@ -194,7 +193,9 @@ def load_math_dataset(
     listed = ", ".join(bad_places[:_LISTED_PLACES] + ["..."] * (len(bad_places) > _LISTED_PLACES))
     bad_rows = f"{len(bad_places):,} of {num_rows:,} ({listed})"
     if bad_places and on_bad_rows == "error":
-        raise ValueError(f'{first_bad} Bad rows: {bad_rows}. Mend them, or leave them out with `on_bad_rows="skip"`.')
+        raise ValueError(
+            f'{first_bad} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
+        )
     num_conflicting_rows = sum(problems[key]["num_rows"] for key in conflicting)
     kept = [problem for key, problem in problems.items() if key not in conflicting]
     num_duplicates = num_rows - len(bad_places) - num_conflicting_rows - len(kept)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as text."""
+"""Numbers as text."""
 
 
 def format_duration(seconds: float) -> str:

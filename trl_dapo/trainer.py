@@ -114,10 +114,10 @@ class DAPOTrainer(Checkpoints):
         args ([`DAPOConfig`], *optional*):
             Configuration. Defaults to `DAPOConfig` with the model's name as output directory.
         group_filter (`Callable`, *optional*):
-            Your own rule for which groups train, called on the main process with a group's rewards, a list for each
-            reward function's name, and its rows: the columns of the example, `completion`, `length` and `truncated`.
-            Returns `None` to train on the group, or the reason to drop it, which is logged as
-            `dynamic_sampling/dropped/<reason>`. Where it is given nothing else decides.
+            Your own rule for which groups train. It is called on the main process with a group's rewards, a list for
+            each reward function's name, and its rows: the columns of the example, `completion`, `length` and
+            `truncated`. It returns `None` to train on the group, or the reason to drop it, which is logged as
+            `dynamic_sampling/dropped/<reason>`. Nothing else decides then.
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 
@@ -275,8 +275,7 @@ class DAPOTrainer(Checkpoints):
             refuse_infinite(rewards, self.reward_func_names)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
-            for name, value in self._task.metrics([rewards]).items():
-                self._metrics["train"][name].append(value)
+            self._append_metrics(self._task.metrics([rewards]))
             return rewards
         self._remember_evaluated(evaluated, rewards)
         return rewards
@@ -288,7 +287,7 @@ class DAPOTrainer(Checkpoints):
         if sampler is None or not self.model.training:
             rollouts = super()._generate_and_score_completions(inputs)
             if self._is_made and self.model.training:
-                self._log_timeline()
+                self._append_metrics(timeline_metrics(self.stopwatch.lap(), self._asks_a_server))
             return rollouts
         assert self._ledger is not None
         sampler.begin()
@@ -403,17 +402,15 @@ class DAPOTrainer(Checkpoints):
         metrics = self._metrics["train"]
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
         log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
-        for name, value in log.items():
-            metrics[name].append(value)
-        self._log_timeline()
+        self._append_metrics(log | timeline_metrics(self.stopwatch.lap(), self._asks_a_server))
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
 
-    def _log_timeline(self) -> None:
-        for name, value in timeline_metrics(self.stopwatch.lap(), self._asks_a_server).items():
+    def _append_metrics(self, log: dict[str, float]) -> None:
+        for name, value in log.items():
             self._metrics["train"][name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

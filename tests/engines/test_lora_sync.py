@@ -184,7 +184,7 @@ def test_an_adapter_asked_for_by_hand_is_refused_where_it_cannot_travel(make):
 def test_a_quantized_model_is_not_merged(make, options, lora_sync):
     quantized = adapted(**options)
     quantized.base_model.model.is_loaded_in_4bit = True
-    with pytest.raises(ValueError, match="quantized base cannot be handed to vLLM"):
+    with pytest.raises(ValueError, match="vLLM takes no weights merged into a quantized base"):
         make(quantized, lora_sync)
 
 

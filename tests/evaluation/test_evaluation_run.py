@@ -66,8 +66,8 @@ def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_one_that_finds_wr
     (said,) = caplog.messages
     assert said == (
         "no answer found in 6 of 6; the first: 'It is 2.'; the scorer 'dapo_math' reads the last `Answer:` line, by "
-        "the rule of the paper, for which the prompt style 'answer_line' asks; another one asks for no completion "
-        "again."
+        "the rule of the paper, for which the prompt style 'answer_line' asks; another scorer reads the same "
+        "completions."
     )
     caplog.clear()
     long = (200, reply("Hm", False, finish_reason="length"))

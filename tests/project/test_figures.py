@@ -21,7 +21,6 @@ FIGURE = re.compile(
     r"|\d+(?=x\b| (?:%|ms|[KMG]iB|bytes|points)(?!\w)))"
 )
 GENERATED = {"configuration"}  # by docs/configuration.py
-TABLES = ("What a sampling policy costs", "One rollout ahead", "Ablation")  # of the page of benchmarks
 
 
 def plain(text):
@@ -30,14 +29,9 @@ def plain(text):
 
 
 def prose(name):
-    """A page without code, links' targets, and the tables that are written by a command or tested row by row."""
+    """A page without code, links' targets, and the tables that are written by a command."""
     text = re.sub(r"^```.*?^```", "", PAGES[name], flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"<!-- ([\w ]+): python .*?<!-- end of \1 -->", "", text, flags=re.DOTALL)
-    if name == "benchmarks":
-        sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-        tested = tuple(f"## {title}\n" for title in TABLES)
-        sections = [re.sub(r"(?m)^\|.*$", "", part) if part.startswith(tested) else part for part in sections]
-        text = "".join(sections)
     lines = [line for line in text.splitlines() if not line.startswith("    ")]
     return plain(re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)))
 
@@ -68,7 +62,7 @@ def read_places():
 
 
 PLACES = read_places()
-MEASURED = [entry for entry in PLACES if ".md: " in entry[2][0]]
+MEASURED = [entry for entry in PLACES if re.match(r"\S+\.(md|csv): ", entry[2][0])]
 
 
 @pytest.mark.parametrize(("page", "words", "places"), MEASURED, ids=lambda value: str(value)[:40])
@@ -76,7 +70,7 @@ def test_a_figure_of_a_page_is_the_one_that_was_measured(page, words, places):
     measured = []
     for file, part in (place.split(": ", 1) for place in places):
         assert part in plain((ROOT / "benchmarks" / file).read_text())
-        measured += values(part)
+        measured += values(part.replace(",", " ") if file.endswith(".csv") else part)
     assert words in plain(PAGES[page])
     assert [figure for figure in values(words) if not holds(figure, measured, "%" in words)] == []
 
@@ -106,14 +100,14 @@ def between(text, start, end):
 
 def test_the_table_of_policies_is_that_of_the_results_row_by_row():
     measured = rows(between(RESULTS, "512 prompts, acceptance 0.33, stationary", "└"))
-    shown = rows(between(PAGES["benchmarks"], "## What a sampling policy costs", "## Beside"))
+    shown = rows(between(PAGES["benchmarks"], "<!-- policies", "<!-- end of policies"))
     assert len(measured) == 10
     assert [row for row in shown if row] == [[*row[:3], *(row[3:] if row[3] else [])] for row in measured]
 
 
 def test_the_table_of_rollouts_ahead_is_that_of_the_results_row_by_row():
     measured = rows(between(RESULTS, "Seconds of a rollout, medians of 5", "└"))
-    shown = rows(between(PAGES["benchmarks"], "## One rollout ahead", "Its second part"))
+    shown = rows(between(PAGES["benchmarks"], "<!-- overlap", "<!-- end of overlap"))
     assert [row for row in shown if row] == [[*row[:3], row[-1]] for row in measured]
 
 

@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_mo
     assert trainer.state.global_step == 2
     said = [record.message for record in caplog.records if "No space left" in record.message]
     assert len(said) == 1
-    assert "cannot be written and ends here; the run goes on" in said[0]
+    assert "cannot be written and ends here. The run continues" in said[0]
 
 
 def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(tiny_model, tmp_path):

@@ -106,7 +106,7 @@ def test_a_log_that_cannot_even_begin_does_not_stop_the_run(tiny_model, tmp_path
     trainer = make_trainer(tiny_model, tmp_path)
     trainer.train()
     assert trainer.state.global_step == 4
-    assert "cannot be written and ends here; the run goes on: " in caplog.text
+    assert "cannot be written and ends here. The run continues: " in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(tiny_model, tmp_path, caplog):
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(t
     trainer.train()
     assert trainer.state.global_step == 4
     (said,) = [record.message for record in caplog.records if "cannot be written" in record.message]
-    assert said.startswith(f"`{tmp_path / 'log_history.jsonl'}` cannot be written and ends here; the run goes on: ")
+    assert said.startswith(f"`{tmp_path / 'log_history.jsonl'}` cannot be written and ends here. The run continues: ")
 
 
 def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(tiny_model, tmp_path, capfd):

@@ -144,9 +144,9 @@ def test_two_processes_train_one_rollout_ahead_as_one_does_and_resume_bit_by_bit
         assert first["resumed"] == first["weights"]
         assert first["ages"] == one["ages"]
         for own, of_both in zip(one["engine"], first["engine"], strict=True):
-            assert len(own) == 5
+            assert len(own) == 8
             assert of_both == pytest.approx(own, rel=1e-4, abs=1e-6)
-        assert one["engine"][0] == pytest.approx([0.3, 0.3, *[math.exp(-0.3)] * 3], rel=1e-4)
+        assert one["engine"][0] == pytest.approx([0.3, 0.3, *[math.exp(-0.3)] * 6], rel=1e-4)
         assert first["ages"][1] > 0
 
 

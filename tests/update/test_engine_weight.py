@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from accelerate import Accelerator
 from helpers import prompts, right, tiny_config, untimed
 from scripted_server import stand_ins
 from update_helpers import Recorder, apart
@@ -14,6 +15,7 @@ from update_helpers import Recorder, apart
 from trl_dapo import DAPOTrainer
 from trl_dapo.update.loss import engine_weight
 from trl_dapo.update.phase import UpdatePhase
+from trl_dapo.update.tally import Tally, metrics_of_tokens
 
 
 # ---- The weight, by hand ----
@@ -44,6 +46,22 @@ def test_a_token_of_which_the_engine_says_nothing_weighs_1():
     log_ratio = torch.tensor([[math.log(0.5), math.nan]])
     assert engine_weight(log_ratio, torch.ones(1, 2), "token_mask", None, 2.0).tolist() == [[0.5, 1.0]]
     assert engine_weight(log_ratio, torch.ones(1, 2), "sequence_mask", None, 2.0).tolist() == [[0.5]]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    # The engine says nothing of a fourth token. Of tokens 0.5, 1 and 4; of the completion their product.
+    [(torch.ones(1, 4), (0.5, 5.5 / 3, 4.0)), (torch.ones(1, 1), (2.0, 2.0, 2.0))],
+    ids=["by the token", "by the completion"],
+)
+def test_the_ratio_is_logged_before_its_bound_too(weight, expected):
+    tally = Tally()
+    tally.add_tokens(MASK, torch.zeros(1, 4), (torch.zeros(1, 4),) * 3)
+    tally.add_ratio(torch.ones(1, 4), LOG_RATIO.masked_fill(MASK == 0, torch.nan), weight)
+    metrics = metrics_of_tokens(tally.reduce(Accelerator(cpu=True)))
+    found = [metrics[f"sampling/raw_importance_sampling_ratio/{name}"] for name in ("min", "mean", "max")]
+    assert found == [pytest.approx(value) for value in expected]
 
 
 # ---- Beside TRL's own pass ----
@@ -153,7 +171,7 @@ def test_rows_that_fill_a_rollout_are_in_no_metric_of_the_engine(tiny_model, tmp
     before = train(tiny_model, tmp_path / "before", **one_round, batch_multiplier=1.0)
     assert apart(filled.gradients[0], before.gradients[0]) < 1e-6
     logs = [{k: x for k, x in t.state.log_history[0].items() if k.startswith("sampling/")} for t in (filled, full)]
-    assert len(logs[0]) == 5
+    assert len(logs[0]) == 8
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
 
 

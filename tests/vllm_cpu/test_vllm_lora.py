@@ -195,7 +195,7 @@ def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job
     assert "Restart it with `--enable-lora --max-lora-rank 16`" in messages["rank"]
     assert f"server at {server.url} cannot read the adapter in /elsewhere/trl-policy-" in messages["folder"]
     assert "`output_dir` that both see" in messages["folder"]
-    assert "quantized model cannot travel by itself, because the vLLM server" in messages["qlora"]
+    assert "quantized model alone, because the vLLM server" in messages["qlora"]
     assert "`use_dora=True`" in messages["dora"]
     assert "`rollouts_ahead=1` does not support a base in 4 or 8 bits" in messages["ahead"]
 

@@ -115,8 +115,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             self._say_merged(why)
         if self.serves_adapter:
             self.accelerator.print(
-                f"vLLM keeps the base, and is handed the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a "
-                "rollout."
+                f"vLLM keeps the base and gets the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a rollout."
             )
 
     def _why_merged(self) -> str | None:
@@ -142,15 +141,14 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         if is_peft_model(self.model) and is_quantized(self.model):
             raise ValueError(
-                "Weights merged into a quantized base cannot be handed to vLLM, and the adapter of a quantized model "
-                f"cannot travel by itself, because {why}. Or load the model without quantization, or set "
-                "`use_vllm=False`."
+                "vLLM takes no weights merged into a quantized base, and cannot get the adapter of a quantized model "
+                f"alone, because {why}. Change that, load the model without quantization, or set `use_vllm=False`."
             )
 
     def _say_merged(self, why: str) -> None:
         """Said where an adapter would have been expected to travel."""
         if is_peft_model(self.model) and self.lora_sync is None and self.accelerator.is_main_process:
-            logger.warning(f"At every sync the adapter is merged and vLLM is handed all weights, because {why}.")
+            logger.warning(f"At every sync vLLM gets all weights, with the adapter merged into them, because {why}.")
 
     # ---- In this process ----
 
@@ -220,7 +218,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             self.vllm_client.join_group(self.accelerator.device)
         except Exception as error:
             raise RuntimeError(
-                f"The adapter cannot travel by itself, because {why}; and the server takes no merged weights: {error}"
+                f"The server cannot get the adapter alone, because {why}. It takes no merged weights either: {error}"
             ) from error
 
     def _ask_server(self) -> tuple[str | None, torch.dtype | None]:

@@ -56,7 +56,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `trl-dapo compare` to a parser."""
     parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
     parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
-    parser.add_argument("trained", help="the same of the other evaluation")
+    parser.add_argument("trained", help="summary.json or folder of the other evaluation")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -135,7 +135,9 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     console.print(title, highlight=False)
     console.print(table)
     if is_equal_somewhere:
-        console.print("all equal: no problem differs; the interval says how much others, not evaluated, still may.")
+        console.print(
+            "all equal: no problem differs. The interval says how much problems that were not evaluated may."
+        )
     if change["num_problems"] < 30:
         console.print("Of fewer than 30 problems an interval is a hint: it may leave out what is true.")
     if in_brief:

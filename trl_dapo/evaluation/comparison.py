@@ -27,8 +27,8 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     Paired differences between two evaluations of the same problems.
 
     Each metric's difference is the mean over problems of trained minus base, with a 95 % interval over the problems.
-    That is much tighter than the two evaluations' own intervals, most of which is how the problems differ. Where no
-    problem differs it says how much unseen ones may: up to one in eight after 30 problems.
+    It is much tighter than the intervals of the two evaluations, which come mostly from how the problems differ. Where
+    no problem differs, it says how much unseen ones may: up to one in eight after 30 problems.
 
     Args:
         base (`str` or `os.PathLike`):

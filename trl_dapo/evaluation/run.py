@@ -100,15 +100,16 @@ def evaluate(
 
     Args:
         model (`str`, `os.PathLike` or [`~transformers.PreTrainedModel`]):
-            Path or hub id of a model; in this process with transformers also an adapter or a loaded model; for a
-            server the name that it serves the model under.
+            Path or hub id of a model. With transformers in this process also an adapter or a loaded model. With a
+            server the name under which it serves the model.
         dataset (`str`, `os.PathLike` or [`~datasets.Dataset`]):
-            A file, also relative to the folder that `TRL_DAPO_DATA` names, or a hub id; or what
-            [`~trl_dapo.data.load_math_dataset`] returns, or plain prompts, or neither `id` nor `source`.
+            A file, also in the folder that `TRL_DAPO_DATA` names, or a hub id; or a dataset as
+            [`~trl_dapo.data.load_math_dataset`] returns it. Prompts may be plain text.
+            `id` and `source` may be missing.
         output_dir (`str` or `os.PathLike`):
             Folder of this evaluation.
         split (`str`, *optional*, defaults to `"train"`):
-            Of a hub dataset.
+            Split of a hub dataset.
         name (`str`, *optional*):
             Configuration of a hub dataset.
         offset (`int`, *optional*, defaults to `0`):
@@ -116,11 +117,10 @@ def evaluate(
         limit (`int`, *optional*):
             Number of problems to take at most. Defaults to all.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
-            What becomes of rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
+            What to do with rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
         prompt_style (`str`, *optional*, defaults to `"answer_line"`):
             `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the
-            five settings before it choose from a file or hub dataset; a dataset that is given as such is taken as it
-            is.
+            five settings before it are for a file or a hub dataset. A loaded dataset is taken as it is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -134,13 +134,13 @@ def evaluate(
         seed (`int`, *optional*, defaults to `42`):
             Seed from which each completion's own is made.
         scorer (`str` or `Callable`, *optional*, defaults to `"dapo_math"`):
-            `"dapo_math"`, the paper's rule, reads the last `Answer:` line; `"math_verify"`, and `"accuracy_reward"` of
-            TRL, LaTeX such as `\boxed{}`, compared as symbols; `"last_number"` the last number of any text. Or a
-            function, also by its dotted import path: a reward function, or one of the completion and the gold answer
-            that returns whether it is correct (`None` if the gold answer cannot be read) and the extracted answer
-            (`None` if there is none), on which the majority votes as text.
+            `"dapo_math"` reads the last `Answer:` line by the paper's rule. `"math_verify"` and TRL's
+            `"accuracy_reward"` compare LaTeX such as `\boxed{}` as symbols. `"last_number"` reads the last number of
+            any text. Or a function, also by its dotted import path: a reward function, or a function of the completion
+            and the gold answer. It returns whether the completion is correct (`None` if the gold answer cannot be
+            read) and the extracted answer (`None` if there is none), on which the majority votes as text.
         engine (`str`, *optional*):
-            `"transformers"` or `"vllm"`, in this process. Defaults to `"transformers"`, without a `base_url`.
+            `"transformers"` or `"vllm"`, in this process. Without a `base_url` it defaults to `"transformers"`.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             Tokenizer, for `"transformers"`. Defaults to the model's own; a loaded model needs it.
         batch_size (`int`, *optional*, defaults to `16`):
@@ -148,15 +148,15 @@ def evaluate(
         tensor_parallel_size (`int`, *optional*, defaults to `1`):
             Number of GPUs that share the model with `"vllm"`.
         base_url (`str`, *optional*):
-            Address of an OpenAI-compatible server that answers instead, such as `"http://localhost:8000/v1"`. Start
-            vLLM's with `vllm serve MODEL --generation-config vllm`: else it adds the sampling parameters that come
-            with the model to those that are asked for. The environment variable `OPENAI_API_KEY` is sent along.
+            Address of an OpenAI-compatible server, such as `"http://localhost:8000/v1"`. Start vLLM's with `vllm serve
+            MODEL --generation-config vllm`, or it adds the model's own sampling parameters. The environment variable
+            `OPENAI_API_KEY` is sent along.
         concurrency (`int`, *optional*, defaults to `64`):
             Requests under way at a time.
         request_timeout (`float`, *optional*, defaults to `1800.0`):
-            Seconds of silence after which a request is given up.
+            Seconds without an answer after which a request is given up.
         num_retries (`int`, *optional*, defaults to `6`):
-            How often a request is made again that failed for a reason that may pass, with growing delays.
+            How often a failed request is repeated where the reason may pass, with growing delays.
         progress (`bool`, *optional*, defaults to `True`):
             Whether to show a progress bar.
 
@@ -282,7 +282,7 @@ def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[
         known = inspect.signature(evaluate).parameters
         given = {name: value for name, value in selection.items() if value != known[name].default}
         if given:
-            raise ValueError(f"{given} applies to a file or a hub dataset, not to a dataset that is given as such.")
+            raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
         missing = {"prompt", "solution"} - set(dataset.column_names)
         if missing:
             raise ValueError(

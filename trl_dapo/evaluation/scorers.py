@@ -103,7 +103,7 @@ def warn_without_answers(
         return
     parts = [f"no answer found in {len(without):,} of {len(found):,}; the first: {without[0].text[-200:]!r}"]
     if isinstance(scorer, str) and scorer in SCORERS:
-        parts.append(f"the scorer {scorer!r} reads {SCORERS[scorer]}; another one asks for no completion again")
+        parts.append(f"the scorer {scorer!r} reads {SCORERS[scorer]}; another scorer reads the same completions")
     if num_cut_off := sum(completion.truncated for completion in without):
         parts.append(f"{num_cut_off:,} were cut off: raise `max_completion_length`")
     logger.warning("; ".join(parts) + ".")

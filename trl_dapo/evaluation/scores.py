@@ -21,9 +21,9 @@ class EvaluationScores:
     avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems.
 
     Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. Rows with equal
-    source and id are repeats of one problem, and their completions are pooled. Left out are the lists that fill the
-    last batch, k in a row that are not one problem's (of a stream that `predict` does not repeat), and a problem of
-    which a completion could not be scored.
+    source and id are repeats of one problem, and their completions are pooled. Three things are left out: what fills
+    the last batch, k in a row that are not of one problem (a stream that `predict` does not repeat), and a problem
+    with a completion that could not be scored.
 
     Args:
         k (`int`):

@@ -59,7 +59,7 @@ class Run:
 
 def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
     """
-    Reads several runs, each labelled with its folder's name, and as many of its parents' as tell it from the others.
+    Reads several runs. A label is the folder's name, with the parent folders that make it unique.
 
     Args:
         run_dirs (`Sequence[str | os.PathLike]`):
@@ -77,7 +77,7 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run, whether it has ended, goes on or was killed; files that were being written then are noted.
+    Reads a run that has ended, is going on or was killed. Files that could not be read whole are noted.
 
     The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`.
 

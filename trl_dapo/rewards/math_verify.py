@@ -157,12 +157,12 @@ class MathVerifyReward:
     """
     Reward function that compares answers symbolically with math-verify, each completion under hard limits.
 
-    Gives the verdicts of TRL's `accuracy_reward` (1.0 if the answer equals the gold answer, 0.0 if not, `None` if the
-    gold answer cannot be parsed), but scores in worker processes: a completion that takes longer than `timeout` is
-    killed with its worker and counts as wrong, from any thread. What a stalled machine or the end of its memory cost
-    is tried once more. A gold answer that twice is not read in time is given up, which is logged: its completions get
-    `None`. Workers start with the first completions, are replaced when they die and end with this process, however it
-    ends. The object can be pickled and survives a fork; the copy starts workers of its own. POSIX only.
+    The verdicts are those of TRL's `accuracy_reward`: 1.0 if the answer equals the gold answer, 0.0 if not, `None` if
+    the gold answer cannot be parsed. Worker processes score. A completion that takes longer than `timeout` is killed
+    with its worker and counts as wrong. It is tried once more where the machine stalled or ran out of memory. A gold
+    answer that cannot be read in time twice is given up and logged: its completions get `None`. Workers start with the
+    first completions, are replaced when they die, and end with this process. The object can be pickled and survives a
+    fork; the copy starts workers of its own. POSIX only.
 
     Args:
         timeout (`float`, *optional*, defaults to `5.0`):

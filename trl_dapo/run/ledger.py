@@ -94,7 +94,7 @@ class Ledger(TrainerCallback):
         try:
             self._parts.append(rows)
         except OSError as error:
-            logger.warning(f"`{self._parts.folder}` cannot be written and ends here; the run goes on: {error}")
+            logger.warning(f"`{self._parts.folder}` cannot be written and ends here. The run continues: {error}")
             self._parts = None
 
 
@@ -306,10 +306,10 @@ def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa
         folder (`str` or `os.PathLike`):
             The run's `output_dir`.
         notes (`list[str]`, *optional*):
-            Is added a sentence for each part that cannot be read.
+            A list to which a sentence is added for each part that cannot be read.
 
     Returns:
-        `pyarrow.Table`: A row a group, in the order they were sampled in, or `None` where there is no ledger.
+        `pyarrow.Table`: A row for each group, in the order of sampling, or `None` where there is no ledger.
     """
     tables = []
     for path in _paths(Path(folder) / LEDGER_NAME):

@@ -47,7 +47,7 @@ class LogHistoryCallback(TrainerCallback):
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        logger.warning(f"`{self._path}` cannot be written and ends here; the run goes on: {error}")
+        logger.warning(f"`{self._path}` cannot be written and ends here. The run continues: {error}")
         self._path = None
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -60,10 +60,11 @@ class Objective:
             per_token_loss = per_token_loss * trained
         if self.engine_weight is not None:
             weight = inputs.get("importance_sampling_ratio")
+            log_ratio = old_logps - inputs["sampling_per_token_logps"]
             if weight is None:  # no pass before this one has told it
-                log_ratio = old_logps - inputs["sampling_per_token_logps"]
                 weight = self.engine_weight(log_ratio, mask)
                 tally.add_engine(mask, log_ratio, weight)
+            tally.add_ratio(mask, log_ratio, weight)
             per_token_loss = per_token_loss * weight
         if self.beta != 0.0:
             kl = kl_to_reference(logps, inputs["ref_per_token_logps"])

@@ -79,6 +79,18 @@ class Tally:
         self._keep_lowest("weight_min", weight.masked_fill(~weighs, torch.inf))
         self._keep_highest("weight_max", weights)
 
+    @torch.no_grad()
+    def add_ratio(self, mask: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> None:
+        """Adds the ratios that `weight` bounds, of tokens or of whole completions."""
+        is_known = mask.bool() & ~log_ratio.isnan()
+        log_ratio = log_ratio.where(is_known, 0.0)
+        if weight.size(1) < mask.size(1):
+            log_ratio, is_known = log_ratio.sum(1, keepdim=True), is_known.any(1, keepdim=True)
+        ratio = log_ratio.exp().where(is_known, 0.0)
+        self.add(raw=ratio.sum(), raws=is_known.sum())
+        self._keep_lowest("raw_min", ratio.masked_fill(~is_known, torch.inf))
+        self._keep_highest("raw_max", ratio)
+
     def _keep_lowest(self, name: str, values: torch.Tensor) -> None:
         self.lowest[name] = torch.minimum(self.lowest.get(name, values.amin()), values.amin())
 
@@ -124,6 +136,9 @@ def metrics_of_tokens(totals: dict[str, float]) -> dict[str, float]:
                 "sampling/importance_sampling_ratio/mean": totals["weight"] / totals["weights"],
                 "sampling/importance_sampling_ratio/max": totals["weight_max"],
             }
+        if totals.get("raws", 0) > 0:
+            raw = {"min": totals["raw_min"], "mean": totals["raw"] / totals["raws"], "max": totals["raw_max"]}
+            metrics |= {f"sampling/raw_importance_sampling_ratio/{name}": value for name, value in raw.items()}
     return metrics
 
 

@@ -172,8 +172,8 @@ class Cutter:
             self.has_warned = True
             if self.accelerator.is_main_process:
                 logger.warning(
-                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={budget}`. It makes a "
-                    "micro-batch alone, and so will others: memory must hold the longest prompt and completion."
+                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={budget}`. It is a "
+                    "micro-batch of its own, as others will be: memory must hold the longest prompt and completion."
                 )
 
     def _deal(
