@@ -44,7 +44,7 @@ def of_results():
     for task in TASKS:
         table = re.search(rf"^ *{task}: to \S+ held out.*?└", text, flags=re.DOTALL | re.MULTILINE)[0]
         for row in re.findall(r"^│(.*)│$", table, flags=re.MULTILINE):
-            method, _, tokens, seconds, _ = (cell.strip() for cell in row.split("│"))
+            method, _, tokens, seconds, *_ = (cell.strip() for cell in row.split("│"))
             found[task, method] = tokens.split()[0], seconds.split()[0]
     return found
 
@@ -86,8 +86,27 @@ def time_table():
     return lines
 
 
+def real_model_table():
+    """What a real language model learnt in twenty rollouts, by how these were sampled."""
+    lines = [
+        "| held-out products, 20 rollouts | right before | right after | least gain | tokens | CPU seconds | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    arms = {}
+    for row in read(HERE / "real_model" / "runs.csv"):
+        arms.setdefault(row.pop("arm"), []).append({name: float(text) for name, text in row.items() if name != "part"})
+    for arm, runs in sorted(arms.items(), key=lambda found: list(METHODS).index(found[0])):
+        before, after = ([100 * run[name] for run in runs] for name in ("start", "accuracy"))
+        cells = [f"{statistics.median(before):.1f} %"]
+        cells.append(f"{statistics.median(after):.1f} % ({min(after):.1f} to {max(after):.1f})")
+        cells.append(f"{min(end - start for start, end in zip(before, after, strict=True)):+.1f}")
+        cells += [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")]
+        lines.append(row_of(METHODS[arm].split(",")[0] if arm == "GRPO" else METHODS[arm], *cells, len(runs)))
+    return lines
+
+
 def row_of(*cells):
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def rows_of_results(title):
@@ -179,6 +198,7 @@ def mean_of(rows, name):
 
 
 TABLES = {
+    "real model": real_model_table,
     "time to accuracy": time_table,
     "ladder": ladder_table,
     "policies": policies_table,

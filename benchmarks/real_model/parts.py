@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from ..larger.parts import spent_to
 from ..mechanisms.mechanisms import Prediction, Quantity
-from ..mechanisms.quantities import at_equal, of_run
+from ..mechanisms.quantities import at_equal, read_at
 
 
 from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
 
 PRODUCTS = "products"
 GAIN = 0.25  # the target, above the model's accuracy before
-NUM_ROLLOUTS = 12  # as the recipe has it
+NUM_ROLLOUTS = 20  # as the recipe has it
+COMPARED = 12  # after so many, as it was predicted
 
 DISCARD = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False}
 ARMS = {  # beside the recipe, which carries and remembers
@@ -49,7 +50,11 @@ def jobs(seeds, arms):
 
 
 TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
-ACCURACY = Quantity("accuracy after 12 rollouts", of_run("accuracy"), "%")
+ACCURACY = Quantity(
+    f"accuracy after {COMPARED} rollouts",
+    lambda *runs: [read_at(run["curve"], "rollouts", COMPARED, "accuracy") for run in runs],
+    "%",
+)
 AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
 
 PREDICTIONS = (

@@ -21,7 +21,7 @@ def print_report(results, console, path):
     columns = (
         "seeds",
         "before",
-        "after 12 rollouts",
+        "after",
         "least gain",
         "tokens",
         "CPU s",
