@@ -88,11 +88,18 @@ def seeds_of(results, mechanism, arm):
     return sorted(seed for *names, seed in results if names == [mechanism, arm])
 
 
+def seeds_of_both(results, prediction):
+    """Seeds with which a prediction's arm was run, and the arm that it is compared with."""
+    mechanism, arm, against, *_ = prediction
+    others = seeds_of(results, mechanism, against) if isinstance(against, str) else None
+    return [seed for seed in seeds_of(results, mechanism, arm) if others is None or seed in others]
+
+
 def check(prediction, results):
     """What became of a prediction."""
     mechanism, arm, against, quantity, direction, *_ = prediction
     pairs = []
-    for seed in seeds_of(results, mechanism, arm):
+    for seed in seeds_of_both(results, prediction):
         runs = [results[mechanism, arm, seed]]
         if isinstance(against, str):
             pairs.append(quantity.measure(*runs, results[mechanism, against, seed]))
@@ -109,7 +116,7 @@ def check(prediction, results):
 
 def by_holm(results, predictions=PREDICTIONS):
     """Each prediction's verdict as one of all that were tested: its own, or "not shown"."""
-    run = [prediction for prediction in predictions if seeds_of(results, prediction.mechanism, prediction.arm)]
+    run = [prediction for prediction in predictions if seeds_of_both(results, prediction)]
     tested = {prediction: check(prediction, results) for prediction in run if not prediction.by_construction}
     adjusted = dict(zip(tested, holm([outcome.p for outcome in tested.values()]), strict=True))
     held = {
@@ -120,7 +127,7 @@ def by_holm(results, predictions=PREDICTIONS):
 
 def describe_outcome(prediction, results):
     """The figures of a prediction and its verdict, as they stand on the page."""
-    if not seeds_of(results, prediction.mechanism, prediction.arm):
+    if not seeds_of_both(results, prediction):
         return "not run yet"
     outcome = check(prediction, results)
     if prediction.quantity.unit == "%":
@@ -186,9 +193,11 @@ def print_report(results, console, path):
 
 
 def print_outcomes(results, console, predictions=PREDICTIONS):
-    """What became of every prediction."""
+    """What became of every prediction whose arms were run."""
     table = Table("part", "quantity", "arm, beside", "predicted", "outcome", "by Holm", title="Predictions")
     for prediction, held in zip(predictions, by_holm(results, predictions), strict=True):
+        if not seeds_of_both(results, prediction):
+            continue
         table.add_row(
             prediction.mechanism,
             prediction.quantity.title,

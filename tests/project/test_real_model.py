@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks.mechanisms.report import RUNS, fill_in, read_csv  # noqa: E402
+from benchmarks.mechanisms.report import RUNS, check, describe_outcome, fill_in, read_csv  # noqa: E402
 from benchmarks.real_model import parts, report, training  # noqa: E402
 
 
@@ -60,3 +60,18 @@ def test_the_page_has_what_came_of_every_prediction():
     kept = ROOT / "benchmarks" / "real_model"
     results = read_csv(kept, report.KEY) if (kept / RUNS).exists() else {}
     assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
+
+
+def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
+    """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one arm lacks is left out."""
+
+    def run(gain):
+        curve = [{"rollouts": n, "tokens": 1.0, "seconds": 1.0, "accuracy": 0.1 + gain * n / 12} for n in (0, 8, 16)]
+        return {"curve": curve}
+
+    gains = {(parts.MEMORY, 0): 0.2, (parts.MEMORY, 1): 0.3, (parts.MEMORY, 2): 0.9}
+    gains |= {(parts.GRPO, 0): 0.1, (parts.GRPO, 1): 0.1}
+    results = {(parts.PRODUCTS, arm, seed): run(gain) for (arm, seed), gain in gains.items()}
+    outcome = check(parts.PREDICTIONS[0], results)
+    assert (outcome.mine, outcome.others) == pytest.approx((0.35, 0.2))
+    assert describe_outcome(parts.PREDICTIONS[3], results) == "not run yet"
