@@ -63,7 +63,7 @@ def test_the_page_has_what_came_of_every_prediction():
 
 
 def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
-    """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one arm lacks is left out."""
+    """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one lacks is left out."""
 
     def run(gain):
         curve = [{"rollouts": n, "tokens": 1.0, "seconds": 1.0, "accuracy": 0.1 + gain * n / 12} for n in (0, 8, 16)]
