@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`trl-dapo train` takes the configuration files of `trl grpo` as they are."""
 
+import dataclasses
 import inspect
 import json
 import os
+import re
+from pathlib import Path
 
 import datasets
 import pytest
@@ -13,7 +16,7 @@ from trl.scripts import grpo
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import processes
-from trl_dapo.cli.train import LaunchArguments, launch, make_parser
+from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
 from trl_dapo.plan.recipe import read
 
 
@@ -172,6 +175,17 @@ def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command
     (prompt,) = made[0].train_dataset[3]["prompt"]
     assert prompt["content"].startswith("3 + 3?\n\nPlease reason step by step")
     assert made[0].train_dataset["solution"][:] == ["0", "2", "4", "6"]
+
+
+def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_read():
+    page = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+    section = page.partition("## From `trl grpo`\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert set(OF_PROBLEMS) <= named
+    assert named & {field.name for field in dataclasses.fields(grpo.GRPOScriptArguments)} == {
+        *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
+        *("reward_funcs", "reward_model_name_or_path"),
+    }
 
 
 def test_a_plan_reads_such_a_file_too(tmp_path):

@@ -4,17 +4,21 @@
 
 import importlib
 import inspect
+import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import trl
+import yaml
 from helpers import prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.rewards import dapo_math_reward
 
 
 def length(completions, **kwargs):
@@ -126,6 +130,16 @@ def test_axolotls_plugin_trains_dapo_over_what_axolotl_adds(axolotl, tiny_model,
     trainer.save_model(str(tmp_path))
     saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert type(saved) is type(trainer.args)
+
+
+def test_the_configuration_on_the_page_about_migrating_is_one_that_the_plugin_takes(axolotl):
+    page = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+    (block,) = re.findall(r"```yaml\n(rl: grpo\n.*?)```", page, flags=re.DOTALL)
+    cfg = Settings(yaml.safe_load(block))
+    (name,) = cfg.plugins
+    assert name == f"{type(axolotl[0]).__module__}.{type(axolotl[0]).__name__}"
+    assert axolotl[0].get_training_args(cfg) == cfg.dapo
+    assert cfg.trl["reward_funcs"] == [f"trl_dapo.rewards.{dapo_math_reward.__name__}"]
 
 
 def test_axolotls_schema_gets_the_block(axolotl):
