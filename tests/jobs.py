@@ -20,10 +20,12 @@ from accelerate.utils import gather_object
 from helpers import ScriptedTrainer, number, prompts, right, run_job, run_preflight, tiny_config, untimed, weights
 from peft import LoraConfig, get_peft_model
 from scripted_server import ahead_config, stand_ins
+from torch.distributed import distributed_c10d
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.cli import processes
 from trl_dapo.cli.train import launch
 from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused
 from trl_dapo.engines.lora_sync import AdapterGeneration
@@ -404,6 +406,19 @@ def launched(folder, command):
     status = launch(json.loads(command))
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     write_report(Path(folder), {"status": status, "threads": [name for name in threads if "gloo" in name]})
+
+
+def mistakes(commands, folder):
+    """Launches with one mistake after the other, then tells one that is the last process's alone."""
+    os.chdir(folder)
+    for command in json.loads(commands).values():
+        assert launch(command) == 2
+        PartialState().wait_for_everyone()
+        distributed_c10d._get_default_store().delete_key(processes.TOLD)  # as in a process group of its own
+        PartialState().wait_for_everyone()
+    processes.WAIT_FOR_FIRST_RANK = timedelta(milliseconds=10)
+    if RANK == WORLD_SIZE - 1:
+        processes.tell_once("trl-dapo train: the disk is full")
 
 
 if __name__ == "__main__":

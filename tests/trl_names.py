@@ -79,6 +79,9 @@ TYPES = (
     "trl.trainer.grpo_trainer.RewardFunc",
 )
 
+# `trl grpo`: its fields, and its `main`, which is run up to the trainer that it makes.
+SCRIPTS = ("trl.scripts.grpo",)
+
 # What `_generate` returns, in order.
 GENERATED = (
     "prompt_ids",

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trainer is made of, from plain values, and what it refuses before anything is generated."""
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+import trl
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from transformers import PreTrainedModel
@@ -26,8 +28,21 @@ from .sampling.sampler import Sampler
 ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
 
 
-def settings_of(args: object, model: str | PreTrainedModel | PeftModel) -> DAPOConfig:
-    """The settings that were given, or the defaults with a folder of the model's name."""
+def check_loss_is_ours(trainer: type) -> None:
+    """Refuses Unsloth's trainer in the place of TRL's: it computes a loss of its own, whatever inherits from it."""
+    for cls in (*inspect.getmro(trainer), trl.GRPOTrainer):
+        if cls.__name__.removeprefix("_").startswith("Unsloth"):
+            raise ValueError(
+                f"Unsloth has put `{cls.__name__}` in the place of TRL's `GRPOTrainer`. It computes a loss of its "
+                "own, and DAPO's is never computed. Train in a process that does not import `unsloth`. A model that "
+                "Unsloth saved with `save_pretrained_merged` can be trained there, and QLoRA works without it: "
+                "`trl-dapo recipes --show qwen3_4b_qlora_1gpu`."
+            )
+
+
+def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer: type) -> DAPOConfig:
+    """The settings that were given to a trainer, or the defaults with a folder of the model's name."""
+    check_loss_is_ours(trainer)
     if args is None:
         model_id = model if isinstance(model, str) else get_config_model_id(model.config)
         return DAPOConfig(f"{model_id.split('/')[-1]}-DAPO")
@@ -35,6 +50,11 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel) -> DAPOC
         given, fix = f"{type(args).__name__}(...)", "DAPOConfig(...)"
         if isinstance(args, dict):
             given, fix = "{...}", "DAPOConfig(**{...})"
+        if type(args).__module__.startswith("axolotl."):
+            raise TypeError(
+                f"axolotl made `args`, a `{type(args).__name__}`. In place of `trainer_cls`, write `plugins: "
+                "[trl_dapo.integrations.axolotl.DAPOPlugin]`, which has it make a `DAPOConfig`."
+            )
         raise TypeError(
             f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
             "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."

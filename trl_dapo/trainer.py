@@ -123,7 +123,8 @@ class DAPOTrainer(Checkpoints):
 
     Raises:
         TypeError: If `args` is a plain [`~trl.GRPOConfig`].
-        ValueError: If `dynamic_sampling_rewards` names an unknown reward function or a length penalty.
+        ValueError: If `dynamic_sampling_rewards` names an unknown reward function or a length penalty, or Unsloth has
+            replaced [`~trl.GRPOTrainer`].
 
     Example:
 
@@ -155,7 +156,7 @@ class DAPOTrainer(Checkpoints):
         group_filter: GroupFilter | None = None,
         **kwargs: Any,
     ) -> None:
-        args = settings_of(args, model)
+        args = settings_of(args, model, type(self))
         self._group_filter = group_filter
         reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]

@@ -1,13 +1,19 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A launch of several processes ends as they ended."""
+"""A launch of several processes ends as they ended, and tells a mistake once."""
 
+import json
+import os
 import signal
 
 import pytest
+from helpers import launch as launch_job
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from trl_dapo.cli import processes
+from trl_dapo.cli.commands import main
+from trl_dapo.cli.train import make_parser
+from trl_dapo.settings.recipe_files import find_recipe
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -16,4 +22,79 @@ def test_ctrl_c_and_an_end_by_a_scheduler_are_statuses_and_no_traceback(monkeypa
         raise SignalException(f"Process 1 got signal: {number}", sigval=number)
 
     monkeypatch.setattr(processes, "launch_command", launch)
-    assert processes.launch_processes(["--config", "smoke_cpu"], 2, None) == status
+    asked = processes.read_options(["--num_processes=2"], ["--config", "smoke_cpu"])
+    assert processes.launch_processes(asked) == status
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would be launched."""
+    launches = []
+    monkeypatch.setattr(processes, "launch_command", launches.append)
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_processes", "2", "--learning_rat", "1"], "`learning_rat` (nearest: `learning_rate`)"),
+        # 4 prompts x 4 completions are 16 rows, which 3 processes cannot share.
+        (["--num_processes", "3"], "3 processes"),
+        (["--num_machines", "2", "--num_processes", "16", "--machine_rank", "0"], "16 processes"),
+        (["--accelerate_config", "multi_gpu"], "8 processes"),  # as many as the file says
+        (["--num_processes", "2", "--dataset_name", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--num_processes", "2", "--reward_funcs", "math.pie"], "module 'math' has no 'pie'"),
+        (["--num_machines", "two"], "argument --num_machines"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_once_before_any_process_starts(started, tmp_path, capfd, words, message):
+    assert main(["train", "--config", "smoke_cpu", "--output_dir", str(tmp_path / "out"), *words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("trl-dapo train: ")
+    assert message in line
+    assert started == []
+    assert "WORLD_SIZE" not in os.environ
+
+
+def test_machines_are_accelerates_to_launch_and_the_first_checks_for_all(started, tmp_path, capfd):
+    words = ["--num_machines", "2", "--machine_rank=1", "--main_process_ip", "10.0.0.1", "--num_processes", "8"]
+    assert main(["train", "--config", "smoke_cpu", "--output_dir", str(tmp_path), *words, "--max_steps", "5"]) == 0
+    (asked,) = started
+    assert (asked.num_machines, asked.machine_rank, asked.main_process_ip) == (2, 1, "10.0.0.1")
+    assert (asked.num_processes, asked.multi_gpu, asked.module) == (8, True, True)
+    argv = asked.training_script_args
+    assert (asked.training_script, argv[0], argv[-2:]) == ("trl_dapo.cli", "train", ["--max_steps", "5"])
+    assert capfd.readouterr().err == ""
+
+
+def test_options_of_the_launcher_are_told_from_fields_of_the_same_name():
+    options = make_parser().launch_options
+    assert {"num_processes", "num_machines", "machine_rank", "main_process_ip"} <= options.keys()
+    words = ["--num_machines=2", "--machine-rank", "1", "--debug", "x", "--multi_gpu", "--tpu=False", "--tf32", "true"]
+    theirs, others = processes.split_options(words, options)
+    assert theirs == ["--num_machines=2", "--machine_rank=1", "--multi_gpu"]
+    assert others == ["--debug", "x", "--tf32", "true"]
+
+
+def test_a_process_that_was_launched_launches_no_others(monkeypatch, started, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert main(["train", "--config", "smoke_cpu", "--num_processes", "2"]) == 2
+    assert "`--num_processes=2` is for the launcher, which has started this process" in capsys.readouterr().err
+    assert started == []
+
+
+def test_of_two_launched_processes_one_tells_a_mistake_of_both_and_each_its_own(tmp_path):
+    smoke = ["--config", str(find_recipe("smoke_cpu")), "--output_dir", str(tmp_path)]
+    mistakes = {
+        "of the data": [*smoke, "--dataset_name", "nowhere.jsonl"],
+        "of the trainer": [*smoke, "--dataset_limit", "2"],  # fewer prompts than a rollout has
+    }
+    result = launch_job("mistakes", json.dumps(mistakes), tmp_path, num_processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    told = [line for line in result.stderr.splitlines() if line.startswith("trl-dapo train: ")]
+    assert "nowhere.jsonl" in told[0]
+    assert "The training dataset holds 2 prompts" in told[1]
+    assert told[2] == "trl-dapo train: the disk is full (process 1)"
+    assert len(told) == 3
+    assert "Traceback" not in result.stderr

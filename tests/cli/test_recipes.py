@@ -29,6 +29,7 @@ from transformers.utils import is_bitsandbytes_available
 from trl.rewards import think_format_reward
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.cli import processes
 from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, load_datasets, make_parser
@@ -618,6 +619,7 @@ def slurm(tmp_path):
         # Drops its own options and runs the task of one machine.
         "srun": 'while [[ $1 == --* ]]; do echo "$1" >> steps; shift; done; SLURM_PROCID=3 exec "$@"',
         "accelerate": 'printf "%s\\0" "$@" > accelerate.argv; eval "$ACCELERATE_DOES"',
+        "trl-dapo": 'printf "%s\\0" "$@" > train.argv',
     }
     bin_ = tmp_path / "bin"
     bin_.mkdir()
@@ -625,11 +627,11 @@ def slurm(tmp_path):
         (bin_ / name).write_text(f"#!/bin/bash\n{script}\n")
         (bin_ / name).chmod(0o755)
 
-    def run(accelerate, *overrides):
+    def run(accelerate, *overrides, script=SBATCH):
         environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
         environment |= {"SLURM_JOB_ID": "7", "ACCELERATE_DOES": accelerate}
         process = subprocess.Popen(
-            ["bash", str(SBATCH), *overrides], cwd=tmp_path, env=environment, start_new_session=True
+            ["bash", str(script), *overrides], cwd=tmp_path, env=environment, start_new_session=True
         )
         try:
             return process.wait(timeout=60)
@@ -670,3 +672,17 @@ def test_the_batch_script_asks_for_another_turn_before_its_time_is_up(slurm, tmp
     # Slurm sends the signal to the batch script, here the parent of the step's parent.
     assert slurm("kill -USR1 $PPID; exec sleep infinity") != 0
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+
+def test_the_batch_script_for_any_recipe_hands_the_machines_to_the_launcher(slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    script = SBATCH.with_name("train.sbatch")
+    assert slurm("", "--config", "mine.yaml", "--accelerate_config", "zero3", script=script) == 0
+    command, *argv = (tmp_path / "train.argv").read_text().split("\0")[:-1]
+    assert command == "train"
+    asked, others = processes.split_options(argv, make_parser().launch_options)
+    assert others == ["--config", "mine.yaml", "--resume_from_checkpoint", "true"]
+    arguments = processes.read_options(asked, others)
+    assert arguments.config_file == str(find_accelerate_config("zero3"))
+    assert (arguments.num_machines, arguments.num_processes, arguments.machine_rank) == (8, 32, 3)
+    assert (arguments.main_process_ip, arguments.main_process_port) == ("node0", 29500)

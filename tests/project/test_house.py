@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trl_dapo"
 # From the top. A file imports its own floor and those below.
 FLOORS = [
-    ["__init__", "cli"],
+    ["__init__", "cli", "integrations"],
     ["trainer"],
     ["engines", "report"],
     ["run", "evaluation"],
@@ -28,7 +28,7 @@ FLOORS = [
     ["ranks", "models", "number_format", "version"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-NAME_THE_TRAINER = ["__init__", "cli"]
+NAME_THE_TRAINER = ["__init__", "cli", "integrations"]
 READ_ITS_PRIVATE_NAMES = ["trainer.py", "update/phase.py", "engines/seam.py"]
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_CLASS, MOST_LINES_OF_A_FUNCTION = (
     9,

@@ -211,7 +211,7 @@ def test_every_import_from_inside_trl_is_listed():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
                 imported |= {(node.module, alias.name) for alias in node.names}
     modules = {tuple(module.rsplit(".", 1)) for module, _, _ in trl_names.SWAPPED}
-    types = {tuple(name.rsplit(".", 1)) for name in trl_names.TYPES}
+    types = {tuple(name.rsplit(".", 1)) for name in trl_names.TYPES + trl_names.SCRIPTS}
     assert imported == {("trl.trainer.utils", name) for name in trl_names.UTILS} | modules | types
 
 

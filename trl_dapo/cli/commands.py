@@ -110,13 +110,9 @@ def _train(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
-    if any(option is not None for option in vars(launch_options).values()):
-        from .processes import launch_processes
-
-        return launch_processes(argv, **vars(launch_options))
     from .train import launch
 
-    return launch(argv)
+    return launch([*argv, *(f"--{name}={value}" for name, value in vars(launch_options).items() if value is not None)])
 
 
 def _recipes(args: argparse.Namespace) -> int:

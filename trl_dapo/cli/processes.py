@@ -3,22 +3,100 @@
 """`trl-dapo train` in several processes: `accelerate launch`, which ends as the processes ended."""
 
 import logging
+import os
 import subprocess
-from collections.abc import Sequence
+import sys
+from argparse import Namespace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import NoReturn
 
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed import distributed_c10d
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ..config import DAPOConfig
+from ..engines.swap import swapped
+from ..settings.recipe_files import find_accelerate_config
 
-def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_config: str | None) -> int:
-    """Runs `trl-dapo train` through `accelerate launch`; returns the status of the first process that failed."""
-    options = [] if accelerate_config is None else ["--config_file", accelerate_config]
-    if num_processes is not None:
-        options += ["--num_processes", str(num_processes)]
-        if accelerate_config is None and num_processes > 1:
-            options.append("--multi_gpu")  # without it, one process is started on a machine without GPUs
-    arguments = launch_command_parser().parse_args([*options, "--module", "trl_dapo.cli", "train", *argv])
+
+OWN_OPTION = "accelerate_config"  # of `trl` and of this package: `--config_file` of accelerate's, by name
+NOT_OPTIONS = ("env", "module", "no_python")  # in a recipe `env` sets variables; the others say what is launched
+TOLD, WAIT_FOR_FIRST_RANK = "trl_dapo/told", timedelta(seconds=10)
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process: `accelerate launch`, with one process too, or `torchrun`."""
+    return not {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"}.isdisjoint(os.environ)
+
+
+def options_of_accelerate(fields: Collection[str]) -> dict[str, bool]:
+    """The options of `accelerate launch` that are no fields of a recipe, and whether a value follows each."""
+    options = {OWN_OPTION: True}
+    for action in launch_command_parser()._actions:
+        names = [word[2:].replace("-", "_") for word in action.option_strings if word.startswith("--")]
+        options |= {name: action.nargs != 0 for name in names if name not in (*fields, *NOT_OPTIONS)}
+    return options
+
+
+def split_options(words: Iterable[str], options: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Those words of a command line that are `accelerate launch`'s, each with its value, and the others."""
+    theirs, others, words = [], [], iter(words)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_") if word.startswith("--") else ""
+        if name not in options:
+            others.append(word)
+        elif options[name]:
+            theirs.append(f"--{name}={value if equals else next(words, '')}")
+        elif value.lower() != "false":  # of a recipe's `multi_gpu: false`
+            theirs.append(f"--{name}")
+    return theirs, others
+
+
+def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
+    """What `accelerate launch` reads of its options, for `trl-dapo train` with the rest of a command line."""
+    parser, own = launch_command_parser(), f"--{OWN_OPTION}="
+    parser.error = _refuse
+    words = [
+        f"--config_file={find_accelerate_config(word.removeprefix(own))}" if word.startswith(own) else word
+        for word in words
+    ]
+    asked = parser.parse_args([*words, "--module", "trl_dapo.cli", "train", *argv])
+    says_how = asked.config_file or asked.use_fsdp or asked.use_deepspeed or asked.cpu or asked.tpu
+    if max(asked.num_processes or 1, asked.num_machines or 1) > 1 and not says_how:
+        asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
+    if asked.num_processes is None:  # told now, for the settings to be checked with it
+        with suppress(OSError):  # there need be no file
+            asked.num_processes = load_config_from_file(asked.config_file).num_processes
+    return asked
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+@contextmanager
+def believing_in(num_processes: int) -> Iterator[None]:
+    """Lets a config be made as each of so many processes will make it, before they are; nothing is logged."""
+    os.environ["WORLD_SIZE"] = str(num_processes)
+    logging.disable(logging.WARNING)  # the processes will
+    try:
+        with swapped(DAPOConfig, world_size=num_processes, device=torch.device("cpu")):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        del os.environ["WORLD_SIZE"]
+
+
+def launch_processes(arguments: Namespace) -> int:
+    """Runs `accelerate launch`; returns the status of the first process that failed."""
     # It would add a traceback, and end with status 1, where the process that failed has said why.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)  # values not passed to it
@@ -33,3 +111,17 @@ def launch_processes(argv: Sequence[str], num_processes: int | None, accelerate_
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def tell_once(line: str) -> None:
+    """Prints what ended this process. A rank behind the first does so where the first has nothing to tell."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        rank = PartialState().process_index  # the ranks meet there, if they have not yet
+        store = distributed_c10d._get_default_store()
+        line += f" (process {rank})" * bool(rank)
+        with suppress(dist.DistError):  # the store may have ended with the first rank
+            with suppress(dist.DistStoreError):  # in time it has told nothing
+                store.wait([TOLD], WAIT_FOR_FIRST_RANK) if rank else None
+            if store.add(TOLD, 1) > 1:
+                return
+    print(line, file=sys.stderr)

@@ -4,45 +4,55 @@
 
 import gc
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+import datasets
 import torch
+import trl.rewards
 from accelerate import PartialState
-from datasets import Dataset
-from transformers import IntervalStrategy
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+from trl.scripts import grpo
 
 from ..config import DAPOConfig
-from ..data import BAD_ROWS, PROMPT_STYLES, load_math_dataset, refuse_overlap
+from ..data import BAD_ROWS, FILE_SUFFIXES, PROMPT_STYLES, load_math_dataset, refuse_overlap
+from ..engines.swap import swapped
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..settings.arguments import load_function, one_line, refuse_unknown_fields
+from ..settings.arguments import _read_recipe, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
+from . import processes
+from .processes import split_options, tell_once
 
 
-LAUNCH_OPTIONS = ("config", "num_processes", "accelerate_config")  # of `trl-dapo train` itself
 WITHOUT_GPU = "Without a GPU, `--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs."
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
+MISTAKES = (ValueError, OSError, ImportError)  # what a user can mend
 REWARDS: dict[str, Any] = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
 REWARDS |= {"last_number": last_number_reward, "bare_number": bare_number_reward}
 TOOLS = {"calculate": calculate}
+# A recipe that says one of these, or names a file, has its problems read by `load_math_dataset`.
+OF_PROBLEMS = ("prompt_style", "on_bad_rows", "dataset_offset", "dataset_limit", "eval_dataset_name")
+OF_ROWS = ("datasets", "dataset_streaming", "streaming", "test_split_size")
 
 
 @help_from_docstring
 @dataclass
-class LaunchArguments:
+class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     """
-    What a recipe says beside [`DAPOConfig`] and [`~trl.ModelConfig`].
+    What a recipe says beside [`DAPOConfig`] and [`~trl.ModelConfig`]: the fields of `trl grpo`, and these.
 
     Args:
         dataset_name (`str`, *optional*):
             Training prompts: a file, also relative to the folder named by `TRL_DAPO_DATA`, or a dataset on the Hub.
-        dataset_split (`str`, *optional*, defaults to `"train"`):
-            Split of a dataset on the Hub.
+            The rows of a dataset on the Hub are taken as they are, as by `trl grpo`, unless `prompt_style` or another
+            of the next fields is set.
         dataset_offset (`int`, *optional*, defaults to `0`):
             Problems passed over at the start.
         dataset_limit (`int`, *optional*):
@@ -55,13 +65,14 @@ class LaunchArguments:
             Problems passed over at the start.
         eval_dataset_limit (`int`, *optional*):
             Problems to evaluate on, at most.
-        prompt_style (`str`, *optional*, defaults to `"answer_line"`):
+        prompt_style (`str`, *optional*):
             How a problem is put to the model: `"answer_line"` (the paper's), `"boxed"`, `"think"` or
-            `"as_is"`.
+            `"as_is"`. Defaults to `"answer_line"` for problems that this package reads.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
             What becomes of rows without a problem or a gold answer, in both datasets: `"error"` or `"skip"`.
-        reward_funcs (`list[str]`, *optional*, defaults to `["dapo_math"]`):
-            `dapo_math`, `math_verify`, `last_number`, `bare_number`, or a dotted import path.
+        reward_funcs (`list[str]`, *optional*):
+            `dapo_math`, `math_verify`, `last_number`, `bare_number`, one of `trl grpo`'s such as `accuracy_reward`, or
+            a dotted import path. Defaults to `dapo_math` where there is no `reward_model_name_or_path`.
         tools (`list[str]`, *optional*):
             Functions that the model may call, as [`~trl.GRPOTrainer`] takes them: `calculate`, or a dotted import
             path.
@@ -70,16 +81,15 @@ class LaunchArguments:
     """
 
     dataset_name: str | None = None
-    dataset_split: str = "train"
     dataset_offset: int = 0
     dataset_limit: int | None = None
     eval_dataset_name: str | None = None
     eval_dataset_split: str = "train"
     eval_dataset_offset: int = 0
     eval_dataset_limit: int | None = None
-    prompt_style: str = field(default="answer_line", metadata={"choices": list(PROMPT_STYLES)})
+    prompt_style: str | None = field(default=None, metadata={"choices": list(PROMPT_STYLES)})
     on_bad_rows: str = field(default="error", metadata={"choices": list(BAD_ROWS)})
-    reward_funcs: list[str] = field(default_factory=lambda: ["dapo_math"])
+    reward_funcs: list[str] | None = None
     tools: list[str] | None = None
     tiny_model: bool = False
 
@@ -91,13 +101,14 @@ class _Parser(TrlParser):
         raise ValueError(message)
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        refuse_unknown_fields("The recipe", kwargs, self._fields)
+        kwargs = {name: value for name, value in kwargs.items() if name not in self.launch_options}
+        refuse_unknown_fields("The recipe", kwargs, self._fields, self.launch_options)
         return super().set_defaults_with_config(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
         unknown = [word[2:].partition("=")[0].replace("-", "_") for word in others if word.startswith("--")]
-        refuse_unknown_fields("The command line", unknown, self._fields, LAUNCH_OPTIONS)
+        refuse_unknown_fields("The command line", unknown, self._fields, ["config", *self.launch_options])
         if others:
             raise ValueError(f"`{others[0]}` follows no `--field`.")
         return namespace, others
@@ -106,8 +117,13 @@ class _Parser(TrlParser):
     def _fields(self) -> list[str]:
         return [action.dest for action in self._actions]
 
+    @cached_property
+    def launch_options(self) -> dict[str, bool]:
+        """Options of `accelerate launch`, in a recipe too, and whether a value follows each."""
+        return processes.options_of_accelerate(self._fields)
 
-def make_parser() -> TrlParser:
+
+def make_parser() -> _Parser:
     """The parser of recipes and command lines: a misspelt key is an error in both."""
     parser = _Parser(
         (LaunchArguments, DAPOConfig, ModelConfig),  # type: ignore[arg-type]  # dataclasses have no type of their own
@@ -118,38 +134,49 @@ def make_parser() -> TrlParser:
     # Of some three hundred fields those of this package come first.
     others = parser._optionals
     parser._action_groups.remove(others)
-    for title, fields in (
-        ("data and rewards", LaunchArguments.__annotations__),
+    for title, shown in (
+        ("data and rewards", LaunchArguments.__dataclass_fields__),
         ("DAPO: what DAPOConfig adds or changes", DAPOConfig.__annotations__),
         ("model", ModelConfig.__dataclass_fields__),
     ):
         group = parser.add_argument_group(title)
-        group._group_actions += [action for action in others._group_actions if action.dest in fields]
-        others._group_actions = [action for action in others._group_actions if action.dest not in fields]
+        group._group_actions += [action for action in others._group_actions if action.dest in shown]
+        others._group_actions = [action for action in others._group_actions if action.dest not in shown]
     others.title = "GRPOConfig and TrainingArguments"
     parser._action_groups.append(others)
     return parser
 
 
-def launch(argv: Sequence[str] | None = None) -> int:
-    """Trains what a command line says; returns the exit status, after a mistake or Ctrl-C with one line of it."""
+def launch(argv: Sequence[str]) -> int:
+    """Trains what a command line says, in the processes that it asks for; returns the exit status."""
     try:
-        launch_args, training_args, model_args = make_parser().parse_args_and_config(argv)
-        train_dataset, eval_dataset = load_datasets(launch_args, training_args)
-        given = {
-            "reward_funcs": [load_function("reward_funcs", name, REWARDS) for name in launch_args.reward_funcs],
-            "tools": [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None,
-            "train_dataset": train_dataset,
-            "eval_dataset": eval_dataset,
-        }
-        if not launch_args.tiny_model and model_args.model_name_or_path is None:
-            raise ValueError(
-                "`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run."
-            )
-        checkpoint = checkpoint_to_resume(training_args)
-    except (ValueError, OSError, ImportError) as error:
+        parser = make_parser()
+        asked, argv = split_options(argv, parser.launch_options)
+        if asked and processes.is_launched():
+            raise ValueError(f"`{asked[0]}` is for the launcher, which has started this process already.")
+        if "--config" in argv and not processes.is_launched():
+            recipe = _read_recipe(argv[argv.index("--config") + 1])
+            words = [f"--{name}={value}" for name, value in recipe.items() if value is not None]
+            asked = split_options(words, parser.launch_options)[0] + asked
+        if asked:
+            arguments = processes.read_options(asked, argv)
+            if not arguments.machine_rank:  # the first machine checks for all
+                with processes.believing_in(arguments.num_processes or max(torch.cuda.device_count(), 1)):
+                    trainer_arguments(*read_settings(parser, argv))
+            return processes.launch_processes(arguments)
+        settings = read_settings(parser, argv)
+        # One process reads and caches, the others read the cache.
+        failure, given = None, {}
+        with PartialState().local_main_process_first():
+            try:
+                given = trainer_arguments(*settings)
+            except MISTAKES as error:
+                failure = error  # told once the processes that wait here have come as far
+        if failure is not None:
+            raise failure
+    except MISTAKES as error:
         advice = f" {WITHOUT_GPU}" if "bf16/gpu" in str(error) and not torch.cuda.is_available() else ""
-        print(f"trl-dapo train: {one_line(error)}{advice}", file=sys.stderr)
+        tell_once(f"trl-dapo train: {one_line(error)}{advice}")
         return MISTAKE
     except KeyboardInterrupt:
         print("trl-dapo train: stopped before it began.", file=sys.stderr)
@@ -160,13 +187,13 @@ def launch(argv: Sequence[str] | None = None) -> int:
 
     try:
         with bars_on_terminals_only():
-            status = train(launch_args, training_args, model_args, checkpoint, given)
+            status = train(*settings[:2], given)
     except SetupError as error:
-        print(f"trl-dapo train: {one_line(error)}", file=sys.stderr)
+        tell_once(f"trl-dapo train: {one_line(error)}")
         status = MISTAKE
     except KeyboardInterrupt:
         if PartialState().is_main_process:
-            line = f"trl-dapo train: {describe_interruption(training_args.output_dir)}"
+            line = f"trl-dapo train: {describe_interruption(output_folder(settings[1]))}"
             # On a terminal `^C` stands where the cursor is.
             print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, line), file=sys.stderr)
         status = INTERRUPTED
@@ -176,13 +203,16 @@ def launch(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def train(
-    launch_args: LaunchArguments,
-    training_args: DAPOConfig,
-    model_args: ModelConfig,
-    checkpoint: str | None,
-    given: dict[str, Any],
-) -> int:
+def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments, DAPOConfig, ModelConfig]:
+    """The settings of a recipe and a command line, with the checkpoint to resume by its path."""
+    launch_args, training_args, model_args = parser.parse_args_and_config(argv)
+    if not launch_args.tiny_model and model_args.model_name_or_path is None:
+        raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
+    training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
+    return launch_args, training_args, model_args
+
+
+def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
     """Trains with what is `given` to the trainer, and saves the model, or the adapter, into `output_dir`."""
     from ..run.preflight import SetupError
     from ..run.terminal import wrapped_for
@@ -190,27 +220,13 @@ def train(
 
     if PartialState().is_main_process:
         print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
-    model = tiny_model(training_args) if launch_args.tiny_model else model_args.model_name_or_path
-    init_kwargs = training_args.model_init_kwargs or {}
-    assert model is not None
-    assert not isinstance(init_kwargs, str)  # read by the config
-    training_args.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
-        **init_kwargs,
-    }
+    if launch_args.tiny_model:
+        given["model"] = tiny_model(training_args)
     try:
-        trainer = DAPOTrainer(
-            model,
-            args=training_args,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-            **given,
-        )
-    except (ValueError, OSError, ImportError) as error:
+        trainer = DAPOTrainer(**given)
+    except MISTAKES as error:
         raise SetupError(str(error)) from error
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if not trainer.stop.found_nothing:
         trainer.save_model(training_args.output_dir)
         trainer.accelerator.print(f"Saved to {training_args.output_dir}.")
@@ -227,31 +243,92 @@ def describe_interruption(output_dir: str) -> str:
     return f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
 
 
-def load_datasets(launch_args: LaunchArguments, training_args: DAPOConfig) -> tuple[Dataset, Dataset | None]:
-    if launch_args.dataset_name is None:
-        raise ValueError("`dataset_name` is not set. Name a file or a dataset on the Hub.")
-    if launch_args.eval_dataset_name is None and training_args.eval_strategy != "no":
-        strategy = IntervalStrategy(training_args.eval_strategy).value
+class _Handed(Exception):
+    """What TRL's script hands to its trainer."""
+
+
+def trainer_arguments(
+    launch_args: LaunchArguments, training_args: DAPOConfig, model_args: ModelConfig
+) -> dict[str, Any]:
+    """What a trainer is made of: what `trl grpo` makes of the settings, with this package's problems and tools."""
+
+    def hand(**given: Any) -> NoReturn:
+        raise _Handed(given)
+
+    names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
+    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(name) for name in names])
+    problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
+    loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
+    given: dict[str, Any] = {}
+    try:
+        with swapped(trl, GRPOTrainer=hand), loaded:
+            grpo.main(script_args, training_args, model_args, script_args)
+    except _Handed as handed:
+        (given,) = handed.args
+    except KeyError as error:
+        if (split := error.args[0]) not in (launch_args.dataset_train_split, launch_args.dataset_test_split):
+            raise
         raise ValueError(
-            f"`eval_strategy={strategy!r}` needs `eval_dataset_name`. Name one, or set `eval_strategy: 'no'`."
+            f"The dataset has no split {split!r}. `dataset_train_split` and `dataset_test_split` name its splits; "
+            "without one to evaluate on, set `eval_strategy: 'no'`."
+        ) from None
+    if problems:
+        given["train_dataset"], given["eval_dataset"] = problems
+    given["tools"] = [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None
+    return given
+
+
+def _as_trl_finds_it(name: str) -> str:
+    """A reward function's name as TRL's script takes it: one of its own, or a path that is known to lead to one."""
+    if "." not in name and hasattr(trl.rewards, name):
+        return name
+    function = load_function("reward_funcs", name, REWARDS)
+    return f"{function.__module__}.{function.__name__}" if name in REWARDS else name
+
+
+def reads_problems(launch_args: LaunchArguments) -> bool:
+    """Whether this package reads problems and puts them to the model; rows are taken as they are otherwise."""
+    defaults = {each.name: each.default for each in fields(launch_args)}
+    said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
+    said += ["dataset_name"] * (Path(launch_args.dataset_name or "").suffix in FILE_SUFFIXES)
+    if said and (others := [name for name in OF_ROWS if getattr(launch_args, name)]):
+        raise ValueError(
+            f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
+            "for problems that this package reads. Leave out one of them."
         )
-    if launch_args.eval_dataset_name is None and training_args.eval_on_start:
-        raise ValueError("`eval_on_start=True` needs `eval_dataset_name`. Name one, or set `eval_on_start: false`.")
-    # One process reads and caches, the others read the cache.
-    with PartialState().local_main_process_first():
-        train_dataset, eval_dataset = (_load_dataset(launch_args, prefix) for prefix in ("", "eval_"))
+    return bool(said and launch_args.dataset_name)
+
+
+def load_datasets(
+    launch_args: LaunchArguments, training_args: DAPOConfig
+) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """The problems to train on and to evaluate on."""
+    for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
+        value = getattr(training_args, name)
+        if launch_args.eval_dataset_name is None and value != off:
+            value = getattr(value, "value", value)  # of an enumeration
+            raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
+    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split)
+    assert train_dataset is not None
+    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split)
     if eval_dataset is not None:
         refuse_overlap(train_dataset, eval_dataset)
     return train_dataset, eval_dataset
 
 
-def _load_dataset(launch_args: LaunchArguments, prefix: str) -> Dataset | None:
+def _load_dataset(launch_args: LaunchArguments, prefix: str, split: str) -> datasets.Dataset | None:
     name = getattr(launch_args, f"{prefix}dataset_name")
     if name is None:
         return None
-    settings = {key: getattr(launch_args, f"{prefix}dataset_{key}") for key in ("split", "offset", "limit")}
-    settings |= {key: getattr(launch_args, key) for key in ("prompt_style", "on_bad_rows")}
-    return load_math_dataset(name, **settings)
+    return load_math_dataset(
+        name,
+        split,
+        getattr(launch_args, f"{prefix}dataset_offset"),
+        getattr(launch_args, f"{prefix}dataset_limit"),
+        launch_args.prompt_style or "answer_line",
+        launch_args.dataset_config if name == launch_args.dataset_name else None,
+        launch_args.on_bad_rows,
+    )
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

@@ -28,6 +28,9 @@ DATACLASSES = (
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("trl", "scripts/utils.py", "ScriptArguments"),
+    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
+    ("trl", "scripts/grpo.py", "GRPOScriptArguments"),
     ("trl_dapo", "config.py", "DAPOConfig"),
     ("trl_dapo", "cli/train.py", "LaunchArguments"),
 )
@@ -122,7 +125,9 @@ def read(
     """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
     file, values = find_recipe(path), dict(declared_fields())
     fields = _read_recipe(file)
-    fields.pop("env", None)  # variables that TRL's parser sets: no field
+    for name in ("env", "num_processes"):  # variables that TRL's parser sets; a process trains on each GPU
+        fields.pop(name, None)
+    accelerate_config = accelerate_config or fields.pop("accelerate_config", None)
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
         values |= _read_numbers(given)

@@ -1,0 +1,194 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`trl-dapo train` takes the configuration files of `trl grpo` as they are."""
+
+import dataclasses
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+import trl
+from trl.scripts import grpo
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli import processes
+from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
+from trl_dapo.plan.recipe import read
+
+
+# The three of TRL's page about its command line, docs/source/clis.md.
+MODEL_AND_REWARD = "model_name_or_path: Qwen/Qwen2.5-0.5B\nreward_funcs:\n  - accuracy_reward\n"
+ONE_DATASET = MODEL_AND_REWARD + "dataset_name: HuggingFaceH4/Polaris-Dataset-53K\n"
+THEIRS = {
+    "processes": ONE_DATASET + "num_processes: 4\n",
+    "accelerate": ONE_DATASET + "accelerate_config: zero2  # or path/to/my/accelerate/config.yaml\n",
+    "mixture": MODEL_AND_REWARD
+    + "datasets:\n  - path: HuggingFaceH4/Polaris-Dataset-53K\n  - path: trl-lib/DeepMath-103K\n",
+}
+SUMS = [{"prompt": [{"role": "user", "content": f"{i} + {i}?"}], "solution": f"${2 * i}$"} for i in range(8)]
+TINY = [
+    *("--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--gradient_checkpointing", "false"),
+    *("--per_device_train_batch_size", "4", "--num_generations", "4", "--gradient_accumulation_steps", "1"),
+    *("--max_completion_length", "4", "--max_steps", "1", "--dynamic_sampling_max_rounds", "1"),
+]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The trainers that were made."""
+    trainers = []
+
+    class Recorded(DAPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            trainers.append(self)
+
+    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", Recorded)
+    return trainers
+
+
+@pytest.fixture
+def command(tmp_path, tiny_model):
+    """Writes a configuration file; returns the command line that runs it with the tiny model."""
+
+    def write(text, *overrides):
+        (tmp_path / "theirs.yaml").write_text(text)
+        out = ["--output_dir", str(tmp_path / "out"), "--model_name_or_path", tiny_model]
+        return ["--config", str(tmp_path / "theirs.yaml"), *out, *TINY, *overrides]
+
+    return write
+
+
+@pytest.fixture
+def sums(tmp_path):
+    """A folder with a split to train on and one to evaluate on, as `datasets` reads it."""
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    for split, rows in {"train": SUMS, "test": SUMS[:2]}.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What `accelerate launch` is asked for; one process runs in place of those."""
+    asked = []
+
+    def run(arguments):
+        asked.append(arguments)
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        assert launch(arguments.training_script_args[1:]) == 0
+
+    monkeypatch.setattr(processes, "launch_command", run)
+    return asked
+
+
+def test_trls_fields_are_fields_here_and_its_script_is_handed_what_it_expects():
+    ours = {action.dest for action in make_parser()._actions}
+    assert {action.dest for action in grpo.make_parser()._actions} - ours == set()
+    assert list(inspect.signature(grpo.main).parameters) == [
+        "script_args",
+        "training_args",
+        "model_args",
+        "dataset_args",
+    ]
+    assert issubclass(LaunchArguments, (grpo.GRPOScriptArguments, trl.DatasetMixtureConfig))
+
+
+def test_a_file_that_asks_for_processes_is_launched_with_them_and_trains(command, sums, launched, made):
+    assert launch(command(THEIRS["processes"], "--dataset_name", sums)) == 0
+    (asked,) = launched
+    assert (asked.num_processes, asked.multi_gpu, asked.config_file) == (4, True, None)
+    (trainer,) = made
+    assert trainer.reward_func_names == ["accuracy_reward"]
+    assert trainer.train_dataset.to_list() == SUMS  # the rows as they are
+    assert trainer.state.global_step == 1
+
+
+def test_the_command_line_decides_over_the_file_which_names_a_configuration_of_accelerates(
+    command, sums, launched, made
+):
+    words = command(THEIRS["accelerate"] + "num_processes: 4\n", "--dataset_name", sums, "--num_processes=2")
+    assert launch(words) == 0
+    (asked,) = launched
+    assert asked.config_file.rsplit(os.sep, 1)[-1] == "zero2.yaml"
+    assert asked.num_processes == 2
+    assert made[0].state.global_step == 1
+
+
+def test_a_mixture_of_datasets_trains(command, made, monkeypatch):
+    rows = {"HuggingFaceH4/Polaris-Dataset-53K": SUMS[:5], "trl-lib/DeepMath-103K": SUMS[5:]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **kwargs: datasets.Dataset.from_list(rows[path]))
+    assert launch(command(THEIRS["mixture"])) == 0
+    assert made[0].train_dataset["solution"][:] == [f"${2 * i}$" for i in range(8)]
+    assert made[0].state.global_step == 1
+
+
+def test_splits_a_reward_model_and_the_environment_are_those_of_the_file(command, sums, tiny_model, made):
+    file = f"env:\n  TOLD_BY_THE_FILE: 5\nreward_model_name_or_path: {tiny_model}\ndataset_train_split: test\n"
+    file += "dataset_name: nowhere/at-all\neval_strategy: steps\nper_device_eval_batch_size: 4\n"
+    assert launch(command(file, "--dataset_name", sums)) == 0
+    (trainer,) = made
+    assert trainer.train_dataset.to_list() == trainer.eval_dataset.to_list() == SUMS[:2]
+    assert [type(function).__name__ for function in trainer.reward_funcs] == ["Qwen3ForSequenceClassification"]
+    assert os.environ["TOLD_BY_THE_FILE"] == "5"
+
+
+def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sums, made):
+    names = ["think_format_reward", "math_verify", "trl_dapo.rewards.dapo_math_reward", "get_soft_overlong_punishment"]
+    weights = ["--reward_weights", "1", "2", "3", "4", "--dynamic_sampling_rewards", "math_verify_reward"]
+    assert launch(command(ONE_DATASET, "--dataset_name", sums, "--reward_funcs", *names, *weights)) == 0
+    (trainer,) = made
+    assert trainer.reward_func_names[:3] == ["think_format_reward", "math_verify_reward", "dapo_math_reward"]
+    assert "soft_overlong" in trainer.reward_func_names[3]
+    assert trainer.reward_weights.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["--eval_strategy", "steps", "--dataset_test_split", "dev"],
+            "The dataset has no split 'dev'. `dataset_",
+        ),
+        (["--dataset_name", "no/such"], "no/such"),
+        (["--reward_funcs", "accurate_reward"], "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
+        (["--prompt_style", "boxed", "--dataset_streaming", "true"], "`dataset_streaming` is for rows that are taken"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, overrides, message):
+    assert launch(command(ONE_DATASET, "--dataset_name", sums, *overrides)) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("trl-dapo train: ")
+    assert message in line
+
+
+def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made):
+    assert launch(command(ONE_DATASET, "--dataset_name", sums, "--dataset_limit", "4")) == 2  # a folder is no file
+    file = f"{sums}/train.jsonl"
+    assert launch(command(ONE_DATASET, "--dataset_name", file, "--prompt_style", "boxed", "--dataset_limit=4")) == 0
+    (prompt,) = made[0].train_dataset[3]["prompt"]
+    assert prompt["content"].startswith("3 + 3?\n\nPlease reason step by step")
+    assert made[0].train_dataset["solution"][:] == ["0", "2", "4", "6"]
+
+
+def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_read():
+    page = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+    section = page.partition("## From `trl grpo`\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert set(OF_PROBLEMS) <= named
+    assert named & {field.name for field in dataclasses.fields(grpo.GRPOScriptArguments)} == {
+        *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
+        *("reward_funcs", "reward_model_name_or_path"),
+    }
+
+
+def test_a_plan_reads_such_a_file_too(tmp_path):
+    (tmp_path / "theirs.yaml").write_text(THEIRS["processes"])
+    recipe = read(str(tmp_path / "theirs.yaml"), gpus="1xH100-80GB")
+    assert recipe.settings.dataset_name == "HuggingFaceH4/Polaris-Dataset-53K"
