@@ -136,7 +136,7 @@ def test_evaluating_costs_a_twentieth_of_training_at_most_and_no_more_memory(rec
     num_trained = args.eval_steps * args.gradient_accumulation_steps * args.per_device_train_batch_size
     num_trained *= num_processes_of(recipe)
     if recipe.stem == "smollm2_135m_cpu":  # so short a run that a twentieth would show nothing
-        assert num_evaluated * 2 == num_trained
+        assert num_evaluated * 3 <= num_trained
     else:
         assert num_evaluated * 20 <= num_trained
     # Its passes are without gradient, and are not cut.
