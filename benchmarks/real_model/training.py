@@ -41,13 +41,13 @@ class Stopwatch(TrainerCallback):
 
 
 def curve_of(log):
-    """Accuracy on the held-out problems over tokens and CPU seconds; neither of a probe's own counts."""
+    """Accuracy on held-out problems over tokens and CPU seconds, without those of probes, or a probe at a resume."""
     tokens, seconds, so_far, points = 0.0, 0.0, 0.0, []
     for entry in log:
         if "reward" in entry:
             tokens += tokens_of(entry)
             seconds += entry["cpu_seconds"] - so_far
-        elif f"eval_rewards/{REWARD}/mean" in entry:
+        elif f"eval_rewards/{REWARD}/mean" in entry and entry["step"] not in [point["rollouts"] for point in points]:
             accuracy = entry[f"eval_rewards/{REWARD}/mean"]
             points.append({"rollouts": entry["step"], "tokens": tokens, "seconds": seconds, "accuracy": accuracy})
         so_far = entry.get("cpu_seconds", so_far)
