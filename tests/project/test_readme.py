@@ -24,6 +24,7 @@ from trl.rewards import accuracy_reward, think_format_reward
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.commands import _make_parser
+from trl_dapo.cli.processes import split_options
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
 from trl_dapo.run.ledger import LEDGER_NAME, Parts
@@ -166,7 +167,9 @@ def test_every_command_parses(command, launched_on):
         if options.accelerate_config:
             launched_on(load_config_from_file(str(find_accelerate_config(options.accelerate_config))).num_processes)
         rest = [str(recipe) if word == named else word for word in rest]
-        make_parser().parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])
+        parser = make_parser()
+        rest = split_options(rest, parser.launch_options)[1]
+        parser.parse_args_and_config([*rest, "--use_cpu", "true", "--bf16", "false"])
     else:
         _make_parser().parse_args(argv)
 
