@@ -119,6 +119,12 @@ class ModelShape:
         return sum(inputs * outputs * count for inputs, outputs, count in self.linears.values())
 
     @property
+    def num_stacked(self) -> int:
+        """Weights of all experts, which transformers stacks: two parameters a layer, and no linear layers."""
+        experts = 3 * self.hidden_size * self.intermediate_size * self.num_experts * self.num_layers
+        return experts if self.num_experts > 1 else 0
+
+    @property
     def largest_linear(self) -> int:
         """Weights of the largest of these."""
         return max(inputs * outputs for inputs, outputs, _ in self.linears.values())
@@ -166,24 +172,6 @@ class ModelShape:
     def kv_bytes(self) -> int:
         """Bytes of a token's keys and values in bfloat16, in all layers."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
-    def num_lora(self, rank: int, target_modules: list[str] | str | None) -> int:
-        """Weights of an adapter of this rank."""
-        # Section 4.1 of https://huggingface.co/papers/2106.09685.
-        linears = [self.linears[name] for name in lora_targets(target_modules)]
-        return sum(rank * (inputs + outputs) * count for inputs, outputs, count in linears)
-
-
-def lora_targets(target_modules: list[str] | str | None) -> list[str]:
-    """Names in `ModelShape.linears` that an adapter is on; by default PEFT's: queries and values."""
-    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    if target_modules in ("all-linear", ["all-linear"]):
-        return list(linears)
-    named = ["q_proj", "v_proj"] if target_modules is None else target_modules
-    named = [named] if isinstance(named, str) else named
-    if unknown := sorted(set(named) - set(linears)):
-        raise ValueError(f"`lora_target_modules` names {', '.join(unknown)}; a plan knows {', '.join(linears)}.")
-    return list(named)
 
 
 def attention_cost_of(config: Any) -> float:

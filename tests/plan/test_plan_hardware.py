@@ -36,3 +36,20 @@ def test_gpus_are_read_from_words_and_from_a_header():
     assert read_hardware("8 GPUs of 33 GB") is None
     assert read_hardware("0 GPUs of 80 GB") is None
     assert read_hardware("") is None
+
+
+def test_a_gpu_that_is_not_on_the_list_is_read_from_its_sizes():
+    cluster = parse_gpus("4+2x48GB:A6000:0.77TB/s:155TFLOPs")
+    gpu = cluster.gpu
+    assert (cluster.num_train, cluster.num_serve) == (4, 2)
+    assert (gpu.memory, gpu.bandwidth, gpu.flops, gpu.link) == (48e9, 0.77e12, 155e12, 32e9)
+    # A suggestion repeats it.
+    assert parse_gpus(str(cluster)) == cluster
+    assert parse_gpus("24gb:7900XTX:1tb/s:61.5tflops").num_train == 1
+    for text in ("2x48GB:A6000", "0GB:A6000:1TB/s:1TFLOPs", "48GB:A6000:0TB/s:1TFLOPs", "48GB:A 6:1TB/s:1TFLOPs"):
+        with pytest.raises(
+            ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000:0.77TB/s:155"
+        ):
+            parse_gpus(text)
+    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000:0.77TB/s:155TFLOPs"):
+        parse_gpus("2xA6000")

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 from plan_helpers import GIB, SMALL
 
+from trl_dapo.plan.adapters import Adapter
 from trl_dapo.plan.memory import (
     activation_bytes,
     backward_bytes,
     checkpoint_bytes,
+    expert_bytes,
     gathered_bytes,
     layer_bytes,
     optimizer_bytes,
@@ -81,7 +83,7 @@ def test_what_a_layer_keeps_of_a_token_by_hand():
     normalized = dataclasses.replace(SMALL, has_qk_norm=True)
     assert layer_bytes(normalized, held=2, computed=2) == 168 + 6 * 9 + 12
     # An adapter on the output projection: what it reads, 6 numbers, and the rank, 2. Frozen layers keep no input.
-    adapted = layer_bytes(SMALL, held=2, computed=2, lora=(2, ["o_proj"]))
+    adapted = layer_bytes(SMALL, held=2, computed=2, adapter=Adapter(2, ("o_proj",)))
     assert adapted == 2 * (16 + 4) + 48 + 8 + 3 * 2 * 5 + 2 * (6 + 2)
     assert score_bytes(SMALL, row=10, computed=2, attention="eager") == 10 * 2 * 6
     assert score_bytes(SMALL, row=10, computed=2, attention="sdpa") == 10 * 3
@@ -114,6 +116,74 @@ def test_a_micro_batch_at_its_fullest_by_hand():
     )
     # 3 x 2 x 50 x 5 of the MLP; the largest weight, 4 x 6, as computed and as held.
     assert backward_bytes(wide, 50, held=4, computed=2) == 1500 + 6 * 24
+
+
+EXPERTS = dataclasses.replace(SMALL, num_experts=8, num_active_experts=2)  # 8 x 3 x 4 x 5 weights in each of 2 layers
+
+
+def test_an_adapter_on_experts_by_hand():
+    everywhere = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    # Rank 2: queries 4 + 6, keys and values 4 + 3 each, output 6 + 4. Gate and up of an expert are one parameter of
+    # 4 inputs and 10 outputs, of rank 4; down has 5 inputs and 4 outputs.
+    attention, experts = 2 * (10 + 7 + 7 + 10), 8 * (4 * (4 + 10) + 2 * (5 + 4))
+    assert Adapter(2, everywhere).num_lora(EXPERTS) == 2 * (attention + experts)
+    # all-linear is on the router of 4 inputs and 8 outputs too.
+    assert Adapter(2, everywhere, on_router=True).num_lora(EXPERTS) == 2 * (attention + experts + 2 * (4 + 8))
+    # Each layer keeps what PEFT adds up: all experts' weights, and both factors.
+    assert Adapter(2, everywhere).merged_bytes(EXPERTS, held=2) == 2 * (8 * 3 * 4 * 5 + experts)
+    assert Adapter(2, everywhere[:4]).merged_bytes(EXPERTS, held=2) == 0
+    assert Adapter(2, everywhere).merged_bytes(SMALL, held=2) == 0
+
+
+def test_what_experts_keep_of_a_token_by_hand():
+    # Of each of 2 active experts gate, SiLU and up, 5 numbers each, and what it gives, 4; indices of 32 bytes, and a
+    # share of 2; the router's 8 in float32.
+    frozen = 2 * (2 * (3 * 5 + 4) + 34) + 4 * 8
+    attention = Adapter(2, ("o_proj",))
+    dense = layer_bytes(SMALL, held=2, computed=2, adapter=attention) - 3 * 2 * 5
+    assert layer_bytes(EXPERTS, held=2, computed=2, adapter=attention) == dense + frozen
+    # With an adapter what they read, and what their output layer reads.
+    adapted = expert_bytes(EXPERTS, 2, Adapter(2, ("gate_proj", "up_proj", "down_proj")))
+    assert adapted == expert_bytes(EXPERTS, 2, None) == frozen + 2 * 2 * (4 + 5)
+    # Backward: three gradients of what they give, and of their weights gate's and up's, or half where PEFT's go.
+    assert backward_bytes(EXPERTS, 50, 2, 2, attention) == 2 * 3 * 50 * 2 * 4
+    assert backward_bytes(EXPERTS, 50, 2, 2) == 2 * (1200 + 2 * 8 * 4 * 5)
+
+
+def test_experts_are_not_quantized():
+    attention = 2 * (2 * 4 * 6 + 2 * 4 * 3)
+    rest = 2 * (EXPERTS.num_parameters - attention)
+    assert quantized_bytes(EXPERTS, 4, nested=False, held=2) == attention / 2 + 4 * attention / 64 + rest
+    assert quantized_bytes(EXPERTS, 8, nested=False, held=2) == attention + 4 * 2 * (6 + 3 + 3 + 4) + rest
+
+
+def test_copies_of_modules_by_hand():
+    # The embedding and the output layer, 28 each, tied or not; values of 4 x 3 in two layers, or with 3 biases.
+    tied = dataclasses.replace(SMALL, is_tied=True)
+    assert Adapter(2, (), saved=("embed_tokens", "lm_head")).num_saved(tied) == 2 * 28
+    assert Adapter(2, (), saved=("v_proj",)).num_saved(SMALL) == 2 * 12
+    assert Adapter(2, (), saved=("v_proj",)).num_saved(dataclasses.replace(SMALL, has_qkv_bias=True)) == 2 * 15
+    # Queries and values read the same 4 numbers, of which autocast makes two copies; down reads 5.
+    copies = Adapter(2, (), saved=("q_proj", "v_proj", "o_proj", "down_proj"))
+    assert copies.layer_bytes(SMALL, held=2, computed=2) == 2 * (4 + 5)
+    assert copies.layer_bytes(SMALL, held=4, computed=2) == 2 * (2 * 4 + 5)
+    # FSDP2 gathers both copies of the ends.
+    assert gathered_bytes(SMALL, Sharding("fsdp2"), 4, num_copies=2) == 2 * (2 * 132 + 4 * 28) + 4 * 28
+    # A copy of the output layer that trains has a gradient in float32.
+    wide = dataclasses.replace(SMALL, vocab_size=100_000)
+    options = {"tokens": 50, "row": 10, "held": 2, "computed": 2, "checkpointing": True}
+    trains, frozen = (activation_bytes(wide, adapter=Adapter(2, (), saved), **options) for saved in (("lm_head",), ()))
+    assert trains["work"] - frozen["work"] == 4 * 400_000
+
+
+def test_dora_by_hand():
+    # A magnitude for each output, and a token's 5 inputs, rank 2, and both parts of 4 outputs; a unit matrix of 5 in
+    # 2 bytes and four matrices of 5 x 4 in float32.
+    dora = Adapter(2, ("down_proj",), is_dora=True)
+    assert dora.num_lora(SMALL) == 2 * (2 * (5 + 4) + 4)
+    assert dora.layer_bytes(SMALL, held=2, computed=2) == 2 * (5 + 2 + 2 * 4)
+    assert dora.work_bytes(SMALL) == 2 * 5 * 5 + 4 * 4 * 5 * 4
+    assert backward_bytes(SMALL, 50, 2, 2, dora) == backward_bytes(SMALL, 50, 2, 2) + 3 * 4 * 50 * 5
 
 
 def test_what_is_gathered_and_what_vllm_caches_by_hand():

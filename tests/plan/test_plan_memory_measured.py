@@ -5,6 +5,7 @@
 import contextlib
 import gc
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,34 +13,52 @@ from helpers import letters, prompts
 from peft import LoraConfig, get_peft_model
 from tiny_models import make_model, make_tokenizer, save_tiny_model
 from torch.profiler import ProfilerActivity, profile
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 from trl import get_peft_config
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
+from trl_dapo.plan.adapters import read_adapter
 from trl_dapo.plan.memory import activation_bytes, backward_bytes, layer_bytes
 from trl_dapo.plan.model_shapes import shape_of
 
 
-def small_model(dtype, lora):
-    model = make_model(
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=64,
-        tie_word_embeddings=True,
-    ).to(dtype)
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 64,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+
+
+def small_model(dtype, lora, experts=False):
+    if experts:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZES, **EXPERTS)).to(dtype)
+    else:
+        model = make_model(**SIZES).to(dtype)
     shape = shape_of(model.config.to_dict())
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    if lora is not None:
-        model = get_peft_model(model, LoraConfig(r=lora[0], target_modules=lora[1]))
-        model.enable_input_require_grads()
-    return model.train(), shape
+    if lora is None:
+        return model.train(), shape, None
+    model = get_peft_model(model, LoraConfig(r=8, **lora))
+    model.enable_input_require_grads()
+    asked = {
+        "use_peft": True,
+        "lora_r": 8,
+        "lora_target_modules": lora["target_modules"],
+        "lora_modules_to_save": lora.get("modules_to_save"),
+        "use_dora": lora.get("use_dora", False),
+    }
+    others = ("lora_target_parameters", "lora_dropout", "load_in_4bit", "load_in_8bit")
+    adapter = read_adapter(SimpleNamespace(**asked, **dict.fromkeys(others)), shape)
+    return model.train(), shape, adapter
 
 
 def peak_bytes(step) -> int:
@@ -54,7 +73,11 @@ def peak_bytes(step) -> int:
     return most
 
 
-LORA = (8, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA = {"target_modules": LINEARS}
+DORA = {"target_modules": LINEARS, "use_dora": True}
+SAVED = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head", "down_proj", "k_proj"]}
+ON_EXPERTS = {"target_modules": "all-linear"}
 PRECISIONS = {
     "mixed": (torch.float32, True),
     "bfloat16": (torch.bfloat16, True),
@@ -66,10 +89,20 @@ with_and_without_checkpointing = pytest.mark.parametrize("checkpointing", [True,
 
 
 @with_and_without_checkpointing
-@pytest.mark.parametrize(("precision", "lora"), [*((name, None) for name in PRECISIONS), ("bfloat16", LORA)])
-def test_activations_are_what_autograd_keeps_and_a_step_allocates(precision, lora, checkpointing):
+@pytest.mark.parametrize(
+    ("precision", "lora", "experts"),
+    [
+        *((name, None, False) for name in PRECISIONS),
+        *(("bfloat16", lora, False) for lora in (LORA, DORA, SAVED)),
+        *(("bfloat16", lora, True) for lora in ({"target_modules": ["q_proj", "v_proj"]}, ON_EXPERTS)),
+    ],
+)
+def test_activations_are_what_autograd_keeps_and_a_step_allocates(precision, lora, experts, checkpointing):
     dtype, autocast = PRECISIONS[precision]
-    model, shape = small_model(dtype, lora)
+    model, shape, adapter = small_model(dtype, lora, experts)
+    if lora is not None:
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        assert adapter.num_lora(shape) + adapter.num_saved(shape) == trained
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.randint(0, 64, (8, 64))
@@ -93,7 +126,7 @@ def test_activations_are_what_autograd_keeps_and_a_step_allocates(precision, lor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         forward()
     held = dtype.itemsize
-    planned = activation_bytes(shape, 512, 64, held, 2 if autocast else held, checkpointing, "sdpa", lora)
+    planned = activation_bytes(shape, 512, 64, held, 2 if autocast else held, checkpointing, "sdpa", adapter)
     assert planned["activations"] == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.1)
     kept.clear()
     gc.collect()
@@ -106,7 +139,7 @@ def test_activations_are_what_autograd_keeps_and_a_step_allocates(precision, lor
 def test_a_layers_backward_pass_is_what_a_step_allocates(precision, checkpointing):
     """Without the output layer, whose tile is larger than all layers of a small model."""
     dtype, autocast = PRECISIONS[precision]
-    model, shape = small_model(dtype, None)
+    model, shape, _ = small_model(dtype, None)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.randint(0, 64, (16, 128))
@@ -129,6 +162,38 @@ def test_a_layers_backward_pass_is_what_a_step_allocates(precision, checkpointin
     assert planned == pytest.approx(peak_bytes(step), rel=0.1)
 
 
+@pytest.mark.parametrize(("lora", "experts"), [(None, True), (ON_EXPERTS, True), (DORA, False)], ids=str)
+def test_a_layers_backward_pass_with_experts_or_dora_is_what_a_step_allocates(lora, experts):
+    """Without the output layer, as above."""
+    model, shape, adapter = small_model(torch.bfloat16, lora, experts)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    body = (model if lora is None else model.get_base_model()).model
+    ids = torch.randint(0, 64, (8, 64))
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            body(input_ids=ids, use_cache=False).last_hidden_state.sum().backward()
+
+    step()
+    layer = 512 * layer_bytes(shape, 2, 2, adapter=adapter) + (adapter.merged_bytes(shape, 2) if adapter else 0)
+    planned = 6 * 512 * 2 * 128 + layer + backward_bytes(shape, 512, 2, 2, adapter)
+    assert planned == pytest.approx(peak_bytes(step), rel=0.1)
+
+
+def test_doras_work_on_few_tokens_is_what_a_step_allocates():
+    model, shape, adapter = small_model(torch.bfloat16, DORA)
+    body = model.get_base_model().model
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            body(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False).last_hidden_state.sum().backward()
+
+    step()
+    # Of so few tokens autocast's copies of the adapter count too.
+    kept = 6 * 2 * layer_bytes(shape, 2, 2, adapter=adapter) + 2 * adapter.num_lora(shape)
+    assert kept + adapter.work_bytes(shape) == pytest.approx(peak_bytes(step), rel=0.1)
+
+
 def tensor_bytes(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -140,10 +205,31 @@ class Gradients(TrainerCallback):
         self.num_bytes = tensor_bytes(weight.grad for weight in model.parameters() if weight.grad is not None)
 
 
-@pytest.mark.parametrize("with_lora", [False, True], ids=["whole", "lora"])
-def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, with_lora):
+def save_experts(path):
+    """A small model with experts, which are most of its weights."""
+    config = AutoConfig.for_model(**{**SIZES, **EXPERTS, "vocab_size": len(make_tokenizer())})
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+RUNS = {
+    "whole": {},
+    "lora": {"lora_r": 64, "lora_target_modules": LINEARS},
+    "saved": {"lora_modules_to_save": ["embed_tokens", "lm_head", "up_proj"], "lora_target_modules": LINEARS},
+    "saved in bfloat16": {"lora_modules_to_save": ["embed_tokens", "lm_head", "up_proj"], "dtype": "bfloat16"},
+    "dora": {"use_dora": True, "lora_r": 64, "lora_target_modules": "all-linear"},
+    "experts": {"lora_r": 32, "lora_target_modules": "all-linear", "lora_dropout": 0.0, "dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, kind):
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = save_tiny_model(tmp_path / "model", num_key_value_heads=2, head_dim=32, **sizes)
+    if kind == "experts":
+        model = save_experts(tmp_path / "model")
+    else:
+        model = save_tiny_model(tmp_path / "model", num_key_value_heads=2, head_dim=32, **sizes)
     settings = {
         "model_name_or_path": model,
         "use_cpu": True,
@@ -158,8 +244,8 @@ def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, wit
         "learning_rate": 1e-4,
         "output_dir": str(tmp_path / "out"),
     }
-    if with_lora:
-        settings |= {"use_peft": True, "lora_r": 64, "lora_target_modules": LORA[1]}
+    if kind != "whole":
+        settings |= {"use_peft": True, **RUNS[kind]}
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(settings))
     planned = plan(str(path), gpus="CPU")
@@ -167,7 +253,7 @@ def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, wit
     _, args, model_args = make_parser().parse_args_and_config(["--config", str(path)])
     gradients = Gradients()
     trainer = DAPOTrainer(
-        model,
+        AutoModelForCausalLM.from_pretrained(model, dtype=model_args.dtype),
         letters,
         args,
         train_dataset=prompts(8),

@@ -11,6 +11,7 @@ import torch
 from plan_helpers import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trl_dapo.plan.adapters import Adapter
 from trl_dapo.plan.model_shapes import PUBLISHED, find_shape, shape_of
 
 
@@ -22,7 +23,7 @@ def test_weights_are_counted_by_hand():
     assert SMALL.num_multiplied == 264 + 7 * 4
     assert SMALL.kv_bytes == 2 * 2 * 2 * 3
     # Rank 2 on queries, 2 x (4 + 6), and values, 2 x (4 + 3), in two layers.
-    assert SMALL.num_lora(2, None) == SMALL.num_lora(2, ["q_proj", "v_proj"]) == 2 * 2 * (10 + 7)
+    assert Adapter(2, ("q_proj", "v_proj")).num_lora(SMALL) == 2 * 2 * (10 + 7)
 
 
 @pytest.mark.parametrize(

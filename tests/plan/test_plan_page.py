@@ -22,6 +22,7 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
     page = " ".join(capsys.readouterr().out.split())
     assert "Does not fit: sampling takes 40.7 GiB of 40.0 GiB, of which 5% stay free." in page
     assert "- vllm_gpu_memory_utilization: 0.4: peak 40.7 GiB -> 36.7 GiB" in page
+    assert "Would fit" in page
     assert main([*command, "--vllm_gpu_memory_utilization", "0.4"]) == 0
     # vLLM's share does not hold one completion.
     assert main([*command, "--vllm_gpu_memory_utilization", "0.15"]) == 1
@@ -79,6 +80,15 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--tiny_model", "false"], "`model_name_or_path` is not set"),
         (["--accelerate_config", "nowhere.yaml"], "`--accelerate_config nowhere.yaml` names no file"),
         (["--accelerate_config", "zero4"], "is none of cpu, fsdp2, multi_gpu"),
+        (
+            ["--use_peft", "--lora_modules_to_save", "norm"],
+            "`lora_modules_to_save` names norm; a plan knows embed_tok",
+        ),
+        (
+            ["--use_peft", "--lora_target_parameters", "experts.down_proj"],
+            "`lora_target_parameters` names experts.down",
+        ),
+        (["--use_peft", "--load_in_4bit", "--lora_modules_to_save", "q_proj"], "names q_proj; a plan knows embed_tok"),
         (["more"], "`more` follows no `--field`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -121,6 +131,24 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_ef
     # A rollout takes half a second either way.
     assert "Would help most" not in page
     assert re.search(r"(\d+\.\d s) -> \1", page) is None
+
+
+def test_a_page_says_how_logits_are_made(write, capsys, monkeypatch):
+    recipe = write("one GPU of 80 GB", TINY_RUN)
+    assert main(["plan", "--config", recipe]) == 0
+    assert "logits in tiles of 4,096 tokens and 32,768 columns" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr("trl_dapo.plan.page.makes_tiles", lambda: False)
+    monkeypatch.setattr("trl_dapo.plan.page.version", lambda package: "1.14.2")
+    assert main(["plan", "--config", recipe]) == 0
+    assert "- TRL 1.14.2: logits of a micro-batch all at once" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_page_for_another_gpu_says_how_it_reaches_the_next(write, capsys):
+    assert main(["plan", "--config", write("any CPU", TINY_RUN), "--gpus", "2x24GB:7900XTX:0.96TB/s:61TFLOPs"]) == 0
+    page = capsys.readouterr().out
+    assert "2x24GB:7900XTX:0.96TB/s:61TFLOPs, DDP" in page
+    assert "Memory of a GPU that trains: 22.4 GiB" in page
+    assert "reaches others at 32 GB/s" in page
 
 
 def test_a_plan_without_vllm_allows_nothing_for_it(write, capsys):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from plan_helpers import NINE_MACHINES, ONE_GPU, RECIPES
 
+from trl_dapo.cli import main
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan, suggest
 from trl_dapo.plan.page import describe
@@ -74,3 +75,48 @@ def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, f
         launched_on(other.recipe.cluster.num_train)
         _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])
         assert args.batch_arithmetic == other.batches.arithmetic, words
+
+
+def replanned(words, path, **options):
+    """The plan of a recipe with what a suggestion says."""
+    options |= dict(re.findall(r"--(\w+) (\S+?)(?:,|$)", words))
+    given = re.sub(r"--\w+ \S+", "", words).strip(", ")
+    fields = yaml.safe_load(f"{{{given}}}")
+    overrides = [
+        word
+        for name, value in fields.items()
+        for word in (f"--{name}", yaml.safe_dump(value, default_flow_style=True).splitlines()[0])
+    ]
+    return plan(path, overrides=overrides, **options)
+
+
+def test_where_no_one_change_fits_more_gpus_a_larger_one_and_a_smaller_model_are_named(write):
+    path = write("any CPU", {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"})
+    found = suggest(plan(path, gpus="1xL4-24GB"))
+    about = [re.sub(r".*(--gpus \S+?|model_name_or_path: \S+?)(,.*|$)", r"\1", words) for words, _ in found]
+    # All weights with their gradients and moments take 16 bytes each, 113 GiB on one GPU and 7 on each of 16.
+    assert about == ["--gpus 16xL4-24GB", "--gpus 1xH200-141GB", "model_name_or_path: Qwen/Qwen2.5-0.5B"]
+    for words, other in found:
+        again = replanned(words, path, gpus="1xL4-24GB")
+        assert again.fits
+        assert again.peak == pytest.approx(other.peak)
+
+
+def test_several_changes_together_fit_on_a_gpu_that_is_not_on_the_list(write):
+    path = write("any CPU", {**ONE_GPU, "vllm_gpu_memory_utilization": 0.9, "gradient_checkpointing": False})
+    planned = plan(path, gpus="1x48GB:A6000:0.77TB/s:155TFLOPs")
+    words, other = suggest(planned)[0]
+    assert words.count(": ") > 1
+    assert "--gpus" not in words
+    again = replanned(words, path, gpus="1x48GB:A6000:0.77TB/s:155TFLOPs")
+    assert again.fits
+    assert again.peak == pytest.approx(other.peak)
+
+
+def test_a_tip_that_leaves_too_much_is_not_given(write, capsys):
+    # Half a micro-batch and 8 bits for the optimizer spare some of it, and not enough.
+    fields = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}
+    assert main(["plan", "--config", write("one GPU of 24 GB", fields)]) == 1
+    page = capsys.readouterr().out
+    assert "Would fit" in page
+    assert "still too much" not in page

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans by hand, and of every recipe."""
 
+import json
 import math
+import re
 
 import pytest
 from plan_helpers import GIB, NINE_MACHINES, ONE_GPU, RECIPES
@@ -113,6 +115,49 @@ def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(w
     assert planned.training.checkpoint == 12 * num_lora
     assert planned.seconds["sync"] == pytest.approx(4 * num_lora / (0.7 * 450e9) + 2 * 2 * num / 25e9)
     assert plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter, "beta": 0.1})).training.memory["reference"] == 0
+
+
+def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write):
+    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "lora_modules_to_save": ["lm_head"]}
+    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter}))
+    num, num_saved = 1_720_574_976, 151_936 * 2_048
+    num_lora = 28 * 16 * (2_048 + 2_048 + 2_048 + 1_024)  # queries and values
+    # The adapter in float32; the copy, beside the original, in bfloat16, and so its moments.
+    assert planned.training.memory["weights"] == 2 * num + 4 * num_lora + 2 * num_saved
+    assert planned.training.memory["gradients"] == 4 * num_lora + 2 * num_saved
+    assert planned.training.memory["optimizer"] == 8 * num_lora + 4 * num_saved
+    assert planned.training.checkpoint == 12 * num_lora + 6 * num_saved
+    # vLLM serves no copy beside its base: the adapter is merged.
+    merged = planned.seconds["sync"]
+    assert merged == pytest.approx(2 * num / (0.7 * 3.35e12))
+    dora = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "use_dora": True}
+    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **dora})).seconds["sync"] == pytest.approx(merged)
+    # FSDP2 trains copies in float32, DeepSpeed and TRL beside quantized weights in bfloat16.
+    path = write("8 GPUs of 80 GB", {**ONE_GPU, **adapter})
+    weights = [plan(path, accelerate_config=kind).training.weights for kind in ("fsdp2", "zero3")]
+    assert [(each.trained, each.saved) for each in weights] == [(4, 4), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "there is no default: set `lora_target_modules`"),
+        ({"lora_target_modules": "all-linear", "lora_dropout": 0.05}, "no dropout, got 0.05: `lora_dropout: 0`"),
+        ({"lora_target_modules": ["down_proj"], "lora_dropout": 0.0, "use_dora": True}, "set `use_dora: false`"),
+        ({"lora_target_modules": ["gate_proj"], "lora_dropout": 0.0}, "gate_proj and up_proj are one: name both"),
+        (
+            {"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["up_proj"]},
+            "names up_proj; a plan knows embed",
+        ),
+    ],
+)
+def test_what_peft_refuses_on_experts_is_refused_before(write, tmp_path, fields, message):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "vocab_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes, **experts}))
+    path = write("any CPU", {"model_name_or_path": str(tmp_path), "use_peft": True, **fields})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan(path, gpus="1xH100-80GB")
 
 
 def test_the_kl_term_has_a_model_of_its_own(write):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 
 GPUS_PER_MACHINE = 8
+PCIE = 32e9  # bytes/s in one direction: PCIe 4.0 x16
+OWN = "Of another GPU write memory, name, bandwidth and bfloat16 operations: 2x48GB:A6000:0.77TB/s:155TFLOPs."
 NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as in NVIDIA's DGX H100
 
 
@@ -74,17 +76,32 @@ class Cluster:
 
 def parse_gpus(text: str) -> Cluster:
     """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
-    match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*)", text.strip())
+    match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
     if match is None or match[1] == "0":
-        raise ValueError(f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve.")
+        raise ValueError(
+            f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve. {OWN}"
+        )
     num_train, num_serve, name = match.groups()
+    if ":" in name:
+        return Cluster(_read_own(name), int(num_train or 1), int(num_serve or 0))
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
     models = [key.split("-")[0] for key in known]
     short = {model: key for model, key in zip(models, known, strict=True) if models.count(model) == 1}
     name = short.get(name.lower(), name.lower())
     if name not in known:
-        raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}.")
+        raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}. {OWN}")
     return Cluster(known[name], int(num_train or 1), int(num_serve or 0))
+
+
+def _read_own(name: str) -> GPU:
+    """A GPU that is not on the list, by its data sheet; its neighbours are reached over PCIe."""
+    number = r"(\d+(?:\.\d+)?)"
+    found = re.fullmatch(rf"{number}GB:[^:\s,]+:{number}TB/s:{number}TFLOPs", name, re.IGNORECASE)
+    sizes = [float(size) for size in found.groups()] if found else [0.0]
+    if not all(sizes):
+        raise ValueError(f"`--gpus` cannot read the GPU {name}. {OWN}")
+    gigabytes, bandwidth, teraflops = sizes
+    return GPU(name, gigabytes * 1e9, teraflops * 1e12, bandwidth * 1e12, PCIE)
 
 
 def read_hardware(text: str) -> Cluster | None:

@@ -9,11 +9,10 @@ what layers compute in: with mixed precision on one GPU or DDP 4 and 2, under FS
 
 import math
 
-from ..models import ModelShape, lora_targets
+from ..models import ModelShape
+from .adapters import Adapter
 from .recipe import Sharding
 
-
-Lora = tuple[int, list[str] | str | None]  # rank and target modules of an adapter
 
 # Bytes of optimizer state a weight, beside its float32 or bfloat16: AdamW's two moments in the weight's own precision,
 # or in 8 bits with a float32 scale for each block of 256 (section 2 of https://huggingface.co/papers/2110.02861).
@@ -52,11 +51,14 @@ def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> fl
     """Bytes of a model of 8 or 4 bits: its linear layers, with their scales; the rest stays as it is held."""
     # 4 bits: half a byte a weight, and for each block of 64 a scale of 4 bytes, or nested of one byte and 4 for 256 of
     # those (section 3 of https://huggingface.co/papers/2305.14314). 8 bits: a byte a weight, and 4 a row.
-    rest = held * (shape.num_parameters - shape.num_linear)
+    # bitsandbytes leaves experts alone, which are no linear layers.
+    num_quantized = shape.num_linear - shape.num_stacked
+    rest = held * (shape.num_parameters - num_quantized)
     if bits == 8:
-        return shape.num_linear + rest + sum(4 * outputs * count for _, outputs, count in shape.linears.values())
+        linears = list(shape.linears.values())[: 4 if shape.num_stacked else None]
+        return num_quantized + rest + sum(4 * outputs * count for _, outputs, count in linears)
     scale = 1 + 4 / 256 if nested else 4
-    return shape.num_linear * (0.5 + scale / BLOCK_OF_4_BITS) + rest
+    return num_quantized * (0.5 + scale / BLOCK_OF_4_BITS) + rest
 
 
 def state_bytes(
@@ -91,29 +93,40 @@ def state_bytes(
 
 
 def layer_bytes(
-    shape: ModelShape, held: int, computed: int, attention: str = "sdpa", lora: Lora | None = None
+    shape: ModelShape, held: int, computed: int, attention: str = "sdpa", adapter: Adapter | None = None
 ) -> float:
     """Bytes a token that one layer keeps for its backward pass; `score_bytes` come on top."""
     # What autograd saves in transformers' layers of RMSNorm, attention and gated MLP, in the way of section 4.1 of
     # https://huggingface.co/papers/2205.05198. Of frozen weights' own layers neither what they read nor what a norm
     # scales is kept, because neither has a gradient to give.
     hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    trains = lora is None
+    trains = adapter is None
     # Two norms: the input in float32, the output, and a mean.
     norms = 2 * (4 * hidden + held * hidden * trains + 4)
-    # Read for queries, keys and values, and for gate and up; under autocast each of the five makes its own copy.
-    inputs = (2 if held == computed else 5) * computed * hidden * trains
+    # Read for queries, keys and values, and for gate and up, or a router; under autocast each makes its own copy.
+    inputs = (2 if held == computed else 5 - bool(shape.num_stacked)) * computed * hidden * trains
     # Queries and output, keys and values, which a mask has repeated for each query head, and a sum's logarithm a head.
     seen = keys if "flash" in attention else queries
     attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
-    # Gate, its SiLU, up, and their product.
-    mlp = (3 + trains) * computed * shape.intermediate_size * shape.num_active_experts
     normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
-    adapter = 0
-    if lora is not None:
-        rank, targets = lora
-        adapter = sum(computed * (shape.linears[name][0] + rank) for name in lora_targets(targets))
-    return norms + inputs + attended + mlp + normalized * shape.has_qk_norm + adapter
+    mlp = expert_bytes(shape, held, adapter)
+    if not shape.num_stacked:  # gate, its SiLU, up, and their product
+        mlp = (3 + trains) * computed * shape.intermediate_size
+    added = 0.0 if adapter is None else adapter.layer_bytes(shape, held, computed)
+    return norms + inputs + attended + mlp + normalized * shape.has_qk_norm + added
+
+
+def expert_bytes(shape: ModelShape, held: int, adapter: Adapter | None) -> float:
+    """Bytes a token that a layer's experts keep."""
+    # Of each active expert gate, its SiLU and up, and what it gives, which its share scales; what it reads and what
+    # its output layer reads, where those train. The kernels of transformers compute in the weights' own precision.
+    reads = adapter is None or "gate_proj" in adapter.targets
+    multiplies = adapter is None or "down_proj" in adapter.targets
+    width, hidden = shape.intermediate_size, shape.hidden_size
+    each = held * ((3 + multiplies) * width + (1 + reads) * hidden)
+    # Those that every token passes; the router's softmax in float32, four indices, and a share.
+    shared = (3 + (adapter is None)) * held * width * shape.num_shared_experts
+    return shape.num_active_experts * (each + 4 * 8 + held) + shared + 4 * shape.num_experts
 
 
 def score_bytes(shape: ModelShape, row: int, computed: int, attention: str) -> float:
@@ -125,9 +138,16 @@ def score_bytes(shape: ModelShape, row: int, computed: int, attention: str) -> f
     return 0.0 if "flash" in attention else row * (1 + computed)
 
 
-def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int) -> float:
+def backward_bytes(shape: ModelShape, tokens: int, held: int, computed: int, adapter: Adapter | None = None) -> float:
     """Bytes of a layer's backward pass beyond what it kept: gradients of the MLP, and of its largest weight."""
-    return 3 * computed * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
+    if not shape.num_stacked:
+        # DoRA multiplies in float32, and has three gradients of that.
+        in_float = 12 if adapter is not None and adapter.is_dora else 0
+        return (3 * computed + in_float) * tokens * shape.intermediate_size + (held + computed) * shape.largest_linear
+    # Of what the experts gave three gradients, and of their weights those of gate and up, where down's are gone.
+    stacks = 2 if adapter is None else adapter.on_experts(shape) * (1 if "down_proj" in adapter.targets else 2)
+    expert = shape.intermediate_size * shape.hidden_size * shape.num_experts
+    return held * (3 * tokens * shape.num_active_experts * shape.hidden_size + stacks * expert)
 
 
 def activation_bytes(
@@ -138,19 +158,20 @@ def activation_bytes(
     computed: int,
     checkpointing: bool,
     attention: str = "sdpa",
-    lora: Lora | None = None,
+    adapter: Adapter | None = None,
     fused_head: bool = True,
 ) -> dict[str, float]:
     """Bytes of a micro-batch at its fullest: `activations`, kept to the end of the forward pass, and `work` on top."""
     # Without a fused head all logits are there at once, with two copies and a gradient.
-    trains_all = lora is None
-    layer = tokens * layer_bytes(shape, held, computed, attention, lora)
+    trains_all, saved = adapter is None, () if adapter is None else adapter.saved
+    layer = tokens * layer_bytes(shape, held, computed, attention, adapter)
+    layer += 0 if adapter is None else adapter.merged_bytes(shape, held)
     scores = tokens * score_bytes(shape, row, computed, attention)
     if attention == "eager":  # each layer has its own; a mask is one for all
         layer, scores = layer + scores, 0.0
     # The last norm, and what the output layer reads.
     last = tokens * shape.hidden_size * (4 + held * trains_all + max(held, computed))
-    casts = computed * (shape.num_linear if held != computed else 0)
+    casts = computed * (shape.num_linear - shape.num_stacked if held != computed else 0)
     layers = (
         tokens * held * shape.hidden_size * shape.num_layers if checkpointing else shape.num_layers * layer + casts
     )
@@ -159,21 +180,23 @@ def activation_bytes(
     tile = computed * (rows * columns + min(columns, shape.vocab_size) * shape.hidden_size)  # with that of the weight
     moments = (
         tile + (casts if checkpointing else 0),
-        tile + 4 * tokens * shape.hidden_size + (4 * shape.num_embedding if trains_all else 0),
-        backward_bytes(shape, tokens, held, computed)
+        tile + 4 * tokens * shape.hidden_size + (4 * shape.num_embedding if trains_all or "lm_head" in saved else 0),
+        backward_bytes(shape, tokens, held, computed, adapter)
         + (layer if checkpointing else 0)
         + (held * shape.num_embedding if trains_all and shape.is_tied else 0),
+        0.0 if adapter is None else adapter.work_bytes(shape) + (layer if checkpointing else 0),
     )
     return {"activations": layers + last + scores, "work": max(moments)}
 
 
-def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int) -> float:
+def gathered_bytes(shape: ModelShape, sharding: Sharding, held_by_shard: int, num_copies: int = 0) -> float:
     """Bytes of what a GPU gathers of the others' shards while it computes."""
     # FSDP2: two layers in bfloat16, the one at work and the next, embedding and output layer, which belong to no layer
-    # and stay; and, for the fused output layer, its weight as it is sharded (`full_tensor` in `add_fused_lm_head` of
-    # TRL). ZeRO-3: what it keeps at most, and a bucket of gradients. ZeRO-1 and 2: a bucket.
+    # and stay, with copies of these that train; and, for the fused output layer, its weight as it is sharded
+    # (`full_tensor` in `add_fused_lm_head` of TRL). ZeRO-3: what it keeps at most, and a bucket of gradients. ZeRO-1
+    # and 2: a bucket.
     if sharding.kind == "fsdp2":
-        roots = shape.num_embedding * (1 if shape.is_tied else 2)
+        roots = shape.num_embedding * ((1 if shape.is_tied else 2) + num_copies)
         return 2 * (2 * shape.num_linear / shape.num_layers + roots) + held_by_shard * shape.num_embedding
     if sharding.kind == "zero3":
         return 2 * min(ZERO3_LIVE, shape.num_parameters) + 2 * ZERO_BUCKET

@@ -5,19 +5,25 @@
 import argparse
 import sys
 import textwrap
+from importlib.metadata import version
 
 from ..number_format import format_bytes, format_count, format_estimate
 from ..settings.arguments import one_line
 from .batches import LONGEST_PROMPT, PROMPT
-from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK
-from .memory import CONTEXT, VLLM_ASLEEP, VLLM_WORK
+from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK, PCIE
+from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
 from .planning import ACCEPTANCE, FRAGMENTS, Plan, plan
 from .sampling import SERVER_UTILIZATION
 from .speed import BANDWIDTH, DECODE_MFU, STEP_SECONDS, TRAIN_MFU
 from .suggestions import suggest
+from .training import makes_tiles
 
 
 WIDTH = 80
+LOGITS = {
+    True: f"in tiles of {HEAD_TILE[0]:,} tokens and {HEAD_TILE[1]:,} columns",
+    False: "of a micro-batch all at once; TRL 1.16 makes them in tiles",
+}
 SHARDINGS = {
     "none": "one process",
     "ddp": "DDP",
@@ -43,7 +49,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, or its name")
     parser.add_argument(
         "--gpus",
-        help=f"8xH100-80GB, or 64+8xH100-80GB where 64 train and 8 serve vLLM; known: {', '.join(GPUS)} "
+        help=f"8xH100-80GB, or 64+8xH100-80GB where 64 train and 8 serve vLLM; known: {', '.join(GPUS)}; another "
+        "is written 2x48GB:A6000:0.77TB/s:155TFLOPs "
         "(default: what the recipe's first line says)",
     )
     parser.add_argument(
@@ -89,7 +96,7 @@ def describe(planned: Plan) -> str:
     if planned.fits:
         verdict = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
-        f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}",
+        *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {SHARDINGS[recipe.sharding.kind]}", WIDTH),
         *_wrapped(planned.batches.arithmetic),
         *_wrapped(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
         *_memory(planned),
@@ -167,10 +174,11 @@ def _suggestions(planned: Plan) -> list[str]:
             steps = f"{other.batches.num_steps:.3g} optimizer steps a rollout, not {batches.num_steps:.3g}"
             effect += f"; further off-policy: {steps}"
         if not planned.fits:
-            left = "" if other.fits else ", still too much"
-            effect = f"peak {format_bytes(planned.peak)} -> {format_bytes(other.peak)}{left}; {effect}"
+            effect = f"peak {format_bytes(planned.peak)} -> {format_bytes(other.peak)}; {effect}"
         lines += _wrapped(f"{words}: {effect}", "- ")
-    return [*_section("Would help most"), *lines] if lines else []
+    if planned.fits:
+        return [*_section("Would help most"), *lines] if lines else []
+    return [*_section("Would fit"), *(lines or _wrapped("nothing that a plan tries", "- "))]
 
 
 def assumptions(planned: Plan) -> list[str]:
@@ -189,12 +197,15 @@ def assumptions(planned: Plan) -> list[str]:
         f"reached: {TRAIN_MFU:.0%} of the {processor}'s operations in training, {DECODE_MFU:.0%} in decoding, "
         f"{BANDWIDTH:.0%} of its bandwidth; {1000 * STEP_SECONDS:.0f} ms a decoding step besides",
         f"allowances: {allowed}{FRAGMENTS:.0%} of {of_what} for fragments",
+        f"TRL {version('trl')}: logits {LOGITS[makes_tiles()]}",
         "rewards take no time",
     ]
     if settings.use_dynamic_sampling:
         found.insert(1, f"{100 * planned.acceptance:.3g}% of groups accepted (--acceptance)")
     if cluster.num_train + cluster.num_serve > GPUS_PER_MACHINE:
         found.append(f"machines of {GPUS_PER_MACHINE} GPUs, {NETWORK / 1e9:.0f} GB/s a GPU between them")
+    if cluster.gpu.name not in (*GPUS, "CPU"):
+        found.append(f"a GPU of another kind reaches others at {PCIE / 1e9:.0f} GB/s, over PCIe")
     if cluster.num_serve:
         found.append(f"a server uses {SERVER_UTILIZATION:.0%} of its GPUs, tensor parallel in a machine")
     if planned.num_problems:

@@ -3,14 +3,15 @@
 """An update and a weight sync: what they hold, how long they take, and what a checkpoint takes of the disk."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import NamedTuple
 
 from ..models import ModelShape
+from .adapters import ENDS, Adapter, read_adapter
 from .batches import PROMPT, Batches
 from .hardware import GPUS_PER_MACHINE, NETWORK
-from .memory import CONTEXT, Lora, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
+from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
 from .recipe import Recipe
 from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
 
@@ -26,6 +27,19 @@ class Weights(NamedTuple):
     frozen: float  # of all others
     held: int  # of a number that layers pass on
     computed: int  # of one that they compute in
+    num_saved: int = 0  # of those that train, in copies of whole modules
+    saved: int = 4  # of a weight of these
+
+    @property
+    def kinds(self) -> list[tuple[int, int]]:
+        """How many train of one precision, and that."""
+        return [(self.num_trained - self.num_saved, self.trained), (self.num_saved, self.saved)]
+
+
+@cache
+def makes_tiles() -> bool:
+    """Whether TRL makes logits in tiles: before 1.16 it makes them all at once."""
+    return tuple(map(int, version("trl").split(".")[:2])) >= (1, 16)
 
 
 @dataclass(frozen=True)
@@ -37,11 +51,10 @@ class Training:
     batches: Batches
     lengths: Lengths
 
-    @property
-    def lora(self) -> Lora | None:
-        """Rank and target modules of an adapter."""
-        settings = self.recipe.settings
-        return (settings.lora_r, settings.lora_target_modules) if settings.use_peft else None
+    @cached_property
+    def adapter(self) -> Adapter | None:
+        """What trains in place of all weights."""
+        return read_adapter(self.recipe.settings, self.shape)
 
     @cached_property
     def weights(self) -> Weights:
@@ -55,14 +68,17 @@ class Training:
         casts_all = mixed and (sharding.is_deepspeed or sharding.kind == "fsdp2")
         held = computed if casts_all else loaded
         upcast = mixed and sharding.kind == "fsdp2"
-        if self.lora is None:
+        if self.adapter is None:
             return Weights(shape.num_parameters, 4 if upcast else held, 0.0, held, computed)
         base, bits = held if sharding.is_deepspeed else loaded, 4 if settings.load_in_4bit else 8
         frozen: float = base * shape.num_parameters
         if settings.load_in_4bit or settings.load_in_8bit:
             frozen = quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
-        return Weights(shape.num_lora(*self.lora), 2 if in_half and not upcast else 4, frozen, held, computed)
+        # A copy of a module is as precise as what it is a copy of.
+        trained, saved = 4 if upcast else 2 if in_half else 4, 4 if upcast else 2 if in_half else loaded
+        num_saved = self.adapter.num_saved(shape)
+        return Weights(self.adapter.num_lora(shape) + num_saved, trained, frozen, held, computed, num_saved, saved)
 
     @cached_property
     def memory(self) -> dict[str, float]:
@@ -70,15 +86,12 @@ class Training:
         settings, weights, sharding = self.recipe.settings, self.weights, self.recipe.sharding
         options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
         syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
-        state = state_bytes(
-            weights.frozen,
-            weights.num_trained,
-            weights.trained,
-            self._optim,
-            sharding,
-            self.recipe.cluster.num_train,
-            accumulates=self.batches.num_microbatches > 1 and not syncs_each,
+        accumulates = self.batches.num_microbatches > 1 and not syncs_each
+        kept, copies = (
+            state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
+            for frozen, kind in zip((weights.frozen, 0.0), weights.kinds, strict=True)
         )
+        state = {part: kept[part] + copies[part] for part in kept}
         activations = activation_bytes(
             self.shape,
             self.batches.microbatch_tokens,
@@ -87,13 +100,14 @@ class Training:
             weights.computed,
             settings.gradient_checkpointing,
             self.attention,
-            self.lora,
-            # TRL before 1.16 makes all logits.
-            fused_head=tuple(map(int, version("trl").split(".")[:2])) >= (1, 16),
+            self.adapter,
+            fused_head=makes_tiles(),
         )
         if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
             activations["work"] += weights.computed * self.shape.largest_linear
-        gathered = gathered_bytes(self.shape, sharding, weights.trained if self.lora is None else weights.held)
+        saved = () if self.adapter is None else self.adapter.saved
+        head = weights.trained if self.adapter is None else weights.saved if "lm_head" in saved else weights.held
+        gathered = gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
         context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else CONTEXT
         return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
 
@@ -101,7 +115,7 @@ class Training:
     def _reference(self) -> float:
         """Bytes of the model that the KL term compares with; an adapter is switched off instead."""
         settings, sharding = self.recipe.settings, self.recipe.sharding
-        if settings.beta == 0 or self.lora is not None:
+        if settings.beta == 0 or self.adapter is not None:
             return 0.0
         shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
         return self.weights.held * self.shape.num_parameters / shards
@@ -166,13 +180,13 @@ class Training:
         settings, cluster, weights = self.recipe.settings, self.recipe.cluster, self.weights
         inside = cluster.num_train + cluster.num_serve <= GPUS_PER_MACHINE
         link = BANDWIDTH * (cluster.gpu.link if inside else min(cluster.gpu.link, NETWORK))
-        if self.lora is not None and settings.vllm_lora_sync != "merge":
+        if self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.travels(self.shape):
             # The adapter travels, while vLLM's base goes to the machine's memory and back.
             sleeps = settings.vllm_enable_sleep_mode and not self.recipe.asks_a_server
             base = 2 * self.shape.num_parameters / num_shards
             return weights.trained * weights.num_trained / link + (2 * base / HOST_LINK if sleeps else 0.0)
         # A GPU gathers others' shards; what it has travels to a server, or is copied beside its own.
-        num_bytes = (weights.held if self.lora else weights.trained) * self.shape.num_parameters
+        num_bytes = (weights.held if self.adapter else weights.trained) * self.shape.num_parameters
         gathering = num_bytes / (BANDWIDTH * cluster.link) if self.recipe.sharding.shards_weights else 0.0
         return gathering + num_bytes / (link if self.recipe.asks_a_server else BANDWIDTH * cluster.gpu.bandwidth)
 
@@ -182,6 +196,9 @@ class Training:
         settings, weights = self.recipe.settings, self.weights
         if settings.save_strategy in ("no", False):
             return 0.0
-        trains = (weights.frozen, weights.num_trained, weights.trained)
-        is_adapter = self.lora is not None
-        return checkpoint_bytes(*trains, self._optim, self.recipe.sharding, settings.save_only_model, is_adapter)
+        optim, sharding, is_adapter = self._optim, self.recipe.sharding, self.adapter is not None
+        return sum(
+            checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
+            for kind in weights.kinds
+            if kind[0]
+        )
