@@ -101,7 +101,7 @@ def real_model_table():
         cells.append(f"{statistics.median(after):.1f} % ({min(after):.1f} to {max(after):.1f})")
         cells.append(f"{min(end - start for start, end in zip(before, after, strict=True)):+.1f}")
         cells += [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")]
-        lines.append(row_of(METHODS[arm].split(",")[0] if arm == "GRPO" else METHODS[arm], *cells, len(runs)))
+        lines.append(row_of(METHODS[arm].replace("...", METHODS["ours"]), *cells, len(runs)))
     return lines
 
 

@@ -17,7 +17,6 @@ does not lean on the tolerance: its own assertions say it, with slack.
 import base64
 import copy
 import io
-import os
 import re
 import runpy
 import sys
@@ -35,8 +34,6 @@ from trl_dapo.sampling.report import ADVICE
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-OF_A_REAL_MODEL = ROOT / "notebooks" / "04_a_real_model.ipynb"
-execute = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["execute"]
 EXACT = {"rel": 1e-3}  # far above a float32's rounding, below the last digit of any figure of three
 MAX_BYTES = 300_000
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
@@ -96,20 +93,12 @@ def is_picture(data):
 
 
 # ---- Notebooks ----
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path != OF_A_REAL_MODEL], ids=lambda path: path.name)
+@every_notebook
 @pytest.mark.timeout(900)
 def test_a_notebook_says_the_same_when_it_is_run_again(path):
     stored = nbformat.read(path, as_version=4)
+    execute = runpy.run_path(str(ROOT / "notebooks" / "execute.py"))["execute"]
     assert differences(stored, execute(copy.deepcopy(stored))) == []
-
-
-@pytest.mark.skipif(
-    "TRL_DAPO_SMOLLM2" not in os.environ, reason="TRL_DAPO_SMOLLM2 is not set: see requirements/smollm2.txt"
-)
-@pytest.mark.timeout(1800)
-def test_the_notebook_of_a_real_model_runs_to_its_end():
-    """Its own assertion asks for 25 points; what a language model says word by word is not the same everywhere."""
-    execute(nbformat.read(OF_A_REAL_MODEL, as_version=4))
 
 
 @every_notebook
