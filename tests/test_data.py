@@ -220,7 +220,9 @@ def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request
     golds = ["1", "proof", "proof", "2", None, "", "x" * 301, "notfound", True]  # 7 of 9 are none
     path = write(sums(*((f"p{i}", gold) for i, gold in enumerate(golds))))
     seven = r"7 of 9 \(line 2, line 3, line 5, line 6, line 7, \.\.\.\)"
-    way_out = rf"line 2 .*`answer` is 'proof', expected an answer\. Bad rows: {seven}\. Mend .*`on_bad_rows=\"skip\"`"
+    way_out = (
+        rf"line 2 .*`answer` is 'proof', expected an answer\. Bad rows: {seven}\. Correct .*`on_bad_rows=\"skip\"`"
+    )
     with pytest.raises(ValueError, match=way_out):
         load_math_dataset(path)
     dataset = load_math_dataset(path, on_bad_rows="skip")

@@ -315,7 +315,7 @@ def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
 
 
 REACHED = ["_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions"]
-REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs"]
+REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs", "create_model_card"]
 
 
 def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_constructor(tiny_model, tmp_path):

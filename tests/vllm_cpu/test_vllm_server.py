@@ -112,7 +112,7 @@ def test_a_quantized_model_is_refused_with_the_flag_since_it_cannot_be_merged(re
 
 def test_left_to_choose_the_adapter_is_merged_and_one_line_says_why(refused, trained):
     assert refused[0]["left to choose"] == ["made", False]
-    (line,) = [line for line in refused[1].splitlines() if "the adapter is merged" in line]
+    (line,) = [line for line in refused[1].splitlines() if "with the adapter merged" in line]
     assert "`--enable-lora --max-lora-rank 8`" in line
     assert report(trained / "lora")["has_group"]
     assert not report(trained / "lora")["serves_adapter"]

@@ -171,7 +171,7 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         options = {**options, "gradient_accumulation_kwargs": {"sync_each_batch": True}}
         yield change("reduction", accelerator_config=options)
     if recipe.sharding.kind == "ddp":
-        yield from (change("sharding", sharding=Sharding(kind)) for kind in {_sharded(settings), "zero2"})
+        yield from (change("sharding", sharding=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
     on_gpus, is_fsdp2 = cluster.gpu.name != "CPU", recipe.sharding.kind == "fsdp2"
     if on_gpus and not is_fsdp2 and not settings.use_peft and "8bit" not in (settings.optim or ""):
         yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
