@@ -47,6 +47,12 @@ def file_name(*parts):
     return "-".join(map(str, parts)).replace(", ", "-").replace(" ", "_")
 
 
+def unfinished_folder(function, job, checkpoint):
+    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
+    identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(function)], sort_keys=True)
+    return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
 def refuse_below_one(parser, args, *names):
     """Ends the command with its usage where one of these options is below 1."""
     for name in names:

@@ -27,7 +27,7 @@ from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
 
 
-from runs import file_name, fingerprint  # isort: skip (mechanisms/tasks.py has said where these are)
+from runs import file_name, unfinished_folder  # isort: skip (mechanisms/tasks.py has said where these are)
 from time_to_accuracy import DAPO, GRPO  # isort: skip
 
 
@@ -159,15 +159,9 @@ def config_of(job, folder):
     )
 
 
-def folder_of(job, checkpoint):
-    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
-    identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(run)], sort_keys=True)
-    return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
-
-
 def run(job, checkpoint):
     """Trains from the checkpoint, or from where the same run was interrupted; returns its curve and its figures."""
-    folder, tokenizer = folder_of(job, checkpoint), make_tokenizer()
+    folder, tokenizer = unfinished_folder(run, job, checkpoint), make_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     trainer = TRAINERS[job.trainer][0](
         model,

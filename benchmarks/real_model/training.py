@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of the recipe with a real language model, which goes on where it was interrupted."""
 
-import hashlib
-import json
 import time
 from dataclasses import fields
 
@@ -20,7 +18,7 @@ from trl_dapo.settings.recipe_files import find_recipe
 from .parts import GRPO, NUM_ROLLOUTS
 
 
-from runs import fingerprint  # isort: skip (mechanisms/tasks.py has said where it is)
+from runs import unfinished_folder  # isort: skip (mechanisms/tasks.py has said where it is)
 
 RECIPE = "smollm2_135m_cpu"
 REWARD = "last_number_reward"  # decides, and is the accuracy
@@ -58,12 +56,6 @@ def tokens_of(entry):
     """Generated in a rollout; GRPOTrainer trains on all of them."""
     of_dapo = entry.get("dynamic_sampling/tokens_generated")
     return NUM_ROWS * entry["completions/mean_length"] if of_dapo is None else of_dapo
-
-
-def folder_of(job, model):
-    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
-    identity = json.dumps([job._asdict(), model.name, fingerprint(run)], sort_keys=True)
-    return model.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
 def make_trainer(job, model, folder):
@@ -107,7 +99,7 @@ def of_trl(settings):
 
 def run(job, model):
     """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
-    folder = folder_of(job, model)
+    folder = unfinished_folder(run, job, model)
     trainer = make_trainer(job, model, folder)
     trainer.add_callback(Stopwatch())
     trainer.remove_callback(PrinterCallback)

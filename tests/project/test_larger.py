@@ -204,7 +204,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, tr
     monkeypatch.setattr(training, "probe", die)
     with pytest.raises(Killed):
         training.run(job, small)
-    assert [path.name for path in training.folder_of(job, small).glob("checkpoint-*")] != []
+    assert [path.name for path in training.unfinished_folder(training.run, job, small).glob("checkpoint-*")] != []
     resumed = training.run(job, small)
     # From the last checkpoint: of two rollouts, and of three.
     assert len(looks) == {"rollout 3": 4 + 2 + 1, "the end": 6 + 1 + 1}[killed_at]
@@ -254,12 +254,12 @@ def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch):
 def test_another_setting_does_not_go_on_where_this_one_stopped(tmp_path):
     job = training.Job("Countdown", "any", 0, "GRPO", {}, 4)
     folders = {
-        training.folder_of(job, tmp_path / "a"),
-        training.folder_of(job, tmp_path / "b"),
-        training.folder_of(job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
+        training.unfinished_folder(training.run, job, tmp_path / "a"),
+        training.unfinished_folder(training.run, job, tmp_path / "b"),
+        training.unfinished_folder(training.run, job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
     }
     assert len(folders) == 3
-    assert training.folder_of(job, tmp_path / "a") in folders
+    assert training.unfinished_folder(training.run, job, tmp_path / "a") in folders
 
 
 def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
