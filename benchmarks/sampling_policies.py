@@ -373,10 +373,11 @@ CARRY_VARIANTS = {
     },
 }
 MEMORY_VARIANTS = {
-    "HALF_LIFE a quarter": {"HALF_LIFE": PromptMemory.HALF_LIFE / 4},
-    "HALF_LIFE four times": {"HALF_LIFE": PromptMemory.HALF_LIFE * 4},
-    "LOOKS_POWER 1": {"LOOKS_POWER": 1},
-    "LOOKS_POWER 2": {"LOOKS_POWER": 2},
+    "MOST_SURPRISE 5": {"MOST_SURPRISE": 5.0},
+    "MOST_SURPRISE 20": {"MOST_SURPRISE": 20.0},
+    "KEPT half": {"KEPT": 0.5},
+    "KEPT all": {"KEPT": 1.0},
+    "LOOKS_POWER 3": {"LOOKS_POWER": 3},
     "LOOKS_POWER 4": {"LOOKS_POWER": 4},
 }
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from trl_dapo.sampling.drop_reasons import REASONS, Criterion, drop_reasons, is_correct, task_reward
+from trl_dapo.sampling.drop_reasons import REASONS, Criterion, count_correct, drop_reasons, is_correct, task_reward
 
 
 pytestmark = pytest.mark.fast
@@ -219,3 +219,10 @@ def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance(
 def test_someone_must_decide():
     with pytest.raises(ValueError, match=r"No reward function decides.*\[False, False\]"):
         task_reward(torch.zeros(1, 2), torch.ones(2), torch.tensor([False, False]))
+
+
+def test_the_rest_of_a_group_counts_as_the_group_does():
+    """Right, wrong, and then twice right: 2 of the 2 new ones. Scores of 0.2 and 0.4 have their upper half right."""
+    rewards = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.2, 0.4, 0.4, 0.4]])
+    assert count_correct(rewards, None, [None, None], Criterion()) == [(3, 4), (3, 4)]
+    assert count_correct(rewards, None, [None, None], Criterion(), num_known=2) == [(2, 2), (2, 2)]

@@ -3,6 +3,7 @@
 """What is remembered of a prompt, and how often it is skipped."""
 
 import json
+import math
 import random
 
 import pyarrow.parquet as pq
@@ -25,9 +26,9 @@ def taught(num_prompts=300, seed=0, **options):
     return memory
 
 
-def share_skipped(memory, prompt_id, step=1, num_passes=2000):
+def share_skipped(memory, prompt_id, num_passes=2000):
     """Share of the passes in which a prompt is skipped, if its looks teach nothing new."""
-    return sum(memory.draw_skip(prompt_id, step, G) for _ in range(num_passes)) / num_passes
+    return sum(memory.draw_skip(prompt_id, G) for _ in range(num_passes)) / num_passes
 
 
 # ---- The prediction ----
@@ -50,10 +51,10 @@ def test_the_acceptance_of_extreme_pass_rates_is_a_probability(correct, wrong):
 
 def test_an_unseen_prompt_is_predicted_by_the_population():
     memory = PromptMemory()
-    assert memory.expected_acceptance("new", 0, G) == pytest.approx(15 / 17)  # nothing seen: uniform
+    assert memory.expected_acceptance("new", G) == pytest.approx(15 / 17)  # nothing seen: uniform
     for i in range(1000):
         memory.update(str(i), 0, G, step=0)
-    assert memory.expected_acceptance("new", 0, G) < 0.05
+    assert memory.expected_acceptance("new", G) < 0.05
 
 
 def test_the_population_is_fitted_by_its_first_two_moments():
@@ -64,22 +65,28 @@ def test_the_population_is_fitted_by_its_first_two_moments():
     memory = PromptMemory()
     for i in range(30_000):
         memory.update(str(i), (0, 2, 4)[i % 3], 4, step=0)
-    assert memory.expected_acceptance("new", 0, G) == pytest.approx(expected_acceptance(0.4, 0.4, G), abs=1e-3)
+    assert memory.expected_acceptance("new", G) == pytest.approx(expected_acceptance(0.4, 0.4, G), abs=1e-3)
 
 
-def test_only_first_looks_make_the_population():
-    """Skipping makes later looks a choice; first looks are not."""
-    memory = taught()
-    before = memory.expected_acceptance("new", 1, G)
-    for _ in range(100):
-        memory.update("0", 0, G, step=1)
-    assert memory.expected_acceptance("new", 1, G) == before
+def test_a_look_counts_in_the_population_for_the_passes_that_it_was_waited_for():
+    """Skipping makes looks a choice: weighed by the wait, each prompt counts once a pass."""
+    memory, num_skipped = taught(), 0
+    while memory.draw_skip("0", G):
+        num_skipped += 1
+    before = memory.state_dict()
+    memory.update("0", 4, G, step=1)
+    after = memory.state_dict()
+    num_passes = num_skipped + 1
+    assert num_passes > 1
+    assert after["num_passes"] - before["num_passes"] == num_passes
+    assert after["sum_rate"] - before["sum_rate"] == pytest.approx(num_passes * 4 / 16)
+    assert after["sum_square"] - before["sum_square"] == pytest.approx(num_passes * 4 * 3 / (16 * 15))
 
 
 def test_a_prompt_is_predicted_by_what_was_seen_of_it():
     memory = taught()
-    unseen = memory.expected_acceptance("new", 1, G)
-    hopeless, useful, solved = (memory.expected_acceptance(i, 1, G) for i in "012")
+    unseen = memory.expected_acceptance("new", G)
+    hopeless, useful, solved = (memory.expected_acceptance(i, G) for i in "012")
     assert hopeless < unseen / 3
     assert solved < unseen / 3
     assert useful > 0.99
@@ -90,39 +97,95 @@ def test_one_success_in_sixteen_is_told_from_none():
     memory = taught()
     memory.update("0", 1, G, step=0)
     memory.update("3", 0, G, step=0)
-    assert memory.expected_acceptance("0", 1, G) > 3 * memory.expected_acceptance("3", 1, G)
+    assert memory.expected_acceptance("0", G) > 3 * memory.expected_acceptance("3", G)
 
 
-def test_evidence_fades_as_the_policy_changes():
+# A population of looks at one completion, which say nothing of its spread, stays uniform: Beta(1, 1).
+
+
+def test_earlier_looks_count_three_quarters_at_a_new_one_and_the_rest_of_a_group_is_no_new_one():
+    memory = PromptMemory()
+    memory.update("a", 0, 1, step=0)
+    assert memory.pass_rate("a") == pytest.approx((1, 2))
+    memory.update("a", 0, 1, step=1)
+    assert memory.pass_rate("a") == pytest.approx((1, 1 + 0.75 + 1))
+    memory.update("a", 1, 1, step=1, is_rest=True)
+    assert memory.pass_rate("a") == pytest.approx((2, 2.75))
+
+
+def test_a_surprise_is_how_much_better_half_the_evidence_would_have_foretold_a_look():
+    """After one wrong completion a right one has 1/3 by Beta(1, 2), 2/5 by Beta(1, 1.5); a wrong one 2/3 and 3/5."""
+    memory = PromptMemory()
+    memory.update("a", 0, 1, step=0)
+    memory.update("b", 0, 1, step=0)
+    assert memory.state_dict()["surprise"] == 0  # nothing was expected of what nobody knew
+    memory.update("a", 1, 1, step=1)
+    assert memory.state_dict()["surprise"] == pytest.approx(math.log(6 / 5))
+    memory.update("b", 0, 1, step=1)
+    assert memory.state_dict()["surprise"] == pytest.approx(math.log(6 / 5) + math.log(9 / 10))
+    memory.update("b", 0, 1, step=2)  # by Beta(1, 2.75) and Beta(1, 1.875)
+    assert memory.state_dict()["surprise"] == 0  # log(1.08) + log(0.89), but never below zero
+
+
+def test_where_looks_surprise_all_that_is_known_counts_half():
+    """55 prompts, wrong and then right, are 55 log(6/5) = 10.03 of surprise, above 10; 54 are 9.8."""
+    memory = PromptMemory()
+    for i in range(55):
+        memory.update(str(i), 0, 1, step=0)
+    memory.update("wrong", 0, 1, step=0)
+    for i in range(54):
+        memory.update(str(i), 1, 1, step=1)
+    assert memory.pass_rate("wrong") == pytest.approx((1, 2))
+    memory.update("54", 1, 1, step=1)
+    assert memory.pass_rate("wrong") == pytest.approx((1, 1.5))
+    assert memory.pass_rate("54") == pytest.approx((1 + 1, 1 + 0.75 / 2))  # the look that told of it counts in full
+    assert memory.state_dict()["surprise"] == 0
+
+
+def test_the_rest_of_a_group_that_passed_is_no_look_of_its_own():
+    """It was asked for because the first few did not agree."""
     memory = taught()
-    unseen = memory.expected_acceptance("new", 0, G)
-    fresh, older, old = (memory.expected_acceptance("0", step, G) for step in (0, 400, 1_000_000))
-    assert fresh < unseen / 3
-    assert fresh < older < unseen
-    assert old == pytest.approx(unseen)
+    before = memory.state_dict()
+    memory.update("0", 13, 13, step=1, is_rest=True)
+    assert memory.state_dict() == before
 
 
-def test_what_was_long_ago_does_not_outweigh_a_new_look():
-    memory = taught()
-    memory.update("2", 0, G, step=1_000_000)  # solved then, hopeless now
-    memory.update("new", 0, G, step=1_000_000)
-    assert memory.expected_acceptance("2", 1_000_000, G) == memory.expected_acceptance("new", 1_000_000, G)
+def play_passes(memory, rate_of, num_passes, num_prompts=400):
+    """Passes over some prompts; returns those that had a group accepted in or after the second."""
+    rng, found = random.Random(0), set()
+    for current in range(num_passes):
+        for i in range(num_prompts):
+            if memory.draw_skip(str(i), G):
+                continue
+            num_correct = sum(rng.random() < rate_of(i, current) for _ in range(G))
+            memory.update(str(i), num_correct, G, step=current)
+            if current and 0 < num_correct < G:
+                found.add(i)
+    return found
 
 
-def test_evidence_loses_half_its_weight_in_a_half_life():
-    """Sixteen wrong completions count 400 steps later as much as eight new ones."""
-    memory = taught()
-    memory.update("old", 0, 16, step=0)
-    memory.update("new", 0, 8, step=400)
-    assert memory.expected_acceptance("old", 400, G) == memory.expected_acceptance("new", 400, G)
+def test_prompts_that_become_learnable_after_the_first_pass_are_found_within_four_more():
+    """A wait of up to 32 passes, which one group of wrong completions brings, would find an eighth of them."""
+    found = play_passes(PromptMemory(), lambda i, current: 0.5 if i % 2 or current else 0.0, num_passes=5)
+    assert len([i for i in found if i % 2 == 0]) >= 0.9 * 200
+
+
+def test_where_nothing_is_learnt_prompts_given_up_stay_so():
+    """Half are hopeless, and not a quarter of them are looked at in a pass."""
+    memory = PromptMemory()
+    found = play_passes(memory, lambda i, current: 0.5 if i % 2 else 0.0, num_passes=5)
+    num_looks = sum(memory._records[str(i)].num_seen - 1 for i in range(0, 400, 2))
+    assert found == set(range(1, 400, 2))
+    assert num_looks < 4 * 200 / 4
+    assert memory.state_dict()["age"] == 0
 
 
 def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():
     memory = taught()
-    before = memory.expected_acceptance("0", 1, G), memory.expected_acceptance("new", 1, G)
+    before = memory.expected_acceptance("0", G), memory.expected_acceptance("new", G)
     memory.update("0", 0, 0, step=0)
     memory.update("other", 0, 0, step=0)
-    assert (memory.expected_acceptance("0", 1, G), memory.expected_acceptance("other", 1, G)) == before
+    assert (memory.expected_acceptance("0", G), memory.expected_acceptance("other", G)) == before
 
 
 def test_impossible_counts_are_refused():
@@ -135,12 +198,12 @@ def test_impossible_counts_are_refused():
 
 def test_an_unseen_prompt_is_never_skipped():
     memory = taught()
-    assert not any(memory.draw_skip(f"new {i}", 1, G) for i in range(1000))
+    assert not any(memory.draw_skip(f"new {i}", G) for i in range(1000))
 
 
 def test_a_useful_prompt_is_never_skipped():
     memory = taught()
-    assert not any(memory.draw_skip("1", 1, G) for _ in range(1000))
+    assert not any(memory.draw_skip("1", G) for _ in range(1000))
 
 
 @pytest.mark.parametrize("prompt_id", ["0", "2"])
@@ -157,7 +220,7 @@ def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
     waits = []
     for _ in range(3000):
         wait = 1
-        while memory.draw_skip("0", 1, G):
+        while memory.draw_skip("0", G):
             wait += 1
         waits.append(wait)
     assert set(waits) == set(range(1, 9))
@@ -169,7 +232,7 @@ def test_every_prompt_comes_back_for_a_look():
     looked_at = {str(i): 0 for i in range(300)}
     for current in range(1, 17):
         for prompt_id in looked_at:
-            if not memory.draw_skip(prompt_id, current, G):
+            if not memory.draw_skip(prompt_id, G):
                 memory.update(prompt_id, memory._records[prompt_id].num_correct % 17, G, current)
                 looked_at[prompt_id] += 1
     assert min(looked_at.values()) >= 2  # 16 passes, at most 8 apart
@@ -177,7 +240,7 @@ def test_every_prompt_comes_back_for_a_look():
 
 def test_a_longest_wait_of_one_skips_nothing():
     memory = taught(longest_wait=1)
-    assert not any(memory.draw_skip(str(i), 1, G) for i in range(300))
+    assert not any(memory.draw_skip(str(i), G) for i in range(300))
     with pytest.raises(ValueError, match=r"`longest_wait`.*0"):
         PromptMemory(longest_wait=0)
 
@@ -185,13 +248,18 @@ def test_a_longest_wait_of_one_skips_nothing():
 def test_two_processes_skip_the_same_prompts():
     one, two = taught(), taught()
     order = [str(i % 300) for i in range(3000)]
-    assert [one.draw_skip(i, 1, G) for i in order] == [two.draw_skip(i, 1, G) for i in order]
+    assert [one.draw_skip(i, G) for i in order] == [two.draw_skip(i, G) for i in order]
 
 
 def test_the_seed_sets_what_is_skipped():
     order = [str(i) for i in range(300)]
     one, two = taught(seed=0), taught(seed=1)
-    assert [one.draw_skip(i, 1, G) for i in order] != [two.draw_skip(i, 1, G) for i in order]
+    assert [one.draw_skip(i, G) for i in order] != [two.draw_skip(i, G) for i in order]
+
+
+def test_given_up_is_what_would_wait_longest():
+    memory = taught()
+    assert [memory.looks_per_pass(i, G) for i in ("0", "1", "2", "new")] == [2 / 33, 1, 2 / 33, 1]
 
 
 def test_nothing_is_skipped_where_no_prompt_is_promising():
@@ -230,7 +298,7 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
     def live(memory, rng, step):
         skipped = []
         for i in range(300):
-            skipped.append(memory.draw_skip(str(i), step, G))
+            skipped.append(memory.draw_skip(str(i), G))
             if not skipped[-1]:
                 memory.update(str(i), rng.choice([0, 0, 5, 16]), G, step)
         return skipped

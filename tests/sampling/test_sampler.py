@@ -311,9 +311,20 @@ def test_the_memory_learns_what_it_is_told_and_skips_by_it():
     sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_rounds=0)
     for _ in range(3):
         play(sampler, [NO] * 4, counts=[(0, 16)] * 4)
-    assert sampler.memory.expected_acceptance("0", 0, 16) < 0.05
+    assert sampler.memory.expected_acceptance("0", 16) < 0.05
     sampler.next_prompts(0)
     assert sampler.stream.num_skipped > 0
+
+
+def test_of_a_prompt_that_is_given_up_the_fewest_completions_are_asked_for_first():
+    memory = PromptMemory(seed=0, longest_wait=2)
+    for i in range(6):
+        for _ in range(4):
+            memory.update(str(i), 0 if i % 2 else 8, 16, step=0)
+    sampler = Sampler(stream(6), target=6, num_generations=16, memory=memory, screen="auto", batch_multiplier=1.0)
+    asked = {ask.name: ask.num for ask in sampler.next_prompts(0)}
+    assert asked["0"] == asked["2"] == asked["4"] == 16
+    assert {asked[name] for name in ("1", "3", "5") if name in asked} == {2}
 
 
 # ---- Checkpoints ----
@@ -533,7 +544,7 @@ def test_what_the_memory_passed_over_ahead_counts_for_the_next_rollout_and_is_no
     class SkipsEven(PromptMemory):
         asked = 0
 
-        def draw_skip(self, prompt_id, step, num_generations):
+        def draw_skip(self, prompt_id, num_generations):
             self.asked += 1
             return int(prompt_id) % 2 == 0
 

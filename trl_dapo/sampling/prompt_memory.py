@@ -23,30 +23,34 @@ def expected_acceptance(correct: float, wrong: float, num_generations: int) -> f
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one prompt; `num_skipped` is in a row, `evidence_*` is faded up to `last_step`."""
+    """What is known of one prompt; `num_skipped` is in a row, `evidence_*` is what it weighed at `last_age`."""
 
     num_seen: int = 0
     num_correct: int = 0
     num_scored: int = 0
     last_step: int = 0
+    last_age: int = 0
     num_skipped: int = 0
+    num_passes: int = 1  # for which its last look stands
     evidence_correct: float = 0.0
     evidence_wrong: float = 0.0
 
 
 class Population:
-    """The pass rates of all prompts: sums of unbiased estimates of p and p^2, one for each look."""
+    """The pass rates of all prompts: sums of unbiased estimates of p and p^2, one for each prompt and pass."""
 
-    _UNIFORM = {"num_first": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012 (counts as two looks)
+    _UNIFORM = {"num_passes": 2.0, "sum_rate": 2 / 2, "sum_square": 2 / 3}  # noqa: RUF012 (counts as two looks)
 
     def __init__(self) -> None:
         self._sums = dict(self._UNIFORM)
 
-    def update(self, num_correct: int, num_scored: int) -> None:
+    def update(self, num_correct: int, num_scored: int, num_passes: int = 1) -> None:
+        """Learns from a look, which stands for so many passes: else prompts looked at often would count more."""
         if num_scored >= 2:
-            self._sums["num_first"] += 1
-            self._sums["sum_rate"] += num_correct / num_scored
-            self._sums["sum_square"] += num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
+            self._sums["num_passes"] += num_passes
+            self._sums["sum_rate"] += num_passes * num_correct / num_scored
+            square = num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
+            self._sums["sum_square"] += num_passes * square
 
     def fade(self, by: float) -> None:
         """Makes all looks so far weigh less."""
@@ -71,73 +75,96 @@ class Population:
 class PromptMemory:
     """Pass-rate history of every prompt, and what it predicts. Nothing in it depends on the rank."""
 
-    # A pass rate has a Beta posterior: the prior is fitted to every prompt's first group, the evidence fades. Skipping
-    # by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped groups in a
-    # row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no bound.
+    # A pass rate has a Beta posterior: a prior, fitted to the looks at all prompts, and the evidence of its own looks.
+    # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
+    # foretold it better than all of it? The log of how much better is summed over the looks, never below zero (Page's
+    # test for a change, Biometrika 41, 1954). Above a bound the policy has learnt: all that is known, of each prompt
+    # and of the population, then counts half, and prompts given up are looked at as if hardly known.
+    # Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
+    # groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
+    # bound. Fading evidence is MoPPS's (https://huggingface.co/papers/2507.04632), at a fixed rate.
 
-    # Optimizer steps in which evidence loses half its weight. Four times as many generate as much, a quarter 2 % more
-    # groups, where one group in three is accepted (`benchmarks/sampling_policies.py`).
-    HALF_LIFE = 400.0
-    # A prompt half as promising as an unseen one is looked at an eighth as often. The square generates 3 % more groups
-    # there, the promise itself 16 % more, its fourth power 1 % fewer.
-    LOOKS_POWER = 3
+    # By chance, where nothing is learnt, a sum gets here from zero once in e^10 = 22,000 times. Half of it samples a
+    # tenth more without carry where all pass rates drift (`benchmarks/sampling_policies.py`).
+    MOST_SURPRISE = 10.0
+    # What earlier looks weigh at each new one: four groups at most, so that a prompt learnt alone is noticed too.
+    KEPT = 0.75
+    # A prompt half as promising as an unseen one is looked at in one pass of 32. The cube samples 3 % more.
+    LOOKS_POWER = 5
 
-    _STATE = ("seed", "_num_draws")
+    _STATE = ("seed", "_num_draws", "_age", "_surprise")
 
     def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
         if longest_wait < 1:
             raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
-        self.longest_wait = longest_wait
-        self.population = Population()  # of first looks
+        self.fewest_looks = 2 / (longest_wait + 1)  # in a pass, where waits are uniform up to the longest
+        self.population = Population()
         self._records: dict[str, _Record] = {}
         self._num_draws = 0
+        self._age = 0  # how often all that was known lost half its weight
+        self._surprise = 0.0
 
-    def expected_acceptance(self, prompt_id: str, step: int, num_generations: int) -> float:
+    def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
         """Of a new group of this prompt, as a probability."""
-        return expected_acceptance(*self.pass_rate(prompt_id, step), num_generations)
+        return expected_acceptance(*self.pass_rate(prompt_id), num_generations)
 
-    def draw_skip(self, prompt_id: str, step: int, num_generations: int) -> bool:
+    def draw_skip(self, prompt_id: str, num_generations: int) -> bool:
         """Draws whether to pass over this prompt now; the same on all processes that ask the same in order."""
         record = self._records.get(prompt_id)
         if record is None:
             return False
-        unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
-        promise = self.expected_acceptance(prompt_id, step, num_generations)
-        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
-        looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
+        looks_per_pass = self.looks_per_pass(prompt_id, num_generations)
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
         skip = self._draw(prompt_id) * num_left >= 1
+        record.num_passes = record.num_passes if skip else record.num_skipped + 1
         record.num_skipped = record.num_skipped + 1 if skip else 0
         return skip
 
-    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int) -> None:
-        """Learns from one generated group."""
+    def looks_per_pass(self, prompt_id: str, num_generations: int) -> float:
+        """How often a prompt is looked at; one that is given up, `fewest_looks`."""
+        unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
+        promise = self.expected_acceptance(prompt_id, num_generations)
+        return max((promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0, self.fewest_looks)
+
+    def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
+        """Learns from one generated group, or from the rest of one whose first few it knows."""
         if not 0 <= num_correct <= num_scored:
             raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
-        if prompt_id not in self._records:
-            self.population.update(num_correct, num_scored)
-        record = self._records.setdefault(prompt_id, _Record(last_step=step))
-        fade = self._fade(record, step)
-        record.evidence_correct = fade * record.evidence_correct + num_correct
-        record.evidence_wrong = fade * record.evidence_wrong + (num_scored - num_correct)
+        record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
+        if not is_rest:  # the rest of a group that passed is no look of its own
+            self._notice_change(record, num_correct, num_scored)
+            self.population.update(num_correct, num_scored, record.num_passes)
+        kept = self._fade(record) * (1.0 if is_rest or num_scored == 0 else self.KEPT)
+        record.evidence_correct = kept * record.evidence_correct + num_correct
+        record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)
         record.num_seen += 1
         record.num_correct += num_correct
         record.num_scored += num_scored
-        record.last_step = step
+        record.last_step, record.last_age = step, self._age
 
-    def _fade(self, record: _Record, step: int) -> float:
+    def _notice_change(self, record: _Record, num_correct: int, num_scored: int) -> None:
+        """Makes all that is known count half where half of it would have foretold the latest looks better."""
+        counts = num_correct, num_scored - num_correct
+        whole, half = (_log_likelihood(*counts, *self._posterior(record, by)) for by in (1.0, 0.5))
+        self._surprise = max(self._surprise + half - whole, 0.0)
+        if self._surprise > self.MOST_SURPRISE:
+            self._surprise, self._age = 0.0, self._age + 1
+            self.population.fade(0.5)
+
+    def _fade(self, record: _Record) -> float:
         """What the evidence of a prompt still weighs."""
-        return 0.5 ** (max(step - record.last_step, 0) / self.HALF_LIFE)
+        return 0.5 ** (self._age - record.last_age)
 
-    def pass_rate(self, prompt_id: str, step: int) -> tuple[float, float]:
-        """The Beta distribution of a prompt's pass rate."""
+    def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
         correct, wrong = self.population.pass_rate()
-        if (record := self._records.get(prompt_id)) is None:
-            return correct, wrong
-        fade = self._fade(record, step)
-        return correct + fade * record.evidence_correct, wrong + fade * record.evidence_wrong
+        by *= self._fade(record)
+        return correct + by * record.evidence_correct, wrong + by * record.evidence_wrong
+
+    def pass_rate(self, prompt_id: str) -> tuple[float, float]:
+        """The Beta distribution of a prompt's pass rate."""
+        return self._posterior(self._records.get(prompt_id) or _Record())
 
     def _draw(self, prompt_id: str) -> float:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
@@ -172,6 +199,11 @@ class PromptMemory:
         self.population.load_state_dict(state)
         for name in self._STATE:
             setattr(self, name, state[name.lstrip("_")])
+
+
+def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:
+    """Of completions in the order they came, for a Beta-distributed pass rate."""
+    return _log_beta(correct + num_correct, wrong + num_wrong) - _log_beta(correct, wrong)
 
 
 def _log_beta(a: float, b: float) -> float:

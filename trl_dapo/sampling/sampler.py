@@ -13,7 +13,7 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import cheapest_first, half_of, in_equal_shares, rest_of, state_of, within_rows
+from .screening import cheapest_first, cheapest_first_of, half_of, in_equal_shares, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
@@ -113,32 +113,32 @@ class Sampler:
             drawn, self._ahead = self._ahead, None
             self.rollout.ahead_step = drawn.step
             return drawn.asks
-        return self._draw(self.rollout.half, self.rollout.shortfall, step)[0]
+        return self._draw(self.rollout.half, self.rollout.shortfall)[0]
 
     def draw_ahead(self, step: int) -> list[Ask]:
         """Draws what the next rollout's first round asks for; nothing where carried groups fill its batch."""
         if self._num_carried >= self.target:
             return []
         before = self.stream.state_dict(), self.stream.passes
-        self._ahead = _Drawn(*self._draw(self._half, self.target - self._num_carried, step), *before, step)
+        self._ahead = _Drawn(*self._draw(self._half, self.target - self._num_carried), *before, step)
         return self._ahead.asks
 
-    def _draw(self, half: Mapping[Group, Ask], shortfall: int, step: int) -> tuple[list[Ask], list[bool]]:
+    def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> tuple[list[Ask], list[bool]]:
         """What a round asks for, and whether each prompt that was looked at was passed over."""
         G, skips, memory = self.num_generations, list[bool](), self.memory
 
         def skip(name: str) -> bool:
             assert memory is not None
-            skips.append(memory.draw_skip(name, step, G))
+            skips.append(memory.draw_skip(name, G))
             return skips[-1]
 
         def take(num: int) -> list[Ask]:
             prompts = self.stream.take(num, skip if memory else None)
-            return [Ask(name, example, self._num_first(name, step)) for name, example in prompts]
+            return [Ask(name, example, self._num_first(name)) for name, example in prompts]
 
         asks = rest_of(half, shortfall, self.max_round_size, G)
         num_missing = max(shortfall - len(asks), 0)
-        if self._looks_ahead and self._num_first(None, step) < G:
+        if self._looks_ahead and self._num_first(None) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_missing += max(self.target - (len(half) - len(asks)), 0)
         if num_missing:
@@ -148,13 +148,13 @@ class Sampler:
         asks = within_rows(asks, (self.max_round_size or len(asks)) * G, G)
         return in_equal_shares(asks, G, self.num_ranks, take), skips
 
-    def _num_first(self, name: str | None, step: int) -> int:
+    def _num_first(self, name: str | None) -> int:
         """How many completions of a prompt, or of one that nobody knows, are asked for first."""
         if self.screen != "auto":
             return self.num_generations if self.screen is None else int(self.screen)
-        if self.memory is None or name is None:
-            return cheapest_first(*self.population.pass_rate(), self.num_generations)
-        return cheapest_first(*self.memory.pass_rate(name, step), self.num_generations)
+        if self.memory is not None and name is not None:
+            return cheapest_first_of(self.memory, name, self.num_generations)
+        return cheapest_first(*self.population.pass_rate(), self.num_generations)
 
     @property
     def drawn_ahead(self) -> list[Ask]:
@@ -220,7 +220,7 @@ class Sampler:
         if self.memory is not None:
             assert counts is not None
             for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
-                self.memory.update(name, num_correct, num_scored, step)
+                self.memory.update(name, num_correct, num_scored, step, is_rest=round_.num_known > 0)
         elif counts is not None and not round_.num_known:
             self.population.fade(AcceptanceRate.DECAY)
             for num_correct, num_scored in counts:
