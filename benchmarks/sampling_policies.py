@@ -375,8 +375,7 @@ CARRY_VARIANTS = {
 MEMORY_VARIANTS = {
     "MOST_SURPRISE 5": {"MOST_SURPRISE": 5.0},
     "MOST_SURPRISE 20": {"MOST_SURPRISE": 20.0},
-    "KEPT half": {"KEPT": 0.5},
-    "KEPT all": {"KEPT": 1.0},
+    "KEPT 0.75": {"KEPT": 0.75},
     "LOOKS_POWER 3": {"LOOKS_POWER": 3},
     "LOOKS_POWER 4": {"LOOKS_POWER": 4},
 }

@@ -4,13 +4,15 @@
 What asking for a few completions first saves, and what its second request costs.
 
 The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on rounds without rows; and on policies
-that learn in a jump or prompt by prompt, which says whether prompts that were given up are found again.
+that learn in a jump or prompt by prompt, which says whether prompts that were given up are found again. Their figures
+are means over draws of the prompts and of their answers.
 
-    python benchmarks/screening.py           # five minutes
+    python benchmarks/screening.py           # ten minutes
 """
 
 import argparse
 import heapq
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -38,13 +40,24 @@ MODES = {
     "carry": {"carries": True, "memory": None},
     "carry and memory": {"carries": True, "memory": PromptMemory},
 }
+LEARNERS = {  # the pass from which on a prompt can be learnt
+    "in the second pass": lambda rng, n: np.where(rng.random(n) < 0.5, 1.0, 0.0),
+    "over ten passes": lambda rng, n: np.where(rng.random(n) < 0.5, 1 + 10 * rng.random(n), 0.0),
+}
+NUM_PROMPTS = 1500
+NUM_DRAWS, NUM_JUDGED = 3, 10  # of a table, and of what the memory is judged by
 AT_ONCE = (256, 1024, 8192)  # completions that the engine holds
 
 
-def play(rate_N, screen, target, num_rollouts, num_first=0, **mode):
+def drawn(make, num_draws, seed):
+    """Some draws of the prompts, each with its own seed."""
+    return [(make(np.random.default_rng([seed, draw]), NUM_PROMPTS), draw) for draw in range(num_draws)]
+
+
+def play(rate_N, screen, target, num_rollouts, num_first=0, seed=0, num_generations=NUM_GENERATIONS, **mode):
     """Plays rollouts, of which the first few do not count; yields each with what it cost."""
     trace = SimpleNamespace(
-        num_prompts=len(rate_N), num_generations=NUM_GENERATIONS, seed=0, rates=lambda step: rate_N
+        num_prompts=len(rate_N), num_generations=num_generations, seed=seed, rates=lambda step: rate_N
     )
     world = World(trace)
     policy = Ours(world, target, screen=screen, **mode)
@@ -74,17 +87,16 @@ def cost(rate_N, screen, target=32, num_groups=3000, **mode):
 class Learner(SimpleNamespace):
     """Prompts that are hopeless up to a pass of their own, and passed half of the time from then on."""
 
-    num_generations, seed, passes = NUM_GENERATIONS, 0, 0.0
+    num_generations, passes = NUM_GENERATIONS, 0.0
 
     def rates(self, step):
         return np.where(self.passes < self.pass_N, 0.0, 0.5)
 
 
-def found_again(pass_N, screen, memory, after=(5, 10), target=32):
+def found_again(pass_N, screen, memory, seed, after=(5, 10), target=32):
     """Share of the prompts learnable after the first pass that had a group accepted by then, and the cost."""
-    trace = Learner(pass_N=pass_N, num_prompts=len(pass_N))
-    world = World(trace)
-    policy = Ours(world, target, carries=True, memory=memory, screen=screen)
+    trace = Learner(pass_N=pass_N, num_prompts=len(pass_N), seed=seed)
+    policy = Ours(World(trace), target, carries=True, memory=memory, screen=screen)
     ids, found, generated, trained, told = {}, set(), 0, 0, []
     for num_passes in after:
         while trace.passes < num_passes:
@@ -99,23 +111,36 @@ def found_again(pass_N, screen, memory, after=(5, 10), target=32):
     return told
 
 
-def compare_learners(console):
-    """Prints a table of a memory and none on policies that learn; returns the worst share found after a jump."""
-    rng = np.random.default_rng(0)
-    is_late_N, later_N = rng.random(1500) < 0.5, 1 + 10 * rng.random(1500)
-    learners = {
-        "in the second pass": np.where(is_late_N, 1.0, 0.0),
-        "over ten passes": np.where(is_late_N, later_N, 0),
-    }
-    title = "half of the prompts become learnable: share of them found after 5 and 10 passes, generated / trained"
-    table, worst = Table("become learnable", "memory", "whole", "auto", title=title), 1.0
-    for name, pass_N in learners.items():
-        for label, memory in {"none": None, "memory": PromptMemory}.items():
-            told = [found_again(pass_N, screen, memory) for screen in (None, "auto")]
-            table.add_row(name, label, *(", ".join(f"{x:.2f} / {price:.2f}" for x, price in cell) for cell in told))
-            worst = min(worst, *(cell[0][0] for cell in told)) if name == "in the second pass" else worst
+def compare_learners(console, seed):
+    """Prints a table of a memory and none on policies that learn; returns the least share found after a jump."""
+    title = f"learnable later: share found after 5 and 10 passes (least of {NUM_JUDGED} draws), generated / trained"
+    table, shares = Table("become learnable", "memory", "whole", "auto", title=title), {}
+    for (name, make), memory in itertools.product(LEARNERS.items(), (None, PromptMemory)):
+        cells = []
+        for screen in (None, "auto"):
+            told = [found_again(pass_N, screen, memory, draw) for pass_N, draw in drawn(make, NUM_JUDGED, seed)]
+            shares[name, memory, screen], prices = np.moveaxis(told, 2, 0)
+            means, least = shares[name, memory, screen].mean(0), shares[name, memory, screen].min(0)
+            cells.append(", ".join(f"{x:.2f} ({y:.2f})" for x, y in zip(means, least, strict=True)))
+            cells[-1] += f", {prices.mean(0)[-1]:.2f}"
+        table.add_row(name, "yes" if memory else "none", *cells)
     console.print(table)
-    return worst
+    return min(shares["in the second pass", PromptMemory, screen][:, 0].min() for screen in (None, "auto"))
+
+
+def compare_sizes(console, seed):
+    """Prints what auto with carry and memory costs by group size; returns the dearest trace of 16."""
+    sizes = (NUM_GENERATIONS, NUM_GENERATIONS // 2)
+    title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
+    table, dearest = Table("pass rates", *map(str, sizes), title=title), 0.0
+    for name, make in TRACES.items():
+        rows = drawn(make, NUM_JUDGED, seed)
+        mode = MODES["carry and memory"]
+        found = [[cost(rate_N, "auto", seed=i, num_generations=G, **mode)[0] for rate_N, i in rows] for G in sizes]
+        table.add_row(name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found))
+        dearest = max(dearest, np.mean(found[0]))
+    console.print(table)
+    return dearest
 
 
 def seconds(num_completions, at_once, rng):
@@ -143,21 +168,24 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     console = Console(width=130)
-    worst, dearest = 0.0, 0.0
+    worst = 0.0
     for title, mode in MODES.items():
-        table = Table("pass rates", *SCREENS, title=f"{title}: generated / trained, share that is rare, rounds")
-        rng = np.random.default_rng(args.seed)
+        title = f"{title}: generated / trained, share that is rare, rounds; mean of {NUM_DRAWS} draws"
+        table = Table("pass rates", *SCREENS, title=title)
         for name, make in TRACES.items():
-            rate_N = make(rng, 1500)
-            costs = {label: cost(rate_N, screen, **mode) for label, screen in SCREENS.items()}
+            rows = drawn(make, NUM_DRAWS, args.seed)
+            costs = {
+                label: np.mean([cost(rate_N, screen, seed=i, **mode) for rate_N, i in rows], axis=0)
+                for label, screen in SCREENS.items()
+            }
             table.add_row(name, *(f"{price:.2f}, {rare:.2f}, {rounds:.1f}" for price, rare, rounds in costs.values()))
-            best = min(costs["whole"][0], *(costs[label][0] for label in ("2", "3", "4", "8")))
+            best = min(price for label, (price, *_) in costs.items() if label != "auto")
             worst = max(worst, costs["auto"][0] / best)
-            dearest = max(dearest, costs["auto"][0]) if mode["memory"] else dearest
         console.print(table)
     console.print(f"auto over the best of the others, worst trace: {worst:.3f}")
+    dearest = compare_sizes(console, args.seed)
     console.print(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
-    share_found = compare_learners(console)
+    share_found = compare_learners(console, args.seed)
     console.print(f"found after five passes of what became learnable in the second, at least: {share_found:.2f}")
     title = (
         f"512 prompts, carry: seconds of a rollout where the engine holds {', '.join(map(str, AT_ONCE))} completions"

@@ -49,8 +49,7 @@ class Population:
         if num_scored >= 2:
             self._sums["num_passes"] += num_passes
             self._sums["sum_rate"] += num_passes * num_correct / num_scored
-            square = num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
-            self._sums["sum_square"] += num_passes * square
+            self._sums["sum_square"] += num_passes * num_correct * (num_correct - 1) / (num_scored * (num_scored - 1))
 
     def fade(self, by: float) -> None:
         """Makes all looks so far weigh less."""
@@ -69,7 +68,7 @@ class Population:
         return dict(self._sums)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sums = {name: state[name] for name in self._UNIFORM}
+        self._sums = {name: state.get(name, state.get("num_first")) for name in self._UNIFORM}  # its earlier name
 
 
 class PromptMemory:
@@ -82,13 +81,14 @@ class PromptMemory:
     # and of the population, then counts half, and prompts given up are looked at as if hardly known.
     # Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
     # groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
-    # bound. Fading evidence is MoPPS's (https://huggingface.co/papers/2507.04632), at a fixed rate.
+    # bound.
 
-    # By chance, where nothing is learnt, a sum gets here from zero once in e^10 = 22,000 times. Half of it samples a
-    # tenth more without carry where all pass rates drift (`benchmarks/sampling_policies.py`).
+    # What is known counts so much after a change, and earlier looks at each new one: two groups at most, so that a
+    # prompt learnt alone is noticed too. MoPPS's recipes fade by as much (https://huggingface.co/papers/2507.04632).
+    KEPT = 0.5
+    # Where nothing is learnt, a sum of log-likelihood ratios gets here once in e^10 = 22,000 looks at most (Lorden,
+    # Ann. Math. Stat. 42, 1971).
     MOST_SURPRISE = 10.0
-    # What earlier looks weigh at each new one: four groups at most, so that a prompt learnt alone is noticed too.
-    KEPT = 0.75
     # A prompt half as promising as an unseen one is looked at in one pass of 32. The cube samples 3 % more.
     LOOKS_POWER = 5
 
@@ -98,7 +98,7 @@ class PromptMemory:
         if longest_wait < 1:
             raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
-        self.fewest_looks = 2 / (longest_wait + 1)  # in a pass, where waits are uniform up to the longest
+        self.longest_wait = longest_wait
         self.population = Population()
         self._records: dict[str, _Record] = {}
         self._num_draws = 0
@@ -114,19 +114,16 @@ class PromptMemory:
         record = self._records.get(prompt_id)
         if record is None:
             return False
-        looks_per_pass = self.looks_per_pass(prompt_id, num_generations)
+        unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
+        promise = self.expected_acceptance(prompt_id, num_generations)
+        looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
+        looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
         skip = self._draw(prompt_id) * num_left >= 1
         record.num_passes = record.num_passes if skip else record.num_skipped + 1
         record.num_skipped = record.num_skipped + 1 if skip else 0
         return skip
-
-    def looks_per_pass(self, prompt_id: str, num_generations: int) -> float:
-        """How often a prompt is looked at; one that is given up, `fewest_looks`."""
-        unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
-        promise = self.expected_acceptance(prompt_id, num_generations)
-        return max((promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0, self.fewest_looks)
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
@@ -146,16 +143,16 @@ class PromptMemory:
 
     def _notice_change(self, record: _Record, num_correct: int, num_scored: int) -> None:
         """Makes all that is known count half where half of it would have foretold the latest looks better."""
-        counts = num_correct, num_scored - num_correct
-        whole, half = (_log_likelihood(*counts, *self._posterior(record, by)) for by in (1.0, 0.5))
+        num_wrong = num_scored - num_correct
+        whole, half = (_log_likelihood(num_correct, num_wrong, *self._posterior(record, by)) for by in (1, self.KEPT))
         self._surprise = max(self._surprise + half - whole, 0.0)
         if self._surprise > self.MOST_SURPRISE:
             self._surprise, self._age = 0.0, self._age + 1
-            self.population.fade(0.5)
+            self.population.fade(self.KEPT)
 
     def _fade(self, record: _Record) -> float:
         """What the evidence of a prompt still weighs."""
-        return 0.5 ** (self._age - record.last_age)
+        return self.KEPT ** (self._age - record.last_age)
 
     def _posterior(self, record: _Record, by: float = 1.0) -> tuple[float, float]:
         correct, wrong = self.population.pass_rate()
@@ -185,9 +182,8 @@ class PromptMemory:
     def read(path: str | os.PathLike) -> dict[str, _Record]:
         """What [`PromptMemory.save`] wrote, by prompt."""
         names = [field.name for field in fields(_Record)]
-        return {
-            row["prompt_id"]: _Record(**{name: row[name] for name in names}) for row in pq.read_table(path).to_pylist()
-        }
+        rows = pq.read_table(path).to_pylist()  # without what an earlier version did not write
+        return {row["prompt_id"]: _Record(**{name: row[name] for name in names if name in row}) for row in rows}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside the file, JSON-able."""
@@ -198,7 +194,7 @@ class PromptMemory:
         self._records = state.get("records", {})
         self.population.load_state_dict(state)
         for name in self._STATE:
-            setattr(self, name, state[name.lstrip("_")])
+            setattr(self, name, state.get(name.lstrip("_"), 0))
 
 
 def _log_likelihood(num_correct: int, num_wrong: int, correct: float, wrong: float) -> float:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import cheapest_first, cheapest_first_of, half_of, in_equal_shares, rest_of, state_of, within_rows
+from .screening import cheapest_first, half_of, in_equal_shares, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
@@ -57,6 +58,7 @@ class Sampler:
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance = AcceptanceRate()
+        self.promise = AcceptanceRate()  # what the memory expected of the same groups
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
@@ -133,8 +135,14 @@ class Sampler:
             return skips[-1]
 
         def take(num: int) -> list[Ask]:
-            prompts = self.stream.take(num, skip if memory else None)
-            return [Ask(name, example, self._num_first(name)) for name, example in prompts]
+            # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
+            asks, lack = list[Ask](), num * (self.promise.rate if memory and self.batch_multiplier is None else 1.0)
+            while len(asks) < num and lack > 0:
+                size = min(math.ceil(lack / self.multiple_of) * self.multiple_of, num - len(asks))
+                for name, example in self.stream.take(size, skip if memory else None):
+                    asks.append(Ask(name, example, self._num_first(name)))
+                    lack -= memory.expected_acceptance(name, asks[-1].num) if memory else 1.0
+            return asks
 
         asks = rest_of(half, shortfall, self.max_round_size, G)
         num_missing = max(shortfall - len(asks), 0)
@@ -152,9 +160,9 @@ class Sampler:
         """How many completions of a prompt, or of one that nobody knows, are asked for first."""
         if self.screen != "auto":
             return self.num_generations if self.screen is None else int(self.screen)
-        if self.memory is not None and name is not None:
-            return cheapest_first_of(self.memory, name, self.num_generations)
-        return cheapest_first(*self.population.pass_rate(), self.num_generations)
+        if self.memory is None or name is None:
+            return cheapest_first(*self.population.pass_rate(), self.num_generations)
+        return cheapest_first(*self.memory.pass_rate(name), self.num_generations)
 
     @property
     def drawn_ahead(self) -> list[Ask]:
@@ -219,6 +227,9 @@ class Sampler:
             self._passes_at_last_group = self.stream.passes
         if self.memory is not None:
             assert counts is not None
+            if not round_.num_known:
+                promises = [self.memory.expected_acceptance(name, round_.num_generations) for name in round_.prompts]
+                self.promise.update(sum(promises), len(reasons))
             for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
                 self.memory.update(name, num_correct, num_scored, step, is_rest=round_.num_known > 0)
         elif counts is not None and not round_.num_known:
@@ -272,7 +283,7 @@ class Sampler:
             "header": self.stream.order(),
             "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
             "ahead": None if ahead is None else ahead.state_dict(),
-            "acceptance": self.acceptance.state_dict(),
+            "acceptance": self.acceptance.state_dict() | {"promise": self.promise.state_dict()},
             "memory": None if self.memory is None else self.memory.state_dict(),
             "population": self.population.state_dict(),
             "num_rollouts": self.num_rollouts,
@@ -303,6 +314,7 @@ class Sampler:
             self._passes_at_last_group = state["barren_since"]
         self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
+        self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]

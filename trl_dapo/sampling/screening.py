@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 
-from .prompt_memory import PromptMemory, expected_acceptance
+from .prompt_memory import expected_acceptance
 from .refill import Batch, Group
 from .rollout import Rollout
 from .rounds import Ask
@@ -28,13 +28,6 @@ def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
     """The number to ask for first that costs least; `num_generations` is the whole group."""
     choices = [num_generations, *(first for first in FIRST_FEW if first < num_generations)]
     return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
-
-
-def cheapest_first_of(memory: PromptMemory, name: str, num_generations: int) -> int:
-    """The same for one prompt; of one that is given up a few are most likely all, so that the fewest cost least."""
-    if memory.looks_per_pass(name, num_generations) <= memory.fewest_looks:
-        return min(FIRST_FEW[0], num_generations)
-    return cheapest_first(*memory.pass_rate(name), num_generations)
 
 
 def rest_of(half: Mapping[Group, Ask], num_missing: int, most: int | None, num_generations: int) -> list[Ask]:
