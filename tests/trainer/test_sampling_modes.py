@@ -169,6 +169,10 @@ def test_a_setting_that_could_not_be_honoured_is_refused(tmp_path, overrides, me
 
 
 def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_open(tiny_model, tmp_path):
+    def three_of_four(text, i):
+        """One of four would be less spread than chance: what tells prompts apart would be taken for it."""
+        return "right" if number(text) % 3 and i % 4 else "wrong"
+
     def run(memory):
         args = tiny_config(
             tmp_path / str(memory),
@@ -180,7 +184,7 @@ def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_
             save_steps=12,
         )
         dataset = prompts(12, id=list(range(12)))
-        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=mixed_unless_multiple_of_3)
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=three_of_four)
         trainer.train()
         return trainer
 
@@ -191,7 +195,7 @@ def test_memory_passes_over_prompts_that_are_never_solved_and_is_a_file_one_can_
     table = pq.read_table(tmp_path / "True" / "checkpoint-12" / "dapo_memory.parquet").to_pylist()
     by_prompt = {int(row["prompt_id"]): row for row in table}
     assert by_prompt[3]["pass_rate"] == 0.0
-    assert by_prompt[4]["pass_rate"] == 1 / 4
+    assert by_prompt[4]["pass_rate"] == 3 / 4
     assert sum(row["num_seen"] for row in table) == len(remembering.sampled) // 4
 
 
