@@ -55,8 +55,8 @@ class Population:
         """Makes all looks so far weigh less."""
         self._sums = {name: start + by * (self._sums[name] - start) for name, start in self._UNIFORM.items()}
 
-    def pass_rate(self) -> tuple[float, float]:
-        """Their Beta distribution, by its first two moments."""
+    def pass_rate(self, prompt_id: str | None = None) -> tuple[float, float]:
+        """Their Beta distribution, by its first two moments: that of any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
         variance = square / num - mean**2
@@ -68,7 +68,7 @@ class Population:
         return dict(self._sums)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sums = {name: state.get(name, state.get("num_first")) for name in self._UNIFORM}  # its earlier name
+        self._sums = {name: state[name if name in state else "num_first"] for name in self._UNIFORM}  # its old name
 
 
 class PromptMemory:
@@ -89,7 +89,7 @@ class PromptMemory:
     # Where nothing is learnt, a sum of log-likelihood ratios gets here once in e^10 = 22,000 looks at most (Lorden,
     # Ann. Math. Stat. 42, 1971).
     MOST_SURPRISE = 10.0
-    # A prompt half as promising as an unseen one is looked at in one pass of 32. The cube samples 3 % more.
+    # A prompt half as promising as an unseen one is looked at as rarely as any. A lower power samples more.
     LOOKS_POWER = 5
 
     _STATE = ("seed", "_num_draws", "_age", "_surprise")

@@ -14,7 +14,7 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import cheapest_first, half_of, in_equal_shares, rest_of, state_of, within_rows
+from .screening import half_of, in_equal_shares, num_first, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
@@ -57,8 +57,7 @@ class Sampler:
             )
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
-        self.acceptance = AcceptanceRate()
-        self.promise = AcceptanceRate()  # what the memory expected of the same groups
+        self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
@@ -127,26 +126,24 @@ class Sampler:
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> tuple[list[Ask], list[bool]]:
         """What a round asks for, and whether each prompt that was looked at was passed over."""
-        G, skips, memory = self.num_generations, list[bool](), self.memory
+        G, skips, memory, known = self.num_generations, list[bool](), self.memory, self.memory or self.population
 
         def skip(name: str) -> bool:
-            assert memory is not None
-            skips.append(memory.draw_skip(name, G))
+            skips.append(memory is not None and memory.draw_skip(name, G))
             return skips[-1]
 
         def take(num: int) -> list[Ask]:
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             asks, lack = list[Ask](), num * (self.promise.rate if memory and self.batch_multiplier is None else 1.0)
-            while len(asks) < num and lack > 0:
-                size = min(math.ceil(lack / self.multiple_of) * self.multiple_of, num - len(asks))
+            while (size := min(math.ceil(lack / self.multiple_of) * self.multiple_of, num - len(asks))) > 0:
                 for name, example in self.stream.take(size, skip if memory else None):
-                    asks.append(Ask(name, example, self._num_first(name)))
+                    asks.append(Ask(name, example, num_first(self.screen, known.pass_rate(name), G)))
                     lack -= memory.expected_acceptance(name, asks[-1].num) if memory else 1.0
             return asks
 
         asks = rest_of(half, shortfall, self.max_round_size, G)
         num_missing = max(shortfall - len(asks), 0)
-        if self._looks_ahead and self._num_first(None) < G:
+        if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_missing += max(self.target - (len(half) - len(asks)), 0)
         if num_missing:
@@ -155,14 +152,6 @@ class Sampler:
             return asks, skips
         asks = within_rows(asks, (self.max_round_size or len(asks)) * G, G)
         return in_equal_shares(asks, G, self.num_ranks, take), skips
-
-    def _num_first(self, name: str | None) -> int:
-        """How many completions of a prompt, or of one that nobody knows, are asked for first."""
-        if self.screen != "auto":
-            return self.num_generations if self.screen is None else int(self.screen)
-        if self.memory is None or name is None:
-            return cheapest_first(*self.population.pass_rate(), self.num_generations)
-        return cheapest_first(*self.memory.pass_rate(name), self.num_generations)
 
     @property
     def drawn_ahead(self) -> list[Ask]:

@@ -30,6 +30,13 @@ def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:
     return min(choices, key=lambda first: expected_cost(correct, wrong, first, num_generations))
 
 
+def num_first(screen: int | str | None, pass_rate: tuple[float, float], num_generations: int) -> int:
+    """How many completions of a prompt of this Beta-distributed pass rate are asked for first."""
+    if screen == "auto":
+        return cheapest_first(*pass_rate, num_generations)
+    return num_generations if screen is None else int(screen)
+
+
 def rest_of(half: Mapping[Group, Ask], num_missing: int, most: int | None, num_generations: int) -> list[Ask]:
     """The rest of as many groups that are half asked as are missing, the oldest first, and no more than `most`."""
     return [
