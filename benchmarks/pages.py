@@ -32,6 +32,10 @@ METHODS = {
     "ours": "`DAPOTrainer`",
     "ours, carry": "... with carry",
     "ours, carry, memory": "... with carry and memory",
+    "ours, screened": "`DAPOTrainer`, three completions first",
+    "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="auto"`',
+    "ours, carry, memory, screened": "... with carry and memory, three first",
+    "ours, carry, memory, auto": "... with carry, memory and `auto`",
     "ours, carry, server": "... with carry, beside a stand-in for a server",
     "ours, carry, ahead": "... the same, one rollout ahead",
 }

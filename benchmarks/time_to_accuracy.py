@@ -20,6 +20,8 @@ GRPO got furthest with seed 0 (`--learning-rate` tries another); it was not tune
 - ours: rounds sized by the missing groups over the acceptance rate
 - ours, carry: and surplus trains in the next rollout
 - ours, carry, memory: and prompts likely to be dropped are passed over for a while
+- ours, screened: three completions of a prompt first, the other five where these differ
+- ours, auto: the number asked first is chosen by the pass rates seen so far; both also with carry and memory
 - ours, carry, server: with carry, sampled by a stand-in for vLLM's server, whose CPU seconds count too
 - ours, carry, ahead: and the next rollout's first round is sampled while this one trains
 
@@ -124,9 +126,7 @@ METHODS = {
     "ours, carry, server": Method(DAPO, DAPOConfig, {**CARRY, **SERVER}),
     "ours, carry, ahead": Method(DAPO, DAPOConfig, {**CARRY, **SERVER, "rollouts_ahead": 1}),
 }
-
-
-OURS = ("ours", "ours, carry", "ours, carry, memory", "ours, carry, server", "ours, carry, ahead")
+OURS = tuple(method for method in METHODS if method.startswith("ours"))
 
 
 class Promise(NamedTuple):
@@ -141,6 +141,7 @@ class Promise(NamedTuple):
 
 PROMISES = (
     Promise("one in ten", "ours, carry, memory", "full batch again", "tokens", 0.5),
+    Promise("one in ten", "ours, carry, memory, auto", "GRPO", "tokens", 0.4),
     Promise("one in ten", "ours", "GRPO", "seconds", 1.0),
     Promise("one in ten", "ours", "GRPO, one step", "seconds", 1.0),
     Promise("quickstart", "ours", "GRPO", "seconds", 1.0),

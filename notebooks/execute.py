@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 
 HERE = Path(__file__).parent
-TIMEOUT = 1200  # seconds a cell may take
+TIMEOUT = 3600  # seconds a cell may take
 
 
 def execute(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
