@@ -7,7 +7,7 @@ The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on r
 that learn in a jump or prompt by prompt, which says whether prompts that were given up are found again. Their figures
 are means over draws of the prompts and of their answers.
 
-    python benchmarks/screening.py           # ten minutes
+    python benchmarks/screening.py           # seven minutes
 """
 
 import argparse
