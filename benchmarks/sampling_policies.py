@@ -8,7 +8,7 @@ scale that groups are accepted at a given rate, and which in the drifting traces
 of log-odds on average over a run). Ours is the `Sampler` that the trainer drives, on rounds without rows; the others
 are modelled after what their code does, without their machinery. No model runs: it is arithmetic on one core.
 
-    python benchmarks/sampling_policies.py           # seven minutes
+    python benchmarks/sampling_policies.py           # thirteen minutes
     python benchmarks/sampling_policies.py --full    # longer runs, less noise
 """
 

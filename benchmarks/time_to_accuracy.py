@@ -427,7 +427,7 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    console = Console(width=110)
+    console = Console(width=130)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps)
     tasks = [args.task] if args.task else list(TASKS)
