@@ -317,7 +317,7 @@ def of_rare(runs):
     """Accuracy on rare problems before and after, in the median; nothing where it was not asked for."""
     if "rare" not in runs[0]:
         return ""
-    return " to ".join(f"{statistics.median(run[when] for run in runs):.1%}" for when in ("rare at first", "rare"))
+    return " to ".join(f"{statistics.median(run[when] for run in runs):.2%}" for when in ("rare at first", "rare"))
 
 
 def report(console, results, seeds, targets, methods=tuple(METHODS)):
