@@ -3,7 +3,7 @@
 """What a model's config says: its sizes, what they cost in memory and operations, its positions and its context."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 
@@ -60,6 +60,11 @@ class ModelShape:
     has_qk_norm: bool = False
     num_other: int = 0
 
+    def __post_init__(self) -> None:
+        sizes = {each.name: getattr(self, each.name) for each in fields(self)[:9]}
+        if wrong := [f"`{name}` {size!r}" for name, size in sizes.items() if not isinstance(size, int) or size < 1]:
+            raise ValueError(f"The model's config.json has sizes that are no numbers above 0: {', '.join(wrong)}.")
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """Of a model with images, its text model's. Raises `ValueError` where sizes are missing or no numbers."""
@@ -95,7 +100,7 @@ class ModelShape:
             raise ValueError(
                 f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
             ) from None
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, ZeroDivisionError):
             raise ValueError("The model's config.json has sizes that are no numbers.") from None
 
     @property

@@ -95,6 +95,16 @@ def test_a_config_is_taken_from_a_folder_else_from_the_table(tmp_path):
             "sizes that are no numbers",
         ),
         ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),
+        (
+            '{"model_type": "llama", "hidden_size": null, "num_attention_heads": 2, "num_hidden_layers": 2, '
+            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
+            "sizes that are no numbers above 0: `hidden_size` None",
+        ),
+        (
+            '{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, "num_hidden_layers": -2, '
+            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
+            "above 0: `num_layers` -2, `num_heads` 0",
+        ),
     ],
 )
 def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):
