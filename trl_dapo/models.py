@@ -3,7 +3,7 @@
 """What a model's config says: its sizes, what they cost in memory and operations, its positions and its context."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 
@@ -60,11 +60,6 @@ class ModelShape:
     has_qk_norm: bool = False
     num_other: int = 0
 
-    def __post_init__(self) -> None:
-        sizes = {each.name: getattr(self, each.name) for each in fields(self)[:9]}
-        if wrong := [f"`{name}` {size!r}" for name, size in sizes.items() if not isinstance(size, int) or size < 1]:
-            raise ValueError(f"The model's config.json has sizes that are no numbers above 0: {', '.join(wrong)}.")
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """Of a model with images, its text model's. Raises `ValueError` where sizes are missing or no numbers."""
@@ -79,6 +74,8 @@ class ModelShape:
             vocab_size, size = text["vocab_size"], text[width or "intermediate_size"]
             shared = text.get("shared_expert_intermediate_size") or size * (text.get("n_shared_experts") or 0)
             layer_types = text.get("layer_types")
+            if min(hidden_size, num_heads, num_layers, head_dim, vocab_size, size) < 1:
+                raise TypeError
             return cls(
                 hidden_size=hidden_size,
                 num_layers=num_layers,
@@ -101,7 +98,7 @@ class ModelShape:
                 f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
             ) from None
         except (TypeError, AttributeError, ZeroDivisionError):
-            raise ValueError("The model's config.json has sizes that are no numbers.") from None
+            raise ValueError("The model's config.json has sizes that are no numbers above 0.") from None
 
     @property
     def linears(self) -> dict[str, tuple[int, int, int]]:

@@ -182,7 +182,7 @@ def started(monkeypatch):
     [
         # Values, as YAML gives them
         ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
-        ("3: 4", "names 3, which is no text, where a field is expected."),
+        ("3: 4", "has `3`, which names no field, in line 6."),
         ("learning_rate:", "`learning_rate` must be a number, got None."),
         ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
         ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),
@@ -190,7 +190,7 @@ def started(monkeypatch):
         ("reward_weights: {accuracy_reward: 1}", "`reward_weights` must be a list, got {'accuracy_reward': 1}."),
         ("output_dir: [a]", "`output_dir` must be a text, got ['a']."),
         ("generation_kwargs: [1]", "`generation_kwargs` must be a mapping, got [1]."),
-        ("env: [A, B]", "`env` must map variables to values, such as `env: {A: 1}`, got ['A', 'B']."),
+        ("env: [A, B]", "`env` field should be a dict in the YAML file."),
         # Fields of a TRL of other years
         ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out)"),
         ("torch_dtype: bfloat16", "`torch_dtype` (now: `dtype`)"),
@@ -203,14 +203,8 @@ def started(monkeypatch):
         ("datasets: SUMS", "`datasets` holds 'SUMS'. Write each as `- path: NAME`."),
         ("test_split_size: 0.5", "`test_split_size=0.5` has no effect without `datasets`. Set that, or leave it out."),
         ("streaming: true", "`streaming=True` has no effect without `datasets`."),
-        (
-            "datasets: [{path: SUMS}]\nstreaming: true\ntest_split_size: 0.5",
-            "`test_split_size=0.5` cannot be cut from a stream. Leave out one.",
-        ),
         ("eval_dataset_limit: 5", "`eval_dataset_limit=5` has no effect without `eval_dataset_name`."),
         ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
-        ("dataset_name: FILE\ndataset_train_split: test", "`dataset_train_split='test'` is for a dataset on the Hub"),
-        ("dataset_name: FILE\ndataset_config: main", "`dataset_config='main'` is for a dataset on the Hub, "),
         # Rewards and models
         ("reward_funcs: [my_lib.rewards.custom]", "`reward_funcs` names 'my_lib.rewards.custom': No module named"),
         ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is no function but <class "),
@@ -219,7 +213,6 @@ def started(monkeypatch):
         ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set that, or leave it out."),
         # What is not installed here
         ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed: `pip install wandb`."),
-        ("report_to: wandbb", "wandbb is not supported"),
         ("load_in_4bit: true\nuse_peft: true", "`load_in_4bit=True` needs bitsandbytes, which is not installed"),
         ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
         ("use_vllm: true", "`use_vllm=True` needs vllm"),
@@ -231,9 +224,7 @@ def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
     started, monkeypatch, sums, tiny_model, tmp_path, capsys, lines, message
 ):
     monkeypatch.setattr(train, "find_spec", lambda name: None, raising=False)  # whatever is installed
-    name = "" if "dataset_name" in lines else f"dataset_name: {sums}\n"
-    text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\n{name}{lines}\n"
-    text = text.replace("FILE", f"{sums}/train.jsonl").replace("SUMS", sums)
+    text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\ndataset_name: SUMS\n{lines}\n".replace("SUMS", sums)
     (tmp_path / "theirs.yaml").write_text("# Theirs\n# of last year\n" + text)
     given = {line.partition(":")[0] for line in lines.splitlines()} | {"max_completion_length"}
     tiny = [word for pair in zip(TINY[::2], TINY[1::2], strict=True) if pair[0][2:] not in given for word in pair]

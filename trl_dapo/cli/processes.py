@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..config import DAPOConfig
 from ..engines.swap import swapped
-from ..settings.ranges import COUNT_OR_NONE, Range, check_value
+from ..settings.ranges import COUNT_OR_NONE, check_value
 from ..settings.recipe_files import find_accelerate_config
 
 
@@ -75,7 +75,7 @@ def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
         asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
     with nullcontext() if asked.config_file else suppress(OSError):  # there need be no file
         from_file = load_config_from_file(asked.config_file)
-        for name in ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"):
+        for name in ("num_processes", "num_machines", "machine_rank", "main_process_ip"):
             if getattr(asked, name) is None:  # told now, to be checked
                 setattr(asked, name, getattr(from_file, name, None))
     _check_machines(asked)
@@ -86,18 +86,14 @@ def _check_machines(asked: Namespace) -> None:
     """Refuses what would start too few processes, or leave machines waiting for one another."""
     check_value("num_processes", asked.num_processes, COUNT_OR_NONE)
     check_value("num_machines", asked.num_machines, COUNT_OR_NONE)
-    check_value("main_process_port", asked.main_process_port, Range(0, 65_535, is_whole=True, or_none=True))
-    machines = asked.num_machines or 1
-    hint = "It is this machine's number of `num_machines`, from 0."
-    ranks = Range(0, machines - 1, is_whole=True, or_none=machines == 1, hint=hint)
-    why = None
-    if machines > 1 and (asked.num_processes is None or asked.num_processes % machines):
-        why = f"a `num_processes` that it divides, those of all machines together, got {asked.num_processes}"
-    elif asked.machine_rank in ranks and machines > 1 and not asked.main_process_ip:
-        why = "`main_process_ip`, the address of machine 0, the same on every machine"
-    if why is not None:
-        raise ValueError(f"`num_machines={machines}` needs {why}.")
-    check_value("machine_rank", asked.machine_rank, ranks)
+    machines, together = asked.num_machines or 1, asked.num_processes
+    for what, got, is_right in (
+        ("a `num_processes` that it divides, those of all together", together, together and not together % machines),
+        (f"a `machine_rank` from 0 to {machines - 1}", asked.machine_rank, asked.machine_rank in range(machines)),
+        ("`main_process_ip`, the address of machine 0", asked.main_process_ip, asked.main_process_ip),
+    ):
+        if not is_right and (machines > 1 or got is not None):
+            raise ValueError(f"`num_machines={machines}` needs {what}, got {got}.")
 
 
 def _refuse(message: str) -> NoReturn:

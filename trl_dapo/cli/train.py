@@ -18,7 +18,6 @@ import datasets
 import torch
 import trl.rewards
 from accelerate import PartialState
-from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import OptimizerNames
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts import grpo
@@ -113,8 +112,6 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
             if not isinstance(each, dict) or "path" not in each:
                 raise ValueError(f"`datasets` holds {each!r}. Write each as `- path: NAME`.")
             refuse_unknown_fields("A dataset of `datasets`", each, DatasetConfig.__dataclass_fields__)
-        if self.streaming and self.test_split_size:
-            raise ValueError(f"`test_split_size={self.test_split_size}` cannot be cut from a stream. Leave out one.")
         super().__post_init__()
 
 
@@ -250,7 +247,6 @@ def refuse_idle(*settings: Any) -> None:
 
 def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) -> None:
     """Refuses what would be missed only once a trainer is made, by every process."""
-    get_reporting_integration_callbacks(training_args.report_to)  # which refuses what is none
     known = {**vars(model_args), **vars(training_args)}
     asked = [(f"{name}={known[name]}", package) for name, package in PACKAGES.items() if known[name]]
     asked += [(f"report_to={name!r}", name) for name in training_args.report_to or () if name in TRACKERS]
@@ -347,9 +343,6 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
             f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
             "for problems that this package reads. Leave out one of them."
         )
-    for name in ("dataset_config", "dataset_train_split"):
-        if "dataset_name" in said and (value := getattr(launch_args, name)) != defaults[name]:
-            raise ValueError(f"`{name}={value!r}` is for a dataset on the Hub, {launch_args.dataset_name} is a file.")
     return bool(said and launch_args.dataset_name)
 
 

@@ -153,12 +153,10 @@ def _read_recipe(path: str | os.PathLike) -> dict:
     if not isinstance(recipe, dict):
         raise ValueError(f"The recipe {path} must be a mapping of fields to values, such as `learning_rate: 1.0e-6`.")
     names = [key.value for key, _ in node.value]
-    if twice := [place for place, name in enumerate(names) if name in names[:place]]:  # YAML takes the last
-        key = node.value[twice[0]][0]
+    for place, (key, _) in enumerate(node.value):
         line = key.start_mark.line + 1
-        raise ValueError(f"The recipe {path} names `{key.value}` twice, again in line {line}. Leave out one.")
-    if wrong := [name for name in recipe if not isinstance(name, str)]:
-        raise ValueError(f"The recipe {path} names {wrong[0]!r}, which is no text, where a field is expected.")
-    if not isinstance(recipe.get("env", {}), dict):
-        raise ValueError(f"`env` must map variables to values, such as `env: {{A: 1}}`, got {recipe['env']!r}.")
+        if key.value in names[:place]:  # YAML takes the last
+            raise ValueError(f"The recipe {path} names `{key.value}` twice, again in line {line}. Leave out one.")
+        if key.tag != yaml.resolver.Resolver.DEFAULT_SCALAR_TAG:
+            raise ValueError(f"The recipe {path} has `{key.value}`, which names no field, in line {line}.")
     return recipe
