@@ -223,7 +223,7 @@ def started(monkeypatch):
 def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
     started, monkeypatch, sums, tiny_model, tmp_path, capsys, lines, message
 ):
-    monkeypatch.setattr(train, "find_spec", lambda name: None, raising=False)  # whatever is installed
+    monkeypatch.setattr(train, "find_spec", lambda name: None)  # whatever is installed
     text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\ndataset_name: SUMS\n{lines}\n".replace("SUMS", sums)
     (tmp_path / "theirs.yaml").write_text("# Theirs\n# of last year\n" + text)
     given = {line.partition(":")[0] for line in lines.splitlines()} | {"max_completion_length"}
