@@ -74,6 +74,8 @@ class ModelShape:
             vocab_size, size = text["vocab_size"], text[width or "intermediate_size"]
             shared = text.get("shared_expert_intermediate_size") or size * (text.get("n_shared_experts") or 0)
             layer_types = text.get("layer_types")
+            if min(hidden_size, num_heads, num_layers, head_dim, vocab_size, size) < 1:
+                raise TypeError
             return cls(
                 hidden_size=hidden_size,
                 num_layers=num_layers,
@@ -95,8 +97,8 @@ class ModelShape:
             raise ValueError(
                 f"The model's config.json has no {error.args[0]!r}: its memory cannot be planned."
             ) from None
-        except (TypeError, AttributeError):
-            raise ValueError("The model's config.json has sizes that are no numbers.") from None
+        except (TypeError, AttributeError, ZeroDivisionError):
+            raise ValueError("The model's config.json has sizes that are no numbers above 0.") from None
 
     @property
     def linears(self) -> dict[str, tuple[int, int, int]]:

@@ -8,7 +8,6 @@ import pytest
 
 from trl_dapo import __version__
 from trl_dapo.cli import main
-from trl_dapo.settings.arguments import split_launch_options
 
 
 def test_help_names_every_command_without_importing_torch():
@@ -104,11 +103,6 @@ def test_no_command_at_all_is_answered_with_the_commands(capsys):
             "trl-dapo quickstart: argument --seed: must be a whole number of at least 0 and at most "
             "4294967295, got '-1' (see --help)",
         ),
-        (
-            ["train", "--config", "smoke_cpu", "--num_processes", "0"],
-            "trl-dapo train: argument --num_processes/--num-processes: must be a whole number of at least 1, got '0' "
-            "(see --help)",
-        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -116,12 +110,6 @@ def test_an_option_that_is_unknown_or_no_number_is_told_in_one_line(capsys, comm
     with pytest.raises(SystemExit):
         main(command)
     assert capsys.readouterr().err == f"{line}\n"
-
-
-def test_the_options_of_a_launch_are_told_from_those_of_a_recipe():
-    options, rest = split_launch_options(["--config", "a.yaml", "--num_processes", "2", "--max_steps", "3"])
-    assert (options.num_processes, options.accelerate_config) == (2, None)
-    assert rest == ["--config", "a.yaml", "--max_steps", "3"]
 
 
 @pytest.mark.parametrize("command", ["plan --config smoke_cpu", "recipes", "recipes --show smoke_cpu"])

@@ -34,7 +34,6 @@ from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, load_datasets, make_parser
 from trl_dapo.plan import plan
-from trl_dapo.settings.arguments import split_launch_options
 from trl_dapo.settings.recipe_files import find_accelerate_config
 
 
@@ -158,10 +157,10 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
     if program == "sbatch":
         assert [(ROOT / words[0]).is_file(), ROOT / words[words.index("--config") + 1]] == [True, recipe]
     else:
-        options, rest = split_launch_options(words[1:])
+        asked, rest = processes.split_options(words[1:], {"accelerate_config": True})
         assert (program, words[0], rest) == ("trl-dapo", "train", ["--config", recipe.stem])
-        accelerate_config = options.accelerate_config and find_accelerate_config(options.accelerate_config)
-        launched = yaml.safe_load(accelerate_config.read_text())["num_processes"] if accelerate_config else 1
+        named = [find_accelerate_config(word.partition("=")[2]) for word in asked]
+        launched = yaml.safe_load(named[0].read_text())["num_processes"] if named else 1
         assert launched == num_processes_of(recipe)
     if header["Evaluate"].startswith("during training only"):
         assert settings.get("tools") or "geometry" in settings["dataset_name"]

@@ -15,7 +15,8 @@ import trl
 from trl.scripts import grpo
 
 from trl_dapo import DAPOTrainer
-from trl_dapo.cli import processes
+from trl_dapo.cli import processes, train
+from trl_dapo.cli.commands import main
 from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
 from trl_dapo.plan.recipe import read
 
@@ -166,6 +167,82 @@ def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, ove
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("trl-dapo train: ")
     assert message in line
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would be launched."""
+    launches = []
+    monkeypatch.setattr(processes, "launch_command", launches.append)
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        # Values, as YAML gives them
+        ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
+        ("3: 4", "has `3`, which names no field, in line 6."),
+        ("learning_rate:", "`learning_rate` must be a number, got None."),
+        ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
+        ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),
+        ("bf16: 3", "`bf16` must be true or false, got 3."),
+        ("reward_weights: {accuracy_reward: 1}", "`reward_weights` must be a list, got {'accuracy_reward': 1}."),
+        ("output_dir: [a]", "`output_dir` must be a text, got ['a']."),
+        ("generation_kwargs: [1]", "`generation_kwargs` must be a mapping, got [1]."),
+        ("env: [A, B]", "`env` field should be a dict in the YAML file."),
+        # Fields of a TRL of other years
+        ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out)"),
+        ("torch_dtype: bfloat16", "`torch_dtype` (now: `dtype`)"),
+        # Datasets
+        (
+            "datasets: [{path: SUMS, splt: test}]",
+            "`datasets` has fields that no config has: `splt` (nearest: `split`)",
+        ),
+        ("datasets: [{split: test}]", "`datasets` holds {'split': 'test'}. Write each as `- path: NAME`."),
+        ("datasets: SUMS", "`datasets` holds 'SUMS'. Write each as `- path: NAME`."),
+        ("test_split_size: 0.5", "`test_split_size=0.5` has no effect without `datasets`. Set that, or leave it out."),
+        ("streaming: true", "`streaming=True` has no effect without `datasets`."),
+        ("eval_dataset_limit: 5", "`eval_dataset_limit=5` has no effect without `eval_dataset_name`."),
+        ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
+        # Rewards and models
+        ("reward_funcs: [my_lib.rewards.custom]", "`reward_funcs` names 'my_lib.rewards.custom': No module named"),
+        ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is no function but <class "),
+        ("reward_funcs: [3]", "`reward_funcs` names '3'. Expected dapo_math, "),
+        ("reward_model_name_or_path: ./nowhere", "`./nowhere` is no folder here, and no name of a model on the Hub."),
+        ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set that, or leave it out."),
+        # What is not installed here
+        ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed: `pip install wandb`."),
+        ("load_in_4bit: true\nuse_peft: true", "`load_in_4bit=True` needs bitsandbytes, which is not installed"),
+        ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
+        ("use_vllm: true", "`use_vllm=True` needs vllm"),
+        ("use_liger_kernel: true", "`use_liger_kernel=True` needs liger_kernel"),
+    ],
+    ids=lambda value: value.replace("\n", ", ") if "`" not in value else "",
+)
+def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
+    started, monkeypatch, sums, tiny_model, tmp_path, capsys, lines, message
+):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)  # whatever is installed
+    text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\ndataset_name: SUMS\n{lines}\n".replace("SUMS", sums)
+    (tmp_path / "theirs.yaml").write_text("# Theirs\n# of last year\n" + text)
+    given = {line.partition(":")[0] for line in lines.splitlines()} | {"max_completion_length"}
+    tiny = [word for pair in zip(TINY[::2], TINY[1::2], strict=True) if pair[0][2:] not in given for word in pair]
+    assert main(["train", "--config", str(tmp_path / "theirs.yaml"), *tiny]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dapo train: ")]
+    assert message.replace("SUMS", sums) in line
+    assert started == []
+
+
+def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
+    file = (
+        f"dataset_name: {sums}\nreward_funcs: accuracy_reward\nreward_weights: 2\neval_strategy: no\nrun_name: 2026\n"
+    )
+    assert launch(command(file, "--learning_rate", "1e-6")) == 0
+    (trainer,) = made
+    assert trainer.reward_func_names == ["accuracy_reward"]
+    assert trainer.reward_weights.tolist() == [2]
+    assert (trainer.args.eval_strategy, trainer.args.run_name) == ("no", "2026")
 
 
 def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made):

@@ -286,6 +286,14 @@ def test_a_server_that_serves_no_adapters_is_named_without_its_user():
     assert "pa55word" not in why
 
 
+def test_of_several_replicas_one_would_get_the_adapter_so_it_is_merged():
+    served = {"lora_config": {"max_lora_rank": 8, "lora_dtype": "bfloat16"}, "model_config": {"model": "m"}}
+    for replicas, why in ((1, None), (2, f"the vLLM {SHOWN}has 2 replicas, of which one would get it. Restart it wi")):
+        started = {**served, "parallel_config": {"data_parallel_size": replicas}}
+        found, _ = generation(server_config=lambda started=started: started)._ask_server()
+        assert found == why or found.startswith(why)
+
+
 def test_a_server_that_refuses_an_adapter_is_named_without_its_user(tmp_path):
     def refuse(state_dict):
         raise AdapterRefused("cannot read it.")

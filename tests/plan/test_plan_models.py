@@ -92,9 +92,19 @@ def test_a_config_is_taken_from_a_folder_else_from_the_table(tmp_path):
         ('{"model_type": "llama", "hidden_size": 8}', "has no 'num_attention_heads'"),
         (
             '{"model_type": "llama", "hidden_size": "8", "num_attention_heads": 2, "num_hidden_layers": 2}',
-            "sizes that are no numbers",
+            "sizes that are no numbers above 0",
         ),
         ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),
+        (
+            '{"model_type": "llama", "hidden_size": null, "num_attention_heads": 2, "num_hidden_layers": 2, '
+            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
+            "sizes that are no numbers above 0.",
+        ),
+        (
+            '{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, "num_hidden_layers": -2, '
+            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
+            "sizes that are no numbers above 0.",
+        ),
     ],
 )
 def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):

@@ -6,12 +6,12 @@ import dataclasses
 import re
 
 import pytest
-from plan_helpers import ROOT
+from plan_helpers import ROOT, TINY_RUN
 from trl import ModelConfig
 
 from trl_dapo import DAPOConfig
-from trl_dapo.cli.train import LaunchArguments
-from trl_dapo.plan.recipe import declared_fields, read_sharding
+from trl_dapo.cli.train import LaunchArguments, make_parser
+from trl_dapo.plan.recipe import declared_fields, read, read_sharding
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,39 @@ def test_fields_and_defaults_are_those_of_the_configs():
         re.findall(r"settings\.(\w+)", "".join(path.read_text() for path in (ROOT / "trl_dapo/plan").glob("*.py")))
     )
     assert not_read & used == {"optim"}
+
+
+def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configuration_is(write):
+    fields = {**TINY_RUN, "num_machines": 2, "num_processes": 16, "machine_rank": 0, "main_process_ip": "10.0.0.1"}
+    assert set(fields) - set(TINY_RUN) <= make_parser().launch_options.keys()
+    assert read(write("8 GPUs of 80 GB", fields)).sharding.kind == "ddp"
+    assert read(write("8 GPUs of 80 GB", {**fields, "config_file": "zero3"})).sharding.kind == "zero3"
+    with pytest.raises(ValueError, match="`use_fsdp`"):
+        read(write("8 GPUs of 80 GB", {**fields, "use_fsdp": True}))
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"learning_rate": "1e-6", "lora_r": "8"}, {"learning_rate": 1e-6, "lora_r": 8}),
+        ({"use_peft": "false", "bf16": "yes", "save_strategy": False}, {"use_peft": False, "bf16": True}),
+        ({"lora_target_modules": "q_proj", "save_strategy": False}, {"lora_target_modules": ["q_proj"]}),
+        ({"model_name_or_path": 5, "save_strategy": False}, {"model_name_or_path": "5", "save_strategy": "no"}),
+    ],
+)
+def test_values_are_read_as_the_fields_types_have_them(write, given, taken):
+    settings = read(write("one GPU of 80 GB", {**TINY_RUN, **given})).settings
+    assert {name: getattr(settings, name) for name in taken} == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learning_rate": None}, "`learning_rate` must be a number, got None"),
+        ({"use_vllm": "maybe"}, "`use_vllm` must be true or false, got 'maybe'"),
+        ({"lora_target_modules": {"a": 1}}, "`lora_target_modules` must be a list"),
+    ],
+)
+def test_values_of_another_kind_are_refused(write, given, message):
+    with pytest.raises(ValueError, match=message):
+        read(write("one GPU of 80 GB", {**TINY_RUN, **given}))

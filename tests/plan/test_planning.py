@@ -141,6 +141,25 @@ def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"lora_modules_to_save": ["lm_head"]}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
+        ({"use_dora": True}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
+        ({"use_peft": False}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
+        (
+            {"use_dora": True, "load_in_4bit": True, "vllm_lora_sync": None},
+            "a quantized base need an adapter that vLLM serves",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(write, fields, message):
+    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "vllm_lora_sync": "adapter"}
+    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter})).fits
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
         ({}, "there is no default: set `lora_target_modules`"),
         ({"lora_target_modules": "all-linear", "lora_dropout": 0.05}, "no dropout, got 0.05: `lora_dropout: 0`"),
         ({"lora_target_modules": ["down_proj"], "lora_dropout": 0.0, "use_dora": True}, "set `use_dora: false`"),

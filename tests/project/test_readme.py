@@ -28,7 +28,6 @@ from trl_dapo.cli.processes import split_options
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
 from trl_dapo.run.ledger import LEDGER_NAME, Parts
-from trl_dapo.settings.arguments import split_launch_options
 from trl_dapo.settings.recipe_files import RECIPES, find_accelerate_config, find_recipe, names_in
 
 
@@ -163,9 +162,9 @@ def test_every_command_parses(command, launched_on):
         if "--config_file" in argv[:start]:
             launched_on(load_config_from_file(str(ROOT / argv[argv.index("--config_file") + 1])).num_processes)
         assert recipe.exists()
-        options, rest = split_launch_options(argv[start + 1 :])
-        if options.accelerate_config:
-            launched_on(load_config_from_file(str(find_accelerate_config(options.accelerate_config))).num_processes)
+        asked, rest = split_options(argv[start + 1 :], {"accelerate_config": True})
+        for word in asked:
+            launched_on(load_config_from_file(str(find_accelerate_config(word.partition("=")[2]))).num_processes)
         rest = [str(recipe) if word == named else word for word in rest]
         parser = make_parser()
         rest = split_options(rest, parser.launch_options)[1]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
-from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line, split_launch_options
+from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line
 from ..settings.ranges import RANGES
-from ..settings.recipe_files import find_accelerate_config, find_recipe, list_recipes
+from ..settings.recipe_files import find_recipe, list_recipes
 from ..version import __version__
 
 
@@ -102,17 +102,14 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _train(argv: list[str]) -> int:
-    launch_options, argv = split_launch_options(argv)
     try:
-        if launch_options.accelerate_config is not None:
-            launch_options.accelerate_config = str(find_accelerate_config(launch_options.accelerate_config))
         argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
     # Here, so that these mistakes are told in a moment.
     from .train import launch
 
-    return launch([*argv, *(f"--{name}={value}" for name, value in vars(launch_options).items() if value is not None)])
+    return launch(argv)
 
 
 def _recipes(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import NoReturn
 
@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..config import DAPOConfig
 from ..engines.swap import swapped
+from ..settings.ranges import COUNT_OR_NONE, check_value
 from ..settings.recipe_files import find_accelerate_config
 
 
@@ -72,10 +73,27 @@ def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
     says_how = asked.config_file or asked.use_fsdp or asked.use_deepspeed or asked.cpu or asked.tpu
     if max(asked.num_processes or 1, asked.num_machines or 1) > 1 and not says_how:
         asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
-    if asked.num_processes is None:  # told now, for the settings to be checked with it
-        with suppress(OSError):  # there need be no file
-            asked.num_processes = load_config_from_file(asked.config_file).num_processes
+    with nullcontext() if asked.config_file else suppress(OSError):  # there need be no file
+        from_file = load_config_from_file(asked.config_file)
+        for name in ("num_processes", "num_machines", "machine_rank", "main_process_ip"):
+            if getattr(asked, name) is None:  # told now, to be checked
+                setattr(asked, name, getattr(from_file, name, None))
+    _check_machines(asked)
     return asked
+
+
+def _check_machines(asked: Namespace) -> None:
+    """Refuses what would start too few processes, or leave machines waiting for one another."""
+    check_value("num_processes", asked.num_processes, COUNT_OR_NONE)
+    check_value("num_machines", asked.num_machines, COUNT_OR_NONE)
+    machines, together = asked.num_machines or 1, asked.num_processes
+    for what, got, is_right in (
+        ("a `num_processes` that it divides, those of all together", together, together and not together % machines),
+        (f"a `machine_rank` from 0 to {machines - 1}", asked.machine_rank, asked.machine_rank in range(machines)),
+        ("`main_process_ip`, the address of machine 0", asked.main_process_ip, asked.main_process_ip),
+    ):
+        if not is_right and (machines > 1 or got is not None):
+            raise ValueError(f"`num_machines={machines}` needs {what}, got {got}.")
 
 
 def _refuse(message: str) -> NoReturn:

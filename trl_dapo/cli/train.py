@@ -3,12 +3,14 @@
 """From a recipe to a trained model: what `recipes/train_dapo.py` and `trl-dapo train` share."""
 
 import gc
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,15 +18,18 @@ import datasets
 import torch
 import trl.rewards
 from accelerate import PartialState
+from transformers.training_args import OptimizerNames
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts import grpo
+from trl.scripts.utils import DatasetConfig
 
 from ..config import DAPOConfig
 from ..data import BAD_ROWS, FILE_SUFFIXES, PROMPT_STYLES, load_math_dataset, refuse_overlap
 from ..engines.swap import swapped
+from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..settings.arguments import _read_recipe, load_function, one_line, refuse_unknown_fields
+from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 from . import processes
@@ -40,6 +45,15 @@ TOOLS = {"calculate": calculate}
 # A recipe that says one of these, or names a file, has its problems read by `load_math_dataset`.
 OF_PROBLEMS = ("prompt_style", "on_bad_rows", "dataset_offset", "dataset_limit", "eval_dataset_name")
 OF_ROWS = ("datasets", "dataset_streaming", "streaming", "test_split_size")
+# What each of these has an effect with.
+NEEDED = dict.fromkeys(("streaming", "test_split_size"), "datasets")
+NEEDED |= dict.fromkeys(("eval_dataset_split", "eval_dataset_offset", "eval_dataset_limit"), "eval_dataset_name")
+NEEDED |= {each.name: "use_peft" for each in fields(ModelConfig) if "lora" in each.name or each.name == "use_dora"}
+# Packages that are not this one's requirements, by the settings that ask for them.
+PACKAGES = dict.fromkeys(("load_in_4bit", "load_in_8bit"), "bitsandbytes")
+PACKAGES |= {"use_vllm": "vllm", "use_liger_kernel": "liger_kernel"}
+TRACKERS = ("wandb", "trackio", "mlflow", "swanlab", "comet_ml", "clearml")
+OF_BITSANDBYTES = re.compile("bnb|paged|ademamix|lion_|(?<!torch_)8bit")
 
 
 @help_from_docstring
@@ -93,6 +107,13 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     tools: list[str] | None = None
     tiny_model: bool = False
 
+    def __post_init__(self) -> None:
+        for each in (each for each in self.datasets if not isinstance(each, DatasetConfig)):
+            if not isinstance(each, dict) or "path" not in each:
+                raise ValueError(f"`datasets` holds {each!r}. Write each as `- path: NAME`.")
+            refuse_unknown_fields("A dataset of `datasets`", each, DatasetConfig.__dataclass_fields__)
+        super().__post_init__()
+
 
 class _Parser(TrlParser):
     """TRL's, which tells a mistake in one line, and a misspelt field before a config is made of the others."""
@@ -103,7 +124,7 @@ class _Parser(TrlParser):
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
         kwargs = {name: value for name, value in kwargs.items() if name not in self.launch_options}
         refuse_unknown_fields("The recipe", kwargs, self._fields, self.launch_options)
-        return super().set_defaults_with_config(**kwargs)
+        return super().set_defaults_with_config(**read_values(kwargs))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, others = super().parse_known_args(args, namespace)
@@ -208,8 +229,32 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     launch_args, training_args, model_args = parser.parse_args_and_config(argv)
     if not launch_args.tiny_model and model_args.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
+    for name in filter(None, (model_args.model_name_or_path, launch_args.reward_model_name_or_path)):
+        check_model_path(name)
+    refuse_idle(launch_args, model_args)
+    refuse_missing_packages(training_args, model_args)
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
     return launch_args, training_args, model_args
+
+
+def refuse_idle(*settings: Any) -> None:
+    """Refuses what has no effect without another setting."""
+    known = {name: value for each in settings for name, value in vars(each).items()}
+    for name, default in ((each.name, each.default) for args in settings for each in fields(args)):
+        if name in NEEDED and known[name] != default and not known[needed := NEEDED[name]]:
+            raise ValueError(f"`{name}={known[name]!r}` has no effect without `{needed}`. Set that, or leave it out.")
+
+
+def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) -> None:
+    """Refuses what would be missed only once a trainer is made, by every process."""
+    known = {**vars(model_args), **vars(training_args)}
+    asked = [(f"{name}={known[name]}", package) for name, package in PACKAGES.items() if known[name]]
+    asked += [(f"report_to={name!r}", name) for name in training_args.report_to or () if name in TRACKERS]
+    if OF_BITSANDBYTES.search(training_args.optim):
+        asked.append((f"optim={OptimizerNames(training_args.optim).value!r}", "bitsandbytes"))
+    for setting, package in asked:
+        if find_spec(package) is None:
+            raise ImportError(f"`{setting}` needs {package}, which is not installed: `pip install {package}`.")
 
 
 def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[str, Any]) -> int:
@@ -256,7 +301,7 @@ def trainer_arguments(
         raise _Handed(given)
 
     names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
-    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(name) for name in names])
+    script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(str(name)) for name in names])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
     loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
@@ -270,10 +315,12 @@ def trainer_arguments(
             raise
         raise ValueError(
             f"The dataset has no split {split!r}. `dataset_train_split` and `dataset_test_split` name its splits; "
-            "without one to evaluate on, set `eval_strategy: 'no'`."
+            "without one to evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`."
         ) from None
     if problems:
         given["train_dataset"], given["eval_dataset"] = problems
+    if training_args.eval_on_start and given["eval_dataset"] is None:
+        raise ValueError("`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`, or leave it out.")
     given["tools"] = [load_function("tools", name, TOOLS) for name in launch_args.tools or []] or None
     return given
 

@@ -47,10 +47,10 @@ class DAPOPlugin(BasePlugin):
 
     def pre_model_load(self, cfg: Any) -> None:
         asynchronous = bool(cfg.trl and (cfg.trl.async_prefetch or cfg.trl.use_data_producer))
-        if cfg.rl != "grpo" or asynchronous or (cfg.context_parallel_size or 1) > 1:
+        if cfg.rl != "grpo" or asynchronous or cfg.trainer_cls or (cfg.context_parallel_size or 1) > 1:
             raise ValueError(
-                "`DAPOPlugin` trains `rl: grpo` without `context_parallel_size`, `trl.async_prefetch` and "
-                "`trl.use_data_producer`. For rollouts ahead of training set `rollouts_ahead: 1` in `dapo`."
+                "`DAPOPlugin` trains `rl: grpo` without `trainer_cls`, `context_parallel_size`, `trl.async_prefetch` "
+                "and `trl.use_data_producer`. For rollouts ahead of training set `rollouts_ahead: 1` in `dapo`."
             )
         GRPOStrategy.get_trainer_class = staticmethod(lambda **kwargs: AxolotlDAPOTrainer)
         GRPOStrategy.get_training_args_class = staticmethod(lambda **kwargs: AxolotlDAPOConfig)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import yaml
@@ -36,6 +36,12 @@ DATACLASSES = (
 )
 # Of the package's own, by the words of `Hardware:`.
 CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP": "multi_gpu"}
+# What says nothing to a plan: variables that TRL's parser sets, and where processes meet, one on each GPU that trains.
+OF_A_LAUNCH = "env num_processes num_machines machine_rank main_process_ip main_process_port multi_gpu gpu_ids".split()
+OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
+KINDS = {"bool": "true or false", "float": "a number", "int": "a number"}
+KINDS |= {"list": "a list", "dict": "a mapping", "str": "a text"}
+TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
@@ -97,17 +103,28 @@ def declared_fields() -> dict:
     return {name: _literal(node.value) for name, node in _declarations().items()}
 
 
-def _read_numbers(given: dict[str, Any]) -> dict[str, Any]:
-    """Text as numbers where fields are numbers, as the command line reads it: to YAML `1e-6` is text."""
-    numbers = {}
-    for name, value in given.items():
-        types = set(re.findall(r"\w+", ast.unparse(_declarations()[name].annotation)))
-        if types <= {"int", "float", "None"} and isinstance(value, (str, list, dict)):
-            try:
-                numbers[name] = float(value) if "float" in types else int(value)  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                raise ValueError(f"`{name}` must be a number, got {value!r}.") from None
-    return given | numbers
+def read_values(given: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe gives its fields, as their types have it: to YAML `1e-6` is text, and `no` is false."""
+    return {name: _read_as(ast.unparse(_declarations()[name].annotation), name, given[name]) for name in given}
+
+
+def _read_as(annotation: str, name: str, value: Any) -> Any:
+    types = set(re.findall(r"\w+", re.sub(r"\[.*?\]", "", annotation)))  # without those of a list's elements
+    if type(value).__name__.removesuffix("Type") in types:
+        return value
+    kind = next((kind for kind in KINDS if kind in types), "dict")
+    try:
+        if kind in ("float", "int"):
+            return value if isinstance(value, (int, float)) else {"float": float, "int": int}[kind](value)
+        if kind == "bool":
+            return TRUTH[str(value).lower()]
+    except (KeyError, TypeError, ValueError):
+        pass
+    if kind == "list" and not isinstance(value, (dict, NoneType)):
+        return [value]
+    if kind == "str" and not isinstance(value, (list, dict, NoneType)):
+        return "no" if value is False and "Strategy" in annotation else value if value is True else str(value)
+    raise ValueError(f"`{name}` must be {KINDS[kind]}, got {value!r}.")
 
 
 def _literal(value: ast.expr | None) -> Any:
@@ -125,14 +142,12 @@ def read(
     """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
     file, values = find_recipe(path), dict(declared_fields())
     fields = _read_recipe(file)
-    for name in ("env", "num_processes"):  # variables that TRL's parser sets; a process trains on each GPU
+    for name in OF_A_LAUNCH:
         fields.pop(name, None)
-    accelerate_config = accelerate_config or fields.pop("accelerate_config", None)
+    accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
-        values |= _read_numbers(given)
-    if values["model_name_or_path"] is not None:
-        values["model_name_or_path"] = str(values["model_name_or_path"])  # a folder may be called 5
+        values |= read_values(given)
     settings = SimpleNamespace(**values)
     _check(settings)
     header = read_header(file)

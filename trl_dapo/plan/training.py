@@ -180,7 +180,13 @@ class Training:
         settings, cluster, weights = self.recipe.settings, self.recipe.cluster, self.weights
         inside = cluster.num_train + cluster.num_serve <= GPUS_PER_MACHINE
         link = BANDWIDTH * (cluster.gpu.link if inside else min(cluster.gpu.link, NETWORK))
-        if self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.travels(self.shape):
+        travels = self.adapter is not None and settings.vllm_lora_sync != "merge" and self.adapter.travels(self.shape)
+        if not travels and (settings.vllm_lora_sync == "adapter" or settings.load_in_4bit or settings.load_in_8bit):
+            raise ValueError(
+                "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves beside its base: "
+                "LoRA on linear layers, without copies, DoRA or experts. Change the adapter, or leave both out."
+            )
+        if travels:
             # The adapter travels, while vLLM's base goes to the machine's memory and back.
             sleeps = settings.vllm_enable_sleep_mode and not self.recipe.asks_a_server
             base = 2 * self.shape.num_parameters / num_shards

@@ -13,9 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from .ranges import COUNT
-from .recipe_files import find_recipe
+from .recipe_files import find_accelerate_config, find_recipe
 from .secrets import without_secrets
+
+
+# Fields whose nearest today is another.
+OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "torch_dtype": "now: `dtype`"}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -76,7 +79,9 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
         function = getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
-    if not callable(function):
+    except ImportError as error:
+        raise ImportError(f"`{option}` names {name!r}: {error}.") from error
+    if isinstance(function, type) or not callable(function):
         raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
     return function
 
@@ -92,7 +97,8 @@ def refuse_unknown_fields(
     found = []
     for name in unknown:
         nearest = get_close_matches(name, [*known, *options], n=1)
-        found.append(f"`{name}`" + (f" (nearest: `{nearest[0]}`)" if nearest else ""))
+        hint = OF_OLDER_TRL.get(name) or (f"nearest: `{nearest[0]}`" if nearest else "")
+        found.append(f"`{name}`" + (f" ({hint})" if hint else ""))
     raise ValueError(f"{said_by} has fields that no config has: {', '.join(found)}.")
 
 
@@ -111,8 +117,10 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
-        if name in ("--output_dir", "--output-dir"):
-            settings["output_dir"] = value or "".join(argv[place + 1 :][:1])
+        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config"):
+            settings[name[2:]] = value or "".join(argv[place + 1 :][:1])
+    if settings.get("accelerate_config") is not None:
+        find_accelerate_config(str(settings["accelerate_config"]))
     if settings.get("output_dir") is not None:
         check_output_dir(str(settings["output_dir"]))
     options = {word.partition("=")[0].replace("-", "_") for word in argv}
@@ -129,19 +137,12 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
     return argv
 
 
-def split_launch_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options of `trl-dapo train` that say which processes run it, and the rest of the command line."""
-    parser = OneLineParser(prog="trl-dapo train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=COUNT.read)
-    parser.add_argument("--accelerate_config", "--accelerate-config")
-    return parser.parse_known_args(argv)
-
-
 def _read_recipe(path: str | os.PathLike) -> dict:
     import yaml
 
     try:
-        recipe = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        recipe, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except OSError as error:
         raise OSError(f"Cannot read the recipe {path}: {error.strerror}.") from None
     except yaml.MarkedYAMLError as error:
@@ -151,4 +152,11 @@ def _read_recipe(path: str | os.PathLike) -> dict:
         raise ValueError(f"The recipe {path} is not YAML: {one_line(error)}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"The recipe {path} must be a mapping of fields to values, such as `learning_rate: 1.0e-6`.")
+    names = [key.value for key, _ in node.value]
+    for place, (key, _) in enumerate(node.value):
+        line = key.start_mark.line + 1
+        if key.value in names[:place]:  # YAML takes the last
+            raise ValueError(f"The recipe {path} names `{key.value}` twice, again in line {line}. Leave out one.")
+        if key.tag != yaml.resolver.Resolver.DEFAULT_SCALAR_TAG:
+            raise ValueError(f"The recipe {path} has `{key.value}`, which names no field, in line {line}.")
     return recipe
