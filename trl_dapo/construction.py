@@ -204,10 +204,11 @@ def make_sampler(
     assert args.num_generations is not None
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
+        lower = "`per_device_train_batch_size` or `steps_per_generation`"
         raise ValueError(
             f"The training dataset holds {len(dataset)} prompts, but a rollout batch takes {target} "
             f"(`generation_batch_size` {args.generation_batch_size} / `num_generations` {num_generations}). "
-            "Add prompts, or lower `per_device_train_batch_size` or `steps_per_generation`."
+            f"Add prompts, or lower {'`prompts_per_rollout`' if args.prompts_per_rollout else lower}."
         )
     return Sampler(
         PromptStream(dataset, seed=args.seed, shuffle=shuffle, columns=kept_columns),

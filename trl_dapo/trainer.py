@@ -48,7 +48,7 @@ from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
 from .run.bar import progress_bar, warn_of_shortfall
-from .run.checkpoint import find_checkpoint, output_folder
+from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
 from .run.files import name_local_models
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback
@@ -428,6 +428,8 @@ class DAPOTrainer(Checkpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(output_folder(self.args))
+        elif not (resume_from_checkpoint or self.state.global_step):
+            warn_of_earlier_run(output_folder(self.args))
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)

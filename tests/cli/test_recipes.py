@@ -324,7 +324,21 @@ def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkey
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
     assert launch(["--config", SMOKE, "--use_cpu", "false", "--bf16", "true"]) == 2
     error = capsys.readouterr().err
+    assert "Without a GPU `--bf16 false` trains on the CPU" in error
     assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.\n")
+
+
+def test_layers_that_a_model_has_not_are_refused_with_those_that_every_model_has(tmp_path, capsys):
+    adapter = ["--use_peft", "true", "--lora_target_modules", "query_key_value"]
+    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), *adapter]) == 2
+    error = capsys.readouterr().err
+    assert "query_key_value" in error
+    assert error.endswith("`--lora_target_modules all-linear` names every linear layer of any model.\n")
+
+
+def test_too_few_prompts_are_told_in_the_setting_that_the_recipe_counts_in(tmp_path, capsys):
+    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_limit", "2"]) == 2
+    assert capsys.readouterr().err.endswith("Add prompts, or lower `prompts_per_rollout`.\n")
 
 
 def test_problems_of_the_training_set_are_refused_for_evaluation(tmp_path, capsys, problems):

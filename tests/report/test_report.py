@@ -309,6 +309,12 @@ def test_the_title_does_not_lie_over_the_names_of_the_runs():
         assert not title.get_window_extent().overlaps(key.get_window_extent())
 
 
+def test_a_single_evaluation_stands_at_its_step_and_at_no_part_of_one():
+    (panel,) = (panel for panel in PANELS if panel.name == "evaluation")
+    figure = plot_panel(panel, [[entry(10, **{"eval_avg@4": 0.125})]], [""])
+    assert figure.axes[0].get_xticks().tolist() == [10]
+
+
 def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
     (axes,) = figure.axes
@@ -317,6 +323,7 @@ def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     assert axes.patches[0].get_y() + axes.patches[0].get_height() / 2 == pytest.approx(0)
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["update", "other", "sampling", "rewards"]
+    assert "other: evaluations and checkpoints" in TIMELINE.caption
     assert axes.yaxis_inverted()
 
 
@@ -717,10 +724,15 @@ def test_at_any_width_nothing_sticks_out_and_no_number_breaks(browser, hostile_p
         numbers, broken = browser.execute_script(NUMBERS)
         assert numbers > 200
         assert broken == []
+        # What came out at the end is not to be looked for beyond the edge.
+        (right,) = browser.execute_script(RIGHT_EDGE)
+        assert right <= width
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+# Of the last figure that the summary tells of the first run.
+RIGHT_EDGE = "return [document.querySelector('tbody td:last-child').getBoundingClientRect().right]"
 # Every number on the page but in what a model wrote, and those that stand on more than one line.
 NUMBERS = """
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), broken = [];

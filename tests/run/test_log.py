@@ -63,6 +63,11 @@ def test_a_second_training_keeps_the_log_of_the_first(tiny_model, tmp_path):
         assert [json.loads(line)["step"] for line in kept] == [1, 2, 3, 4, 4]
 
 
+def test_the_settings_of_a_run_name_its_model(tiny_model, tmp_path):
+    make_trainer(tiny_model, tmp_path).train()
+    assert load_run(tmp_path).settings["model"] == {"value": str(tiny_model), "default": None}
+
+
 def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
     (tmp_path / "log_history.jsonl").write_text('{"step": 99}\n')
     trainer = make_trainer(tiny_model, tmp_path)
@@ -81,6 +86,8 @@ def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
         ({"use_cpu": True, "gradient_accumulation_steps": 4}, {"use_cpu": True, "gradient_accumulation_steps": 4}),
         ({"use_cpu": True, "steps_per_generation": 2}, {"use_cpu": True, "steps_per_generation": 2}),
         ({"use_cpu": True, "prompts_per_step": 4}, {"use_cpu": True, "prompts_per_step": 4}),
+        # transformers evaluates by it.
+        ({"use_cpu": True, "eval_strategy": "epoch"}, {"use_cpu": True, "eval_strategy": "epoch"}),
         # 16 rows in micro-batches of 8.
         ({"use_cpu": True, "generation_batch_size": 16}, {"use_cpu": True, "steps_per_generation": 2}),
     ],

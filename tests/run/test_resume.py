@@ -481,6 +481,17 @@ def test_resuming_where_no_checkpoint_is_whole_starts_from_the_beginning_and_say
     assert "holds no complete checkpoint: the run starts from the beginning" in what_was_said(caplog)
 
 
+def test_a_run_that_begins_where_an_earlier_one_left_checkpoints_says_which_is_the_last(tiny_model, tmp_path, caplog):
+    said = f"{tmp_path / 'checkpoint-2'} is of an earlier run, and this one starts from the beginning"
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED)
+    for _ in range(2):  # its own is of no earlier run
+        trainer.train()
+    make_trainer(tiny_model, tmp_path, max_steps=2).train(resume_from_checkpoint=True)
+    assert said not in what_was_said(caplog)
+    make_trainer(tiny_model, tmp_path, max_steps=1).train()
+    assert what_was_said(caplog).count(said) == 1
+
+
 def sampler_state(checkpoint):
     return json.loads((checkpoint / "dapo_state.json").read_text())
 

@@ -396,6 +396,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
         "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoint-"
     )
     assert said in text
+    assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
 
 
 def test_ctrl_c_ends_a_quickstart_with_one_line(tmp_path):

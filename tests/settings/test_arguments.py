@@ -13,8 +13,9 @@ NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files
 @pytest.mark.fast
 def test_a_model_that_is_not_found_is_said_to_be_no_folder():
     said = r"^`outputs/modle` is no folder here\. We couldn't connect to "
-    with pytest.raises(OSError, match=said), naming_missing_folders("outputs/modle"):
+    with pytest.raises(OSError, match=said) as told, naming_missing_folders("outputs/modle"):
         raise OSError(NOT_REACHED)
+    assert str(told.value).endswith("Without the Hub, give the path of a folder that holds it.")
     said = "^`/nowhere/modle` is no folder here, and no name of a model"
     with pytest.raises(FileNotFoundError, match=said), naming_missing_folders("/nowhere/modle"):
         raise AssertionError("not even asked for")

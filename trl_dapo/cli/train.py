@@ -36,7 +36,12 @@ from . import processes
 from .processes import split_options, tell_once
 
 
-WITHOUT_GPU = "Without a GPU, `--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs."
+# What others' messages leave out, by a part of them.
+WAYS_OUT = {
+    "bf16/gpu": "Without a GPU `--bf16 false` trains on the CPU, a large model slowly; `--config smoke_cpu` tries out "
+    "a run, and `trl-dapo plan` tells what a recipe needs.",
+    "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
+}
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
 MISTAKES = (ValueError, OSError, ImportError)  # what a user can mend
 REWARDS: dict[str, Any] = {"dapo_math": dapo_math_reward, "math_verify": math_verify_reward}
@@ -196,9 +201,7 @@ def launch(argv: Sequence[str]) -> int:
         if failure is not None:
             raise failure
     except MISTAKES as error:
-        advice = f" {WITHOUT_GPU}" if "bf16/gpu" in str(error) and not torch.cuda.is_available() else ""
-        tell_once(f"trl-dapo train: {one_line(error)}{advice}")
-        return MISTAKE
+        return tell_mistake(error)
     except KeyboardInterrupt:
         print("trl-dapo train: stopped before it began.", file=sys.stderr)
         return INTERRUPTED
@@ -210,18 +213,24 @@ def launch(argv: Sequence[str]) -> int:
         with bars_on_terminals_only():
             status = train(*settings[:2], given)
     except SetupError as error:
-        tell_once(f"trl-dapo train: {one_line(error)}")
-        status = MISTAKE
+        status = tell_mistake(error)
     except KeyboardInterrupt:
-        if PartialState().is_main_process:
-            line = f"trl-dapo train: {describe_interruption(output_folder(settings[1]))}"
-            # On a terminal `^C` stands where the cursor is.
-            print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, line), file=sys.stderr)
         status = INTERRUPTED
     # The trainer, full of cycles, holds the process group. Its threads must end before the interpreter does: one that
-    # then asks for the interpreter's lock aborts the process, and with it a run that was complete.
+    # then asks for the interpreter's lock aborts the process, and with it a run that was complete. Its bar goes too.
     gc.collect()
+    if status == INTERRUPTED and PartialState().is_main_process:
+        line = f"trl-dapo train: {describe_interruption(output_folder(settings[1]))}"
+        # On a terminal `^C` stands where the cursor is.
+        print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, line), file=sys.stderr)
     return status
+
+
+def tell_mistake(error: Exception) -> int:
+    """Tells in one line what a user can mend, and how; returns the exit status."""
+    told = one_line(error)
+    tell_once(" ".join(["trl-dapo train:", told, *(way_out for part, way_out in WAYS_OUT.items() if part in told)]))
+    return MISTAKE
 
 
 def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments, DAPOConfig, ModelConfig]:

@@ -203,6 +203,8 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
         # The best place takes seconds to find among many points.
         axes.legend(handles, list(drawn), loc="best" if num_points <= 10 * MAX_POINTS else "upper right")
     _label(axes, panel)
+    if len(steps := {step for line in axes.lines for step in line.get_xdata()}) == 1:
+        axes.set_xticks([*steps])  # no parts of a step around it
 
 
 def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:

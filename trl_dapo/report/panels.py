@@ -90,8 +90,9 @@ TIMELINE = Panel(
         "timeline/wait_seconds": "the trainer's wait for the server",
         "timeline/idle_seconds": "the server's wait for the trainer",
     },
-    caption="The updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
-    "below: where the trainer waits, more GPUs should sample, and where the server idles, more should train.",
+    caption="The updates of the rollout before (other: evaluations and checkpoints), then sampling and rewards. With "
+    "a server it stands above, the trainer below: where the trainer waits, more GPUs should sample, and where the "
+    "server idles, more should train.",
 )
 REWARDS = Panel(
     name="rewards",
@@ -154,7 +155,8 @@ PANELS = (
             "clip_ratio/low_mean": "at the lower clip",
             "clip_ratio/dual_mean": "at the dual clip",
         },
-        caption="All zero with one optimizer step a rollout batch; a share that climbs says the steps are too large.",
+        caption="All zero with one optimizer step a rollout batch and no carried rows; a share that climbs says the "
+        "steps are too large.",
     ),
     Panel(
         name="gradient",

@@ -181,6 +181,15 @@ def find_checkpoint(output_dir: str) -> str | None:
     return str(checkpoint)
 
 
+def warn_of_earlier_run(output_dir: str) -> None:
+    """Says which checkpoint of an earlier run lies where this one begins: with a higher step, it stays the last."""
+    if (checkpoint := last_complete_checkpoint(output_dir)) is not None and rank_and_world_size()[0] == 0:
+        logger.warning(
+            f"{checkpoint} is of an earlier run, and this one starts from the beginning. Name another `output_dir`: "
+            "`resume_from_checkpoint=True` goes on from the checkpoint with the highest step, whichever run's it is."
+        )
+
+
 def _is_json(path: Path) -> bool:
     try:
         json.loads(path.read_text())

@@ -21,7 +21,7 @@ LOG_HISTORY_NAME, SETTINGS_NAME = "log_history.jsonl", "settings.json"
 # Where the default says only that the value is worked out, what it is worked out to.
 _WORKED_OUT = {"activation_checkpointing": True, "debug": [], "pad_to_multiple_of": None, "report_to": []}
 # Worked out from the machine or from other settings; another name of one; masked, whether set or not.
-_NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size"}
+_NOT_SET = {"output_dir", "accelerator_config", "dataloader_pin_memory", "generation_batch_size", "do_eval"}
 _NOT_SET |= {"gradient_checkpointing", "hub_token"}
 
 
@@ -37,7 +37,8 @@ class LogHistoryCallback(TrainerCallback):
         self._path = path = Path(output_folder(args)) / LOG_HISTORY_NAME
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            settings = json.dumps(changed_settings(args), indent=1, default=str)
+            model = {"value": without_secrets(kwargs["model"].config._name_or_path, "model"), "default": None}
+            settings = json.dumps({"model": model, **changed_settings(args)}, indent=1, default=str)
             path.with_name(SETTINGS_NAME).write_text(settings + "\n", encoding="utf-8")
             if not state.log_history:
                 keep_earlier(path)

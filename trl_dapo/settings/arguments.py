@@ -64,7 +64,8 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
         if not missing or "huggingface.co" not in str(error):
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
-        raise OSError(f"{' and '.join(missing)} {are} here. {error}") from error
+        way_out = "Without the Hub, give the path of a folder that holds it."
+        raise OSError(f"{' and '.join(missing)} {are} here. {error} {way_out}") from error
 
 
 def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
