@@ -181,6 +181,7 @@ def smoothing_window(values: list[float]) -> int:
 
 def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:
     drawn, num_points = {}, 0
+    seen: set[int] = set()
     for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
         for label, (steps, values) in panel.find(log_history).items():
             style = LINE_STYLES[list(panel.metrics.values()).index(label)]
@@ -194,6 +195,7 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
             axes.plot(thin(steps), thin(means), color=colour, linestyle=style, marker=marker, markersize=3)
             drawn[label] = style
             num_points += len(values)
+            seen.update(steps)
     if not drawn:
         _say_not_logged(axes)
     elif len(panel.metrics) > 1:
@@ -203,8 +205,8 @@ def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None
         # The best place takes seconds to find among many points.
         axes.legend(handles, list(drawn), loc="best" if num_points <= 10 * MAX_POINTS else "upper right")
     _label(axes, panel)
-    if len(steps := {step for line in axes.lines for step in line.get_xdata()}) == 1:
-        axes.set_xticks([*steps])  # no parts of a step around it
+    if len(seen) == 1:
+        axes.set_xticks([*seen])  # no parts of a step around it
 
 
 def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
