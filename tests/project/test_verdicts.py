@@ -124,10 +124,13 @@ def test_the_tables_of_the_pages_are_written_from_the_files():
 def test_every_method_that_was_run_has_a_row_in_the_readme():
     results = pages.of_results()
     assert {method for _, method in results} == set(pages.METHODS)
-    assert len(results) == 2 * len(pages.METHODS) == 18
+    assert len(results) == 2 * len(pages.METHODS) == 26
     assert results["one in ten", "GRPO"] == ("103,836", "53.2")
     assert {"GRPO", "full batch again", "ours", "ours, carry, memory"} == set(pages.of_larger())
     assert all(f"| {name} |" in README for name in pages.METHODS.values())
+    grpo, screened = (results["one in ten", method][0] for method in ("GRPO", "ours, carry, memory, screened"))
+    assert round(int(grpo.replace(",", "")) / int(screened.replace(",", ""))) == 3
+    assert "memory and three completions first it takes a third of the tokens" in " ".join(README.split())
 
 
 def test_the_larger_tasks_medians_are_those_of_its_runs():
