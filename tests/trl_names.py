@@ -79,8 +79,8 @@ TYPES = (
     "trl.trainer.grpo_trainer.RewardFunc",
 )
 
-# `trl grpo`: its fields, and its `main`, which is run up to the trainer that it makes.
-SCRIPTS = ("trl.scripts.grpo",)
+# `trl grpo`: its fields, its `main`, which is run up to the trainer that it makes, and a dataset of a mixture.
+SCRIPTS = ("trl.scripts.grpo", "trl.scripts.utils.DatasetConfig")
 
 # What `_generate` returns, in order.
 GENERATED = (
