@@ -26,14 +26,6 @@ def test_ctrl_c_and_an_end_by_a_scheduler_are_statuses_and_no_traceback(monkeypa
     assert processes.launch_processes(asked) == status
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """What would be launched."""
-    launches = []
-    monkeypatch.setattr(processes, "launch_command", launches.append)
-    return launches
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -169,14 +169,6 @@ def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, ove
     assert message in line
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """What would be launched."""
-    launches = []
-    monkeypatch.setattr(processes, "launch_command", launches.append)
-    return launches
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
