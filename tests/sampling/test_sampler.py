@@ -347,6 +347,35 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     assert resumed.promise.state_dict() == resumed.acceptance.state_dict()
 
 
+def test_a_memory_that_knows_nothing_asks_for_as_many_as_none():
+    sampler = new(64, memory=PromptMemory())
+    sampler.begin()
+    assert len(sampler.next_prompts(0)) == 64
+
+
+def test_the_cap_on_a_round_is_used_up_where_prompts_are_hopeless():
+    """One group in ten is accepted and expected: 16 groups need 160 prompts and more, of which 16 may be asked for."""
+    memory = type("Foresees", (PromptMemory,), {"expected_acceptance": lambda *_: 0.1, "draw_skip": lambda *_: False})
+    sampler = learn(new(16, memory=memory(), max_round_size=16), 10, 100)
+    sampler.promise.load_state_dict(sampler.acceptance.state_dict())
+    assert len(sampler.next_prompts(0)) == 16
+
+
+def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_resume():
+    """Eight prompts, all solved: where two passes have skipped each, one is taken unasked, then and after a resume."""
+    options = {"memory": PromptMemory(), "carries": True, "max_rounds": 1}
+    sampler = new(8, stream(8), **options)
+    for _ in range(30):
+        num = len(sampler.next_prompts(0))
+        play(sampler, ["all_correct"] * num, counts=[(2, 2)] * num)
+        sampler.carry([])
+        drawn = names(sampler.draw_ahead(0))
+        again = new(8, stream(8), **options | {"memory": PromptMemory()})
+        again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)
+        assert names(again.drawn_ahead) == drawn
+        sampler.begin()
+
+
 # ---- Checkpoints ----
 
 

@@ -44,8 +44,16 @@ class PromptStream:
         """Passes made over the dataset, with the share of the present one where the length is known."""
         return self.num_passes + (self._position / self._source.length if self._source.length else 0.0)
 
-    def take(self, n: int, skip: Callable[[str], bool] | None = None) -> list[tuple[str, dict[str, Any]]]:
-        """The next `n` prompts, name and example, without those that `skip` passes over until the next pass."""
+    def take(
+        self,
+        n: int,
+        skip: Callable[[str], bool] | None = None,
+        is_enough: Callable[[str], bool] = lambda name: False,
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """
+        The next prompts, name and example, without those that `skip` passes over until the next pass: `n`, or up to
+        the first at which `is_enough`.
+        """
         taken: list[tuple[str, Any]] = []
         num_refused = 0
         while len(taken) < n:
@@ -59,6 +67,8 @@ class PromptStream:
                     continue
                 num_refused = 0
             taken.append((name, row))
+            if is_enough(name):
+                break
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
 

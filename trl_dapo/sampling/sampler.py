@@ -132,14 +132,18 @@ class Sampler:
             skips.append(memory is not None and memory.draw_skip(name, G))
             return skips[-1]
 
-        def take(num: int) -> list[Ask]:
-            # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
-            asks, lack = list[Ask](), num * (self.promise.rate if memory and self.batch_multiplier is None else 1.0)
-            while (size := min(math.ceil(lack / self.multiple_of) * self.multiple_of, num - len(asks))) > 0:
-                for name, example in self.stream.take(size, skip if memory else None):
-                    asks.append(Ask(name, example, num_first(self.screen, known.pass_rate(name), G)))
-                    lack -= memory.expected_acceptance(name, asks[-1].num) if memory else 1.0
-            return asks
+        def take(num: int, least: int = 0, enough: float = math.inf) -> list[Ask]:
+            """The next prompts: `num`, or fewer but `least` where the memory expects `enough` groups of them."""
+            nums, expected = list[int](), 0.0
+
+            def is_enough(name: str) -> bool:
+                nonlocal expected
+                nums.append(num_first(self.screen, known.pass_rate(name), G))
+                expected += memory.expected_acceptance(name, nums[-1]) if memory else 0.0
+                return expected >= enough and len(nums) >= least and len(nums) % self.multiple_of == 0
+
+            prompts = self.stream.take(num, skip if memory else None, is_enough)
+            return [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
 
         asks = rest_of(half, shortfall, self.max_round_size, G)
         num_missing = max(shortfall - len(asks), 0)
@@ -147,8 +151,11 @@ class Sampler:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_missing += max(self.target - (len(half) - len(asks)), 0)
         if num_missing:
-            asks += take(self._round_size(num_missing))
-        if self.screen is None:
+            size = self._round_size(num_missing)
+            # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
+            enough = size * self.promise.rate if memory and self.batch_multiplier is None else math.inf
+            asks += take(self._within_limits(size), num_missing, enough)
+        if self.screen is None and not half:
             return asks, skips
         asks = within_rows(asks, (self.max_round_size or len(asks)) * G, G)
         return in_equal_shares(asks, G, self.num_ranks, take), skips
@@ -172,10 +179,11 @@ class Sampler:
             size = int(self.batch_multiplier * self.target)
         else:
             size = self.acceptance.round_size(shortfall, self.target, carries=self.carries, is_rare=self.is_ahead)
-        size = -(-size // self.multiple_of) * self.multiple_of
-        if self.max_round_size is not None:
-            size = min(size, self.max_round_size // self.multiple_of * self.multiple_of)
-        return max(size, self.multiple_of)
+        return -(-size // self.multiple_of) * self.multiple_of
+
+    def _within_limits(self, size: int) -> int:
+        most = size if self.max_round_size is None else self.max_round_size // self.multiple_of * self.multiple_of
+        return max(min(size, most), self.multiple_of)
 
     def add_round(
         self,
@@ -303,7 +311,9 @@ class Sampler:
             self._passes_at_last_group = state["barren_since"]
         self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
-        self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
+        # That of a run without a memory, or of an earlier version, knows nothing.
+        known = state["acceptance"] if state["memory"] is None else state["acceptance"].get("promise")
+        self.promise.load_state_dict(known or state["acceptance"])
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
