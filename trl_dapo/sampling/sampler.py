@@ -311,8 +311,8 @@ class Sampler:
             self._passes_at_last_group = state["barren_since"]
         self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
-        # That of a run without a memory, or of an earlier version, knows nothing.
-        known = state["acceptance"] if state["memory"] is None else state["acceptance"].get("promise")
+        is_new = self.memory is not None and state["memory"] is None  # it has expected nothing yet
+        known = {} if is_new else state["acceptance"].get("promise", {})  # nor has that of an earlier version
         self.promise.load_state_dict(known or state["acceptance"])
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
