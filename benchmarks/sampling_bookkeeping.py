@@ -64,7 +64,7 @@ def rollout(script, args, after_generation=lambda: None):
     sampler.acceptance.update(round(100 * args.acceptance), 100)  # a run under way knows its rate
     with clock:
         sampler.begin()
-        prompts = sampler.next_prompts(step=0)
+        prompts = sampler.next_prompts()
     while prompts:
         generated, rewards = script.round(len(prompts))
         num_tokens += sum(map(len, generated[1]))
@@ -81,7 +81,7 @@ def rollout(script, args, after_generation=lambda: None):
         columns = rows.prompt_ids, rows.completion_ids, rows.logprobs
         num_bytes += sum(array.nbytes for column in columns for array in column if array is not None)
         with clock:
-            prompts = sampler.next_prompts(step=0)
+            prompts = sampler.next_prompts()
     with clock:
         batch, rounds = sampler.batch(), sampler.rollout.rounds
         rows = assign_to_ranks(rounds, batch.train, batch.fill, G, torch.device("cpu"))

@@ -296,7 +296,7 @@ class Ours:
     def __call__(self):
         sampler, num_completions = self.sampler, 0
         sampler.begin()
-        while asks := sampler.next_prompts(self._world.step):
+        while asks := sampler.next_prompts():
             num_completions += sum(ask.num for ask in asks)
             for part in self._round(asks).by_size(sampler.rollout.rounds):
                 rewards_NG = part.rewards_BF.view(len(part.prompts), -1)

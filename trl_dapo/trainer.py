@@ -294,7 +294,7 @@ class DAPOTrainer(Checkpoints):
         sampler.begin()
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
-            while asks := sampler.next_prompts(step):
+            while asks := sampler.next_prompts():
                 started = time.perf_counter()
                 round_ = self._sample_round(asks)
                 for part in round_.by_size(sampler.rollout.rounds):

@@ -58,10 +58,20 @@ def test_where_the_engine_takes_no_more_the_last_whole_groups_are_asked_for_a_fe
 def test_ranks_have_equal_shares_by_one_more_of_the_last_first_few():
     assert [ask.num for ask in in_equal_shares(asks(3, 3, 3), 8, 4, never)] == [3, 3, 6]
     assert [ask.num for ask in in_equal_shares(asks(3, 8), 8, 4, never)] == [4, 8]
-    # The rest of a group cannot be more: another prompt is asked, 5 + 2 are 7, and one more is 8.
+    # The rest of a group cannot be more: three of another prompt are asked, even of one that is best asked for whole.
     rest = [Ask("a", {}, 5, Group(0, 0))]
-    even = in_equal_shares(rest, 8, 4, lambda num: [Ask("b", {}, 2)])
-    assert [(ask.name, ask.num) for ask in even] == [("a", 5), ("b", 3)]
+    for num in (2, 8):
+        even = in_equal_shares(rest, 8, 4, lambda _, num=num: [Ask("b", {}, num)])
+        assert [(ask.name, ask.num) for ask in even] == [("a", 5), ("b", 3)]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8, 16])
+def test_whatever_is_half_asked_ranks_get_equal_shares(num_ranks):
+    for rest in range(1, 8):
+        even = in_equal_shares([Ask("a", {}, rest, Group(0, 0))], 8, num_ranks, lambda _: [Ask("b", {}, 8)])
+        assert sum(ask.num for ask in even) % num_ranks == 0
+        assert all(1 <= ask.num <= 8 for ask in even)
+        assert sum(ask.num for ask in even) < rest + num_ranks
 
 
 def test_a_checkpoint_keeps_what_is_half_asked():

@@ -25,7 +25,8 @@ def prompt_name(example: Mapping[str, Any]) -> str:
     """An example's id, with its source where it has one, or else a hash of its content."""
     if _has_id(example):
         source = example.get("source")
-        return str(example["id"]) if source is None else f"{source}/{example['id']}"
+        name = str(example["id"]) if source is None else f"{source}/{example['id']}"
+        return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
     return digest(json.dumps(example, sort_keys=True, default=_plain))
 
 

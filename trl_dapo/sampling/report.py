@@ -79,7 +79,8 @@ def rollout_log(
     if rollout.num_rounds:
         metrics = rollout_metrics(rollout.sampled, reward_names, weights_F)
         metrics |= source_metrics(rollout, sampler.sources, weights_F)
-    if sampler.screen is not None and (groups := rollout.sampled_groups):  # TRL knows groups of one size alone
+    is_screened = any(round_.num_generations < sampler.num_generations for round_ in rollout.sampled)
+    if is_screened and (groups := rollout.sampled_groups):  # TRL knows groups of one size alone
         totals = [_total_rewards(rollout, group, weights_F).unique() for group in groups]
         metrics["frac_reward_zero_std"] = sum(len(values) < 2 for values in totals) / len(groups)
     refill_seconds = sum(round_.seconds for round_ in rollout.sampled[1:])

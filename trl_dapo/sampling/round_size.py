@@ -66,7 +66,7 @@ class AcceptanceRate:
         rate = min(max(rate, 0.5 / num_groups), 1 - 0.5 / num_groups)
         return rate, rate * (1 - rate) * sum_age_squared / determinant
 
-    def update(self, num_accepted: float, num_groups: int) -> None:
+    def update(self, num_accepted: float, num_groups: float) -> None:
         if not 0 <= num_accepted <= num_groups:
             raise ValueError(f"Cannot accept {num_accepted} of {num_groups} groups.")
         rate, variance = self._fit()

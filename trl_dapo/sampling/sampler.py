@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
-from .prompt_memory import Population, PromptMemory
+from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
@@ -106,7 +106,7 @@ class Sampler:
         has_no_limit = self.max_rounds <= 0 < self.max_barren_rounds
         return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
 
-    def next_prompts(self, step: int) -> list[Ask]:
+    def next_prompts(self) -> list[Ask]:
         """What the next round asks for; nothing where the rollout has ended."""
         if self.num_missing == 0 or self.is_exhausted:
             return []
@@ -200,7 +200,7 @@ class Sampler:
         if not reasons:
             raise ValueError("A round must hold at least one group, got none.")
         rollout.add(round_)
-        is_half = self.screen is not None and round_.num_generations < self.num_generations
+        is_half = round_.num_generations < self.num_generations
         if is_half:  # a band judges whole groups
             reasons = [None if reason == "outside_band" else reason for reason in reasons]
         for index, reason in enumerate(reasons):
@@ -311,9 +311,10 @@ class Sampler:
             self._passes_at_last_group = state["barren_since"]
         self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
-        is_new = self.memory is not None and state["memory"] is None  # it has expected nothing yet
-        known = {} if is_new else state["acceptance"].get("promise", {})  # nor has that of an earlier version
-        self.promise.load_state_dict(known or state["acceptance"])
+        self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
+        if self.memory is not None and state["memory"] is None:  # what a new one would have expected so far
+            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
+            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
