@@ -154,7 +154,8 @@ class Sampler:
             size = self._round_size(num_missing)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if memory and self.batch_multiplier is None else math.inf
-            asks += take(self._within_limits(size), num_missing, enough)
+            most = (self.max_round_size or size) // self.multiple_of * self.multiple_of
+            asks += take(max(min(size, most), self.multiple_of), num_missing, enough)
         if self.screen is None and not half:
             return asks, skips
         asks = within_rows(asks, (self.max_round_size or len(asks)) * G, G)
@@ -181,10 +182,6 @@ class Sampler:
             size = self.acceptance.round_size(shortfall, self.target, carries=self.carries, is_rare=self.is_ahead)
         return -(-size // self.multiple_of) * self.multiple_of
 
-    def _within_limits(self, size: int) -> int:
-        most = size if self.max_round_size is None else self.max_round_size // self.multiple_of * self.multiple_of
-        return max(min(size, most), self.multiple_of)
-
     def add_round(
         self,
         round_: Round,
@@ -192,10 +189,7 @@ class Sampler:
         counts: Sequence[tuple[int, int]] | None = None,
         step: int = 0,
     ) -> None:
-        """
-        Takes in a round of [`Sampler.next_prompts`], or its groups of one size. `counts` are their correct and scored
-        completions, without those of an earlier round.
-        """
+        """Takes in a round, or its groups of one size; `counts` are the correct and scored of its new completions."""
         rollout, number = self.rollout, len(self.rollout.rounds)
         if not reasons:
             raise ValueError("A round must hold at least one group, got none.")
@@ -327,17 +321,11 @@ class Sampler:
         if carried is not None and not differs:  # other settings would train carried groups wrongly
             self._carried = [Round.from_state_dict(round_) for round_ in carried["rounds"]]
             self._half = half_of(carried["half"])
-        self._ahead = None if differs or ignore_data_skip or not state["ahead"] else self._redraw(**state["ahead"])
+        self._ahead = None
+        if state["ahead"] and not differs and not ignore_data_skip:
+            rest = rest_of(self._half, self.target - self._num_carried, self.max_round_size, self.num_generations)
+            self._ahead = _Drawn.again(self.stream, rest, **state["ahead"])
         return differs
-
-    def _redraw(self, nums: list[int], skips: list[bool], step: int) -> "_Drawn":
-        """Draws again what was drawn ahead; the memory, which has moved on, is not asked again."""
-        before, verdicts = (self.stream.state_dict(), self.stream.passes), iter(skips)
-        skip = (lambda name: next(verdicts)) if skips else None
-        rest = rest_of(self._half, self.target - self._num_carried, self.max_round_size, self.num_generations)
-        prompts = self.stream.take(len(nums), skip)
-        new = [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
-        return _Drawn([*rest, *new], skips, *before, step)
 
 
 class _Drawn(NamedTuple):
@@ -348,6 +336,14 @@ class _Drawn(NamedTuple):
     stream_before: dict[str, Any]
     passes_before: float
     step: int
+
+    @classmethod
+    def again(cls, stream: PromptStream, rest: list[Ask], nums: list[int], skips: list[bool], step: int) -> "_Drawn":
+        """The same drawn again after the `rest` of groups; the memory, which has moved on, is not asked again."""
+        before, verdicts = (stream.state_dict(), stream.passes), iter(skips)
+        prompts = stream.take(len(nums), (lambda name: next(verdicts)) if skips else None)
+        new = [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
+        return cls([*rest, *new], skips, *before, step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"nums": [ask.num for ask in self.asks if not ask.first], "skips": self.skips, "step": self.step}
