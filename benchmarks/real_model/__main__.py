@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..mechanisms.report import CURVES, RUNS, fill_in, read_csv, write_csv
-from .parts import ARMS, PREDICTIONS, jobs
+from .parts import ARMS, PARTS, PREDICTIONS, jobs
 from .report import HEADING, KEY, print_report
 from .training import run
 
@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 
 def describe(job, result):
     return (
-        f"{job.arm}, seed {job.seed}: {result['start']:.1%} to {result['accuracy']:.1%} right, "
+        f"{job.part}, {job.arm}, seed {job.seed}: {result['start']:.1%} to {result['accuracy']:.1%} right, "
         f"{result['tokens']:,.0f} tokens, {result['cpu_seconds']:.0f} s"
     )
 
@@ -42,6 +42,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of the model")
     parser.add_argument("--arm", choices=ARMS, action="append", help="may be given again (default: all)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="may be given again (default: all)")
     parser.add_argument("--from-csv", action="store_true", help="train nothing")
     parser.add_argument("--num-seeds", type=int, default=5, help="seeds 0, 1, ... (default: %(default)s)")
     parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
@@ -64,7 +65,7 @@ def main(argv=None):
     if not args.from_csv:
         args.output_dir.mkdir(parents=True, exist_ok=True)
         quiet()
-        todo = jobs(range(args.num_seeds), args.arm or ARMS)
+        todo = jobs(range(args.num_seeds), args.arm or ARMS, args.part or PARTS)
         how = args.model.resolve(), args.output_dir, args.num_processes, console, describe
         results |= run_all(run, todo, *how)
         write_csv(results, HERE, KEY)

@@ -11,7 +11,7 @@ from ..mechanisms.quantities import at_equal, read_at
 
 from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
 
-PRODUCTS = "products"
+PRODUCTS, SUMS = "products", "sums"
 GAIN = 0.25  # the target, above the model's accuracy before
 NUM_ROLLOUTS = 20  # as the recipe has it
 COMPARED = 12  # after so many, as it was predicted
@@ -23,8 +23,10 @@ ARMS = {  # beside the recipe, which carries and remembers
     "ours": DISCARD,
     "ours, carry, memory": {},
     "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
+    "all weights": {"use_peft": False, "learning_rate": 1e-5},
 }
-GRPO, FULL, OURS, MEMORY, AUTO = ARMS
+GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS = ARMS
+PARTS = {PRODUCTS: list(ARMS), SUMS: [GRPO, MEMORY, AUTO]}
 
 
 class Job(NamedTuple):
@@ -44,9 +46,9 @@ class Job(NamedTuple):
         return file_name(*self.key)
 
 
-def jobs(seeds, arms):
+def jobs(seeds, arms, parts):
     """Whole seeds first."""
-    return [Job(PRODUCTS, arm, seed, ARMS[arm]) for seed in seeds for arm in arms]
+    return [Job(part, arm, seed, ARMS[arm]) for part in parts for seed in seeds for arm in PARTS[part] if arm in arms]
 
 
 TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
@@ -56,6 +58,7 @@ ACCURACY = Quantity(
     "%",
 )
 AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+AT_END = Quantity("accuracy at the end", lambda *runs: [run["accuracy"] for run in runs], "%")
 
 PREDICTIONS = (
     Prediction(PRODUCTS, MEMORY, GRPO, ACCURACY, 1, "section 3.2"),
@@ -66,4 +69,8 @@ PREDICTIONS = (
     Prediction(PRODUCTS, MEMORY, OURS, TOKENS, -1, "this package's own"),
     Prediction(PRODUCTS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
     Prediction(PRODUCTS, MEMORY, GRPO, SECONDS, -1, "section 3.2"),
+    Prediction(PRODUCTS, ALL_WEIGHTS, MEMORY, AT_END, -1, "this package's own"),
+    Prediction(SUMS, MEMORY, GRPO, AT_END, 1, "section 3.2"),
+    Prediction(SUMS, AUTO, GRPO, AT_EQUAL, 1, "this package's own"),
+    Prediction(SUMS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
 )

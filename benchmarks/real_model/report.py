@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ..mechanisms.report import draw, print_outcomes, seeds_of
-from .parts import ARMS, PREDICTIONS, PRODUCTS, SECONDS, TOKENS
+from .parts import PARTS, PREDICTIONS, SECONDS, TOKENS
 
 
 KEY = ("part", "arm", "seed")
@@ -16,8 +16,9 @@ HEADING = "## A real language model\n"
 
 
 def print_report(results, console, path):
-    """A line an arm, the predictions, and the picture."""
-    arms = [arm for arm in ARMS if seeds_of(results, PRODUCTS, arm)]
+    """A line a part and arm, the predictions, and the picture."""
+    arms = {part: [arm for arm in PARTS[part] if seeds_of(results, part, arm)] for part in PARTS}
+    parts = [part for part in PARTS if arms[part]]
     columns = (
         "seeds",
         "before",
@@ -28,10 +29,11 @@ def print_report(results, console, path):
         "tokens to +25",
         "CPU s to +25",
     )
-    table = Table("arm", *columns, title="Held-out products, 4 answers to each of 24; medians over seeds")
-    for arm in arms:
-        runs = [results[PRODUCTS, arm, seed] for seed in seeds_of(results, PRODUCTS, arm)]
+    table = Table("problems", "arm", *columns, title="24 problems held out, 4 answers to each; medians over seeds")
+    for part, arm in ((name, arm) for name in parts for arm in arms[name]):
+        runs = [results[part, arm, seed] for seed in seeds_of(results, part, arm)]
         table.add_row(
+            part,
             arm,
             str(len(runs)),
             f"{median_of(runs, 'start'):.1%}",
@@ -43,10 +45,11 @@ def print_report(results, console, path):
         )
     console.print(table)
     print_outcomes(results, console, PREDICTIONS)
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    for axes, against in zip(figure.subplots(1, 2), ("rollouts", "tokens"), strict=True):
-        draw(axes, results, PRODUCTS, arms, "accuracy", against)
-        axes.set_title("SmolLM2-135M-Instruct: held-out products", fontsize=10)
+    figure = Figure(figsize=(13, 4 * len(parts)), layout="constrained")
+    for part, row in zip(parts, figure.subplots(len(parts), 2, squeeze=False), strict=True):
+        for axes, against in zip(row, ("rollouts", "tokens"), strict=True):
+            draw(axes, results, part, arms[part], "accuracy", against)
+            axes.set_title(f"SmolLM2-135M-Instruct: {part} held out", fontsize=10)
     figure.savefig(path, dpi=110)
 
 

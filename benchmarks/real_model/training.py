@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of the recipe with a real language model, which goes on where it was interrupted."""
 
+import json
+import random
 import time
 from dataclasses import fields
 
@@ -15,7 +17,7 @@ from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_nu
 from trl_dapo.run.checkpoint import last_complete_checkpoint
 from trl_dapo.settings.recipe_files import find_recipe
 
-from .parts import GRPO, NUM_ROLLOUTS
+from .parts import GRPO, NUM_ROLLOUTS, SUMS
 
 
 from runs import unfinished_folder  # isort: skip (mechanisms/tasks.py has said where it is)
@@ -25,6 +27,7 @@ REWARD = "last_number_reward"  # decides, and is the accuracy
 PROBE_EVERY = 4  # rollouts
 NUM_ROWS = 32  # of a rollout: 4 prompts x 8 completions
 NUM_ANSWERS = 4  # to each of the held-out problems, a probe
+NUM_SUMS, NUM_PRODUCTS, NUM_HELD_OUT = 72, 24, 24  # of two numbers of two digits; what is held out are sums
 
 
 class Stopwatch(TrainerCallback):
@@ -58,6 +61,22 @@ def tokens_of(entry):
     return NUM_ROWS * entry["completions/mean_length"] if of_dapo is None else of_dapo
 
 
+def write_sums(path):
+    """Sums, of which the model gets few right, among products, of which it gets none; then the sums held out."""
+    rng = random.Random(0)
+    pairs = rng.sample(
+        [(a, b) for a in range(10, 100) for b in range(10, a + 1)], NUM_SUMS + NUM_PRODUCTS + NUM_HELD_OUT
+    )
+    problems = [(f"{a} * {b}", a * b) if i < NUM_PRODUCTS else (f"{a} + {b}", a + b) for i, (a, b) in enumerate(pairs)]
+    text = "What is {}? Answer with the number alone."
+    rows = [json.dumps({"problem": text.format(question), "answer": str(answer)}) for question, answer in problems]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(rows))
+    of_both = {"dataset_name": str(path), "eval_dataset_name": str(path)}
+    num = NUM_SUMS + NUM_PRODUCTS
+    return of_both | {"dataset_limit": num, "eval_dataset_offset": num, "eval_dataset_limit": NUM_HELD_OUT}
+
+
 def make_trainer(job, model, folder):
     """The recipe's, with the arm's settings, or TRL's with all of the recipe's that its configuration has."""
     recipe = find_recipe(RECIPE)
@@ -70,6 +89,7 @@ def make_trainer(job, model, folder):
         "save_steps": PROBE_EVERY,
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
+        **(write_sums(folder.with_suffix(".jsonl")) if job.part == SUMS else {}),
     }
     words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
     launch, args, of_model = make_parser().parse_args_and_config(["--config", str(recipe), *words])

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks.real_model`: what it counts, and what its arms share."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -44,8 +45,22 @@ def test_grpo_generates_32_completions_a_rollout_and_trains_on_all():
 
 @pytest.mark.fast
 def test_whole_seeds_come_first():
-    jobs = parts.jobs(range(2), ["GRPO", "ours"])
-    assert [(job.seed, job.arm) for job in jobs] == [(0, "GRPO"), (0, "ours"), (1, "GRPO"), (1, "ours")]
+    jobs = parts.jobs(range(2), ["GRPO", "ours"], parts.PARTS)
+    products = [("products", 0, "GRPO"), ("products", 0, "ours"), ("products", 1, "GRPO"), ("products", 1, "ours")]
+    assert [(job.part, job.seed, job.arm) for job in jobs] == [*products, ("sums", 0, "GRPO"), ("sums", 1, "GRPO")]
+
+
+@pytest.mark.fast
+def test_of_the_sums_one_problem_in_four_is_a_product_and_those_held_out_are_others(tmp_path):
+    settings = training.write_sums(tmp_path / "sums.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    train, held_out = rows[: settings["dataset_limit"]], rows[settings["eval_dataset_offset"] :]
+    assert (len(train), sum("*" in row["problem"] for row in train), len(held_out)) == (96, 24, 24)
+    assert len({row["problem"] for row in rows}) == 120
+    for row in rows:
+        a, sign, b = row["problem"].removeprefix("What is ").partition("?")[0].split()
+        assert int(row["answer"]) == (int(a) * int(b) if sign == "*" else int(a) + int(b))
+        assert sign == "+" or row not in held_out
 
 
 def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(tmp_path):
