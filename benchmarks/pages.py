@@ -93,19 +93,21 @@ def time_table():
 def real_model_table():
     """What a real language model learnt in twenty rollouts, by how these were sampled."""
     lines = [
-        "| held-out products, 20 rollouts | right before | right after | least gain | tokens | CPU seconds | seeds |",
+        "| held out, 20 rollouts | right before | right after | least gain | tokens | CPU seconds | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
+    methods = METHODS | {"GRPO": "`GRPOTrainer`", "all weights": "... with carry and memory, all weights"}
     arms = {}
     for row in read(HERE / "real_model" / "runs.csv"):
-        arms.setdefault(row.pop("arm"), []).append({name: float(text) for name, text in row.items() if name != "part"})
-    for arm, runs in sorted(arms.items(), key=lambda found: list(METHODS).index(found[0])):
+        of_arm = arms.setdefault((row.pop("part"), row.pop("arm")), [])
+        of_arm.append({name: float(text) for name, text in row.items()})
+    for (part, arm), runs in sorted(arms.items(), key=lambda found: (found[0][0], list(methods).index(found[0][1]))):
         before, after = ([100 * run[name] for run in runs] for name in ("start", "accuracy"))
         cells = [f"{statistics.median(before):.1f} %"]
         cells.append(f"{statistics.median(after):.1f} % ({min(after):.1f} to {max(after):.1f})")
         cells.append(f"{min(end - start for start, end in zip(before, after, strict=True)):+.1f}")
         cells += [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")]
-        lines.append(row_of(METHODS[arm].replace("...", METHODS["ours"]), *cells, len(runs)))
+        lines.append(row_of(f"{part}, {methods[arm].replace('...', methods['ours'])}", *cells, len(runs)))
     return lines
 
 
