@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts of the sampler by hand: which rounds it asks for, what trains, what stays."""
 
+import datetime
 import json
 import random
 
@@ -14,6 +15,7 @@ from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
+from trl_dapo.sampling.screening import state_of
 
 
 pytestmark = pytest.mark.fast
@@ -374,23 +376,24 @@ def test_a_memory_that_is_new_at_a_resume_asks_for_as_many_as_none():
 
 
 def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screened_any_more():
-    """Five of eight are the rest of one group; two ranks share 5 + 8 + ... + 1 more of one prompt."""
+    """Five of eight are the rest of one group; two ranks share 5 + 3 * 8 and three of one prompt more."""
     half = {Group(0, 0): Ask("a", {}, 3)}
     sampler = Sampler(stream(), target=4, num_generations=8, num_ranks=2)
     sampler.carry([], half)
     sampler.begin()
     sizes = [ask.num for ask in sampler.next_prompts()]
-    assert sizes == [5, 8, 8, 8, 1]
+    assert sizes == [5, 8, 8, 8, 3]
 
 
 def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
-    blank_B = torch.zeros(1)
-    sampler = new(4)
-    ask = Ask("a", {}, 1)
+    blank_B = torch.zeros(3)
+    sampler = Sampler(stream(), target=4, num_generations=4)
+    sampler.begin()
+    ask = Ask("a", {}, 3)
     round_ = Round(["a"], Rows.empty(), blank_B[:, None], blank_B, blank_B.bool(), {}, {}, asks=[ask])
     sampler.add_round(round_, [None])
     assert sampler.rollout.half == {Group(0, 0): ask}
-    assert sampler.next_prompts()[0] == ask._replace(first=Group(0, 0))
+    assert sampler.next_prompts()[0] == Ask("a", {}, 1, Group(0, 0))
 
 
 def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_resume():
@@ -406,6 +409,48 @@ def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_re
         again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)
         assert names(again.drawn_ahead) == drawn
         sampler.begin()
+
+
+def drawn_twice(half, options, at_resume):
+    """What is drawn ahead after such half-asked groups, and where the stream is; and after a resume. For two ranks."""
+    options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True} | options
+    prompts = options.pop("num_prompts", 10_000)
+    one = Sampler(stream(prompts), **options)
+    one.carry([], half)
+    drawn = one.draw_ahead(0)
+    other = Sampler(stream(prompts), **options | at_resume)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())), {"rounds": [], "half": state_of(half)})
+    return (drawn, one.stream.state_dict()), (other.drawn_ahead, other.stream.state_dict())
+
+
+def test_what_was_drawn_ahead_is_the_same_where_a_round_may_be_smaller_after_the_resume():
+    half = {Group(0, i): Ask(str(i), {"id": i}, 3) for i in range(3)}
+    before, after = drawn_twice(half, {"screen": 3, "max_round_size": 8}, {"max_round_size": 2})
+    assert [ask.num for ask in before[0][:3]] == [5, 5, 5]
+    assert before == after
+
+
+def test_a_round_is_drawn_anew_where_a_checkpoint_could_not_hold_what_is_half_asked():
+    half = {Group(0, i): Ask(str(i), {"id": i}, 3) for i in range(3)}
+    dated = half | {Group(0, 0): Ask("0", {"on": datetime.date(2026, 1, 1)}, 3)}
+    (drawn, _), (again, _) = drawn_twice(dated, {"screen": 3}, {})
+    assert len(drawn) > 3
+    assert again == []
+
+
+def test_prompts_taken_unasked_for_equal_shares_are_the_same_after_a_resume():
+    """Four prompts, all solved, two ranks and the five that a group lacks: one more prompt is taken at each draw."""
+    half, differ = {Group(0, 0): Ask("0", {"id": 0}, 3)}, []
+    for seed in range(10):
+        memory = PromptMemory(seed=seed)
+        for _ in range(20):
+            for name in "0123":
+                memory.update(name, 8, 8, step=0)
+        options = {"memory": memory, "target": 2, "num_prompts": 4}
+        for _ in range(4):
+            before, after = drawn_twice(half, options, {"memory": PromptMemory()})
+            differ += [(before, after)] * (before != after)
+    assert differ == []
 
 
 # ---- Checkpoints ----

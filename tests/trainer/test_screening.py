@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a few completions of a prompt first, and the rest only where these do not agree."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -192,3 +193,25 @@ def test_the_share_of_groups_that_teach_nothing_is_over_groups_of_any_size(tiny_
     trainer.train()
     # 0 3 6 were dropped after two completions, 1 2 4 5 train; TRL would look at pairs of completions.
     assert trainer.state.log_history[0]["frac_reward_zero_std"] == pytest.approx(3 / 7)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_odd_number_of_completions_is_made_even_for_two_ranks_by_groups_that_can_be_judged(
+    tiny_model, tmp_path, seed
+):
+    rng = random.Random(seed)
+    trainer = make(
+        tiny_model,
+        tmp_path,
+        script=lambda text, i: rng.choice(["right", "wrong"]),
+        dynamic_sampling_screen="3",
+        max_steps=8,
+    )
+    trainer._sampler.num_ranks = 2
+    asked = []
+    next_prompts = trainer._sampler.next_prompts
+    trainer._sampler.next_prompts = lambda: asked.append(next_prompts()) or asked[-1]
+    trainer.train()
+    assert {sum(ask.num for ask in asks) % 2 for asks in asked} == {0}
+    assert min(ask.num for asks in asked for ask in asks if ask.first is None) >= 2
+    assert {ask.num for asks in asked for ask in asks if ask.first} == {1}  # of four, three were asked for first

@@ -50,10 +50,7 @@ class PromptStream:
         skip: Callable[[str], bool] | None = None,
         is_enough: Callable[[str], bool] = lambda name: False,
     ) -> list[tuple[str, dict[str, Any]]]:
-        """
-        The next prompts, name and example, without those that `skip` passes over until the next pass: `n`, or up to
-        the first at which `is_enough`.
-        """
+        """The next `n` prompts, or up to one that `is_enough`; `skip` passes over some until the next pass."""
         taken: list[tuple[str, Any]] = []
         num_refused = 0
         while len(taken) < n:

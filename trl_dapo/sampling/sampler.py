@@ -125,19 +125,21 @@ class Sampler:
         return self._ahead.asks
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> tuple[list[Ask], list[bool]]:
-        """What a round asks for, and whether each prompt that was looked at was passed over."""
+        """What a round asks for, and whether each row of the stream was passed over for it."""
         G, skips, memory, known = self.num_generations, list[bool](), self.memory, self.memory or self.population
 
         def skip(name: str) -> bool:
-            skips.append(memory is not None and memory.draw_skip(name, G))
-            return skips[-1]
+            if is_skipped := memory is not None and memory.draw_skip(name, G):
+                skips.append(True)
+            return is_skipped
 
         def take(num: int, least: int = 0, enough: float = math.inf) -> list[Ask]:
-            """The next prompts: `num`, or fewer but `least` where the memory expects `enough` groups of them."""
+            """The next `num` prompts, or at least `least` of which the memory expects `enough` groups."""
             nums, expected = list[int](), 0.0
 
             def is_enough(name: str) -> bool:
                 nonlocal expected
+                skips.append(False)
                 nums.append(num_first(self.screen, known.pass_rate(name), G))
                 expected += memory.expected_acceptance(name, nums[-1]) if memory else 0.0
                 return expected >= enough and len(nums) >= least and len(nums) % self.multiple_of == 0
@@ -323,13 +325,12 @@ class Sampler:
             self._half = half_of(carried["half"])
         self._ahead = None
         if state["ahead"] and not differs and not ignore_data_skip:
-            rest = rest_of(self._half, self.target - self._num_carried, self.max_round_size, self.num_generations)
-            self._ahead = _Drawn.again(self.stream, rest, **state["ahead"])
+            self._ahead = _Drawn.again(self.stream, self._half, self.num_generations, state["ahead"])
         return differs
 
 
 class _Drawn(NamedTuple):
-    """What was drawn ahead, which prompts looked at were passed over, where the stream was before, and the step."""
+    """What was drawn ahead, which rows were passed over, where the stream was before, and the step."""
 
     asks: list[Ask]
     skips: list[bool]
@@ -338,12 +339,18 @@ class _Drawn(NamedTuple):
     step: int
 
     @classmethod
-    def again(cls, stream: PromptStream, rest: list[Ask], nums: list[int], skips: list[bool], step: int) -> "_Drawn":
-        """The same drawn again after the `rest` of groups; the memory, which has moved on, is not asked again."""
-        before, verdicts = (stream.state_dict(), stream.passes), iter(skips)
-        prompts = stream.take(len(nums), (lambda name: next(verdicts)) if skips else None)
+    def again(cls, stream: PromptStream, half: Mapping[Group, Ask], G: int, state: dict) -> "_Drawn | None":
+        """The same, without asking the memory, which has moved on; none where a checkpoint could not hold a rest."""
+        nums, skips, num_rests = state["nums"], state["skips"], state.get("num_rests", 0)
+        if len(rest := rest_of(half, num_rests, None, G)) < num_rests:
+            return None
+        before = stream.state_dict(), stream.passes
+        skips = [*skips, *[False] * (len(nums) - skips.count(False))]  # an earlier version left out some
+        prompts = [prompt for prompt, skip in zip(stream.take(len(skips)), skips, strict=True) if not skip]
+        stream.num_skipped += sum(skips)
         new = [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
-        return cls([*rest, *new], skips, *before, step)
+        return cls([*rest, *new], skips, *before, state["step"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"nums": [ask.num for ask in self.asks if not ask.first], "skips": self.skips, "step": self.step}
+        nums = [ask.num for ask in self.asks if not ask.first]
+        return {"nums": nums, "skips": self.skips, "step": self.step, "num_rests": len(self.asks) - len(nums)}

@@ -60,12 +60,14 @@ def in_equal_shares(
     asks: list[Ask], num_generations: int, num_ranks: int, take: Callable[[int], list[Ask]]
 ) -> list[Ask]:
     """The same with one more of some first few, and some of further prompts, so that the ranks have equal shares."""
-    while num_more := -sum(ask.num for ask in asks) % num_ranks:
-        for i, ask in reversed(list(enumerate(asks))):
-            more = min(num_more, num_generations - ask.num) if ask.first is None else 0
-            asks[i], num_more = ask._replace(num=ask.num + more), num_more - more
-        if num_more:
-            asks = [*asks, *(ask._replace(num=1) for ask in take(1))]  # and more of it in the next turn
+    num_more, asks = -sum(ask.num for ask in asks) % num_ranks, list(asks)
+    for i, ask in reversed(list(enumerate(asks))):
+        more = min(num_more, num_generations - ask.num) if ask.first is None else 0
+        asks[i], num_more = ask._replace(num=ask.num + more), num_more - more
+    if num_more:
+        num_more += num_ranks * (num_more == 1)  # a single completion has nothing to be compared with
+        num = math.ceil(num_more / num_generations)
+        asks += [ask._replace(num=(num_more + i) // num) for i, ask in enumerate(take(num))]
     return asks
 
 
