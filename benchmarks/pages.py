@@ -91,9 +91,9 @@ def time_table():
 
 
 def real_model_table():
-    """What a real language model learnt in twenty rollouts, by how these were sampled."""
+    """What a real language model learnt in sixteen rollouts, by how these were sampled."""
     lines = [
-        "| held out, 20 rollouts | right before | right after | least gain | tokens | CPU seconds | seeds |",
+        "| held out, 16 rollouts | right before | right after | least gain | tokens | CPU seconds | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
     methods = METHODS | {"GRPO": "`GRPOTrainer`", "all weights": "... with carry and memory, all weights"}

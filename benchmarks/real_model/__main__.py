@@ -10,7 +10,7 @@ The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real 
     python -m benchmarks.real_model --from-csv               # table, predictions and picture from the runs kept
 
 parts.py has the arms, and the predictions as they were written before the first run that counts. All share the
-recipe's sizes, rewards and learning rate, and twenty rollouts of one optimizer step. Every fourth rollout the 24
+recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step. Every fourth rollout the 24
 products that are held out are asked 4 times each. A call that was interrupted goes on where it stopped, whole seeds
 first. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and EVIDENCE.md's outcomes.
 """

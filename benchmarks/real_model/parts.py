@@ -13,7 +13,7 @@ from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it
 
 PRODUCTS, SUMS = "products", "sums"
 GAIN = 0.25  # the target, above the model's accuracy before
-NUM_ROLLOUTS = 20  # as the recipe has it
+NUM_ROLLOUTS = 16  # as the recipe has it
 COMPARED = 12  # after so many, as it was predicted
 
 DISCARD = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False}
