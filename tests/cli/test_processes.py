@@ -26,6 +26,12 @@ def test_ctrl_c_and_an_end_by_a_scheduler_are_statuses_and_no_traceback(monkeypa
     assert processes.launch_processes(asked) == status
 
 
+@pytest.mark.parametrize(("file", "starts_them"), [("cpu", True), ("single_gpu", True), ("zero3", False)])
+def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
+    asked = processes.read_options(["--num_processes=2", f"--accelerate_config={file}"], ["--config", "smoke_cpu"])
+    assert (asked.num_processes, bool(asked.multi_gpu)) == (2, starts_them)  # by DeepSpeed where the file says so
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

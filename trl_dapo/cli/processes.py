@@ -71,13 +71,15 @@ def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
     ]
     asked = parser.parse_args([*words, "--module", "trl_dapo.cli", "train", *argv])
     says_how = asked.config_file or asked.use_fsdp or asked.use_deepspeed or asked.cpu or asked.tpu
-    if max(asked.num_processes or 1, asked.num_machines or 1) > 1 and not says_how:
-        asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
+    num_asked = max(asked.num_processes or 1, asked.num_machines or 1)
     with nullcontext() if asked.config_file else suppress(OSError):  # there need be no file
         from_file = load_config_from_file(asked.config_file)
         for name in ("num_processes", "num_machines", "machine_rank", "main_process_ip"):
             if getattr(asked, name) is None:  # told now, to be checked
                 setattr(asked, name, getattr(from_file, name, None))
+        says_how = says_how and getattr(from_file, "distributed_type", None) != "NO"
+    if num_asked > 1 and not says_how:
+        asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
     _check_machines(asked)
     return asked
 
