@@ -283,7 +283,7 @@ class DAPOConfig(GRPOConfig):
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
-                f"{self.world_size}. Launch with `accelerate launch` or `torchrun`, which set WORLD_SIZE, or unset it."
+                f"{self.world_size}. Without a GPU set `use_cpu`; else use `accelerate launch`, or unset it."
             )
         check_rules(self, groups_per_rollout=self.groups_per_rollout)
 

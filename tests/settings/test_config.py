@@ -310,6 +310,8 @@ def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkey
     monkeypatch.setattr(config, "device", torch.device("cpu"))
     monkeypatch.setattr(config, "world_size", 1)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ValueError, match=r"worked out for 4 processes \(WORLD_SIZE\), but this launch has 1"):
+    with pytest.raises(
+        ValueError, match=r"worked out for 4 processes \(WORLD_SIZE\), but this launch has 1\. Without a GPU"
+    ):
         config(str(tmp_path), use_cpu=True, bf16=False, report_to="none", prompts_per_step=8)
     config(str(tmp_path), use_cpu=True, bf16=False, report_to="none")  # nothing hangs on it
