@@ -619,7 +619,7 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
 def test_the_state_of_the_round_in_a_checkpoint_is_readable(make, tmp_path):
     make(save_strategy="steps", save_steps=2).train()
     shared = json.loads((tmp_path / "run/checkpoint-2/dapo_state.json").read_text())
-    assert shared["ahead"] == {"nums": [4] * 6, "skips": [], "step": 1}
+    assert shared["ahead"] == {"nums": [4] * 6, "skips": [False] * 6, "step": 1, "num_rests": 0}
     assert shared["stream"]["position"] == 12  # where it was before the 6 were drawn
 
 
