@@ -325,7 +325,7 @@ def blank_round(asks, rewards_B):
 
 
 class WatchedMemory(PromptMemory):
-    """Notes how often in a row a prompt is skipped without a look. A round may come by again while it looks."""
+    """Notes how often in a row a prompt is skipped."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -337,10 +337,6 @@ class WatchedMemory(PromptMemory):
         self._skips[prompt_id] = self._skips[prompt_id] + 1 if skip else 0
         self.most_skips = max(self.most_skips, self._skips[prompt_id])
         return skip
-
-    def update(self, prompt_id, *look, **options):
-        super().update(prompt_id, *look, **options)
-        self._skips[prompt_id] = 0
 
 
 OURS = "ours"
