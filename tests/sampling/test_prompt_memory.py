@@ -28,16 +28,9 @@ def taught(num_prompts=300, seed=0, **options):
     return memory
 
 
-def is_skipped(memory, prompt_id):
-    """Whether a pass skips a prompt, if its looks teach nothing new."""
-    if skip := memory.draw_skip(prompt_id, G):
-        return skip
-    memory.update(prompt_id, 0, 0, step=0)
-    return False
-
-
 def share_skipped(memory, prompt_id, num_passes=2000):
-    return sum(is_skipped(memory, prompt_id) for _ in range(num_passes)) / num_passes
+    """Share of the passes in which a prompt is skipped, if its looks teach nothing new."""
+    return sum(memory.draw_skip(prompt_id, G) for _ in range(num_passes)) / num_passes
 
 
 # ---- The prediction ----
@@ -92,6 +85,17 @@ def test_a_look_counts_in_the_population_for_the_passes_that_it_was_waited_for()
     assert after["sum_square"] - before["sum_square"] == pytest.approx(num_passes * 4 * 3 / (16 * 15))
     memory.update("0", 4, G, step=1)  # asked again at once: not in a pass more, and nobody waited for it
     assert memory.state_dict()["num_passes"] - after["num_passes"] == 1
+
+
+def test_looks_that_come_late_count_for_all_the_passes_before():
+    """A round may go over the dataset more than once: a prompt is then drawn again before it was looked at."""
+    memory = taught(longest_wait=8)
+    before = memory.state_dict()["num_passes"]
+    num_looks = 20 - sum(memory.draw_skip("0", G) for _ in range(20))
+    assert 1 < num_looks < 20
+    for _ in range(num_looks):
+        memory.update("0", 0, G, step=1)
+    assert memory.state_dict()["num_passes"] - before == 20
 
 
 def test_a_prompt_is_predicted_by_what_was_seen_of_it():
@@ -231,11 +235,41 @@ def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
     waits = []
     for _ in range(3000):
         wait = 1
-        while is_skipped(memory, "0"):
+        while memory.draw_skip("0", G):
             wait += 1
         waits.append(wait)
     assert set(waits) == set(range(1, 9))
     assert sum(waits) / len(waits) == pytest.approx(4.5, abs=0.15)  # standard error 2.3 / sqrt(3000) = 0.04
+
+
+def test_a_look_that_comes_late_does_not_begin_a_wait_anew():
+    """A round that goes over the dataset twice looks at a prompt only after it was passed over again."""
+    memory, most, rng = taught(longest_wait=8), 0, random.Random(0)
+    for _ in range(5):
+        memory.update("0", 0, 100 * G, step=0)
+    num_skipped = num_due = 0
+    for _ in range(3000):
+        is_skipped = memory.draw_skip("0", G)
+        num_skipped, num_due = (num_skipped + 1 if is_skipped else 0), num_due + (not is_skipped)
+        most = max(most, num_skipped)
+        if num_due and rng.random() < 0.3:
+            memory.update("0", 0, 0, step=1)
+            num_due -= 1
+    assert most == 7
+
+
+def test_a_wait_ends_with_a_prompt_that_may_not_be_skipped():
+    """Of waits of up to 8 passes, the next one begins after it: 7 more skips, not 3."""
+    memory = taught(longest_wait=8)
+    for _ in range(5):
+        memory.update("0", 0, 100 * G, step=0)
+    most = num_skipped = 0
+    for _ in range(3000):
+        num_skipped = num_skipped + 1 if memory.draw_skip("0", G) else 0
+        most = max(most, num_skipped)
+        if num_skipped == 4:
+            assert not memory.draw_skip("0", G, may_skip=False)
+    assert most == 4 + 7
 
 
 def test_every_prompt_comes_back_for_a_look():

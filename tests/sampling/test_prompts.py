@@ -234,7 +234,7 @@ def test_examples_come_with_all_their_columns():
 @pytest.mark.parametrize("num_taken", [0, 3, 10, 13, 25, 30])
 def test_a_resumed_stream_goes_on_with_the_very_next_prompt(kind, num_taken):
     straight, resumed = (PromptStream(kind(10), seed=5) for _ in range(2))
-    straight.take(num_taken, skip=lambda prompt_id: prompt_id == "3")
+    straight.take(num_taken, skip=lambda prompt_id, may_skip: prompt_id == "3")
     resumed.load_state_dict(json.loads(json.dumps(straight.state_dict())))
     assert resumed.passes == straight.passes
     assert resumed.num_skipped == straight.num_skipped
@@ -263,7 +263,7 @@ def test_passes_count_what_was_drawn():
     assert stream.passes == 0
     stream.take(2)
     assert stream.passes == 0.25
-    stream.take(10, skip=lambda prompt_id: int(prompt_id) < 4)
+    stream.take(10, skip=lambda prompt_id, may_skip: int(prompt_id) < 4)
     assert stream.passes == pytest.approx((2 + 10 + stream.num_skipped) / 8)
 
 
@@ -278,7 +278,7 @@ def test_passes_of_a_streamed_dataset_count_whole_until_its_length_is_known():
 @both_kinds
 def test_skipped_prompts_are_passed_over_and_counted(kind):
     stream = PromptStream(kind(6, id=list("abcdef")), seed=0, shuffle=False)
-    assert ids(stream.take(5, skip=lambda prompt_id: prompt_id in "bd")) == ["a", "c", "e", "f", "a"]
+    assert ids(stream.take(5, skip=lambda prompt_id, may_skip: prompt_id in "bd")) == ["a", "c", "e", "f", "a"]
     assert stream.num_skipped == 2
     assert ids(stream.take(2)) == ["b", "c"]  # without a rule nothing is skipped
 
@@ -287,14 +287,15 @@ def test_skipped_prompts_are_passed_over_and_counted(kind):
 def test_a_rule_that_skips_everything_does_not_hang(kind):
     asked = []
     stream = PromptStream(kind(5), seed=0)
-    assert len(stream.take(12, skip=lambda prompt_id: asked.append(prompt_id) or True)) == 12
-    assert len(asked) == stream.num_skipped == 9  # of any 9 prompts in a row, 5 make a whole pass
+    assert len(stream.take(12, skip=lambda prompt_id, may: asked.append(prompt_id) or may)) == 12
+    assert stream.num_skipped == 9  # of any 9 prompts in a row, 5 make a whole pass
+    assert len(asked) == 9 + 12  # and the rule knows which were taken
 
 
 @both_kinds
 def test_a_rule_that_skips_all_but_one_brings_that_one_every_pass(kind):
     stream = PromptStream(kind(5, id=list("abcde")), seed=0)
-    assert ids(stream.take(3, skip=lambda prompt_id: prompt_id != "c")) == ["c", "c", "c"]
+    assert ids(stream.take(3, skip=lambda prompt_id, may_skip: prompt_id != "c")) == ["c", "c", "c"]
 
 
 def test_skipped_prompts_are_not_loaded():
@@ -307,7 +308,7 @@ def test_skipped_prompts_are_not_loaded():
     stream = PromptStream(
         numbers(6, id=list("abcdef")).with_transform(load, columns=["prompt"]), seed=0, shuffle=False
     )
-    stream.take(2, skip=lambda prompt_id: prompt_id in "abd")
+    stream.take(2, skip=lambda prompt_id, may_skip: prompt_id in "abd")
     assert loaded == ["What is 2 + 2?", "What is 4 + 4?"]
 
 

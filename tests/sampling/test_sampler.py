@@ -670,7 +670,7 @@ def test_what_the_memory_passed_over_ahead_counts_for_the_next_rollout_and_is_no
     class SkipsEven(PromptMemory):
         asked = 0
 
-        def draw_skip(self, prompt_id, num_generations):
+        def draw_skip(self, prompt_id, num_generations, may_skip):
             self.asked += 1
             return int(prompt_id) % 2 == 0
 

@@ -23,7 +23,7 @@ def expected_acceptance(correct: float, wrong: float, num_generations: int) -> f
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one prompt; `num_skipped` since its last look, `evidence_*` as it weighed at `last_age`."""
+    """What is known of one prompt; `num_skipped` is in a row, `evidence_*` is what it weighed at `last_age`."""
 
     num_seen: int = 0
     num_correct: int = 0
@@ -31,6 +31,7 @@ class _Record:
     last_step: int = 0
     last_age: int = 0
     num_skipped: int = 0
+    num_passes: int = 1  # for which its next look stands
     evidence_correct: float = 0.0
     evidence_wrong: float = 0.0
 
@@ -109,7 +110,7 @@ class PromptMemory:
         """Of a new group of this prompt, as a probability."""
         return expected_acceptance(*self.pass_rate(prompt_id), num_generations)
 
-    def draw_skip(self, prompt_id: str, num_generations: int) -> bool:
+    def draw_skip(self, prompt_id: str, num_generations: int, may_skip: bool = True) -> bool:
         """Draws whether to pass over this prompt now; the same on all processes that ask the same in order."""
         record = self._records.get(prompt_id)
         if record is None:
@@ -120,8 +121,10 @@ class PromptMemory:
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
         num_left = 2 / looks_per_pass - 1 - record.num_skipped
-        skip = self._draw(prompt_id) * num_left >= 1
-        record.num_skipped += skip
+        skip = may_skip and self._draw(prompt_id) * num_left >= 1
+        # The draw ends a wait, not the look: a round may go over the dataset again before it is looked at.
+        record.num_skipped = record.num_skipped + 1 if skip else 0
+        record.num_passes += skip
         return skip
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
@@ -131,8 +134,8 @@ class PromptMemory:
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
             self._notice_change(record, num_correct, num_scored)
-            self.population.update(num_correct, num_scored, record.num_skipped + 1)
-            record.num_skipped = 0
+            self.population.update(num_correct, num_scored, record.num_passes)
+            record.num_passes = 1
         kept = self._fade(record) * (1.0 if is_rest or num_scored == 0 else self.KEPT)
         record.evidence_correct = kept * record.evidence_correct + num_correct
         record.evidence_wrong = kept * record.evidence_wrong + (num_scored - num_correct)

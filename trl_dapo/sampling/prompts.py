@@ -47,22 +47,20 @@ class PromptStream:
     def take(
         self,
         n: int,
-        skip: Callable[[str], bool] | None = None,
+        skip: Callable[[str, bool], bool] | None = None,
         is_enough: Callable[[str], bool] = lambda name: False,
     ) -> list[tuple[str, dict[str, Any]]]:
-        """The next `n` prompts, or up to one that `is_enough`; `skip` passes over some until the next pass."""
+        """The next `n` prompts, or up to one that `is_enough`; `skip`, where it may, passes over some for a pass."""
         taken: list[tuple[str, Any]] = []
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
             # So many rows in a row hold a pass from its start to its end: none would ever be taken.
-            has_whole_pass = self._source.length is not None and num_refused >= 2 * self._source.length - 1
-            if skip is not None and not has_whole_pass:
-                if skip(name):
-                    self.num_skipped += 1
-                    num_refused += 1
-                    continue
-                num_refused = 0
+            may_skip = self._source.length is None or num_refused < 2 * self._source.length - 1
+            if skip is not None and skip(name, may_skip):
+                self.num_skipped, num_refused = self.num_skipped + 1, num_refused + 1
+                continue
+            num_refused = 0 if may_skip else num_refused
             taken.append((name, row))
             if is_enough(name):
                 break

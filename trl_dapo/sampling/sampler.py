@@ -128,8 +128,8 @@ class Sampler:
         """What a round asks for, and whether each row of the stream was passed over for it."""
         G, skips, memory, known = self.num_generations, list[bool](), self.memory, self.memory or self.population
 
-        def skip(name: str) -> bool:
-            if is_skipped := memory is not None and memory.draw_skip(name, G):
+        def skip(name: str, may_skip: bool) -> bool:
+            if is_skipped := memory is not None and memory.draw_skip(name, G, may_skip):
                 skips.append(True)
             return is_skipped
 
