@@ -226,6 +226,23 @@ def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
     assert started == []
 
 
+def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, sums, made):
+    """It need not name every field of the recipe that shapes an adapter."""
+    file = f"dataset_name: {sums}\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"
+    assert launch(command(file)) == 0
+    assert launch(command(file, "--use_peft", "false")) == 0
+    with_adapter, without = made
+    assert with_adapter.model.peft_config["default"].r == 4
+    assert not hasattr(without.model, "peft_config")
+
+
+def test_a_field_of_lora_beside_a_command_line_without_lora_is_refused(command, sums, made, capsys):
+    file = f"dataset_name: {sums}\nuse_peft: true\nlora_alpha: 4\n"
+    assert launch(command(file, "--use_peft=false", "--lora_r=8")) == 2
+    assert "`lora_r=8` has no effect without `use_peft`." in capsys.readouterr().err
+    assert made == []
+
+
 def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
     file = (
         f"dataset_name: {sums}\nreward_funcs: accuracy_reward\nreward_weights: 2\neval_strategy: no\nrun_name: 2026\n"

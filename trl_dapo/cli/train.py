@@ -240,18 +240,22 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
         raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
     for name in filter(None, (model_args.model_name_or_path, launch_args.reward_model_name_or_path)):
         check_model_path(name)
-    refuse_idle(launch_args, model_args)
+    settle_idle(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
     return launch_args, training_args, model_args
 
 
-def refuse_idle(*settings: Any) -> None:
-    """Refuses what has no effect without another setting."""
+def settle_idle(argv: Sequence[str], *settings: Any) -> None:
+    """Refuses what has no effect without another setting; a recipe's is unset if the command line says so."""
     known = {name: value for each in settings for name, value in vars(each).items()}
-    for name, default in ((each.name, each.default) for args in settings for each in fields(args)):
-        if name in NEEDED and known[name] != default and not known[needed := NEEDED[name]]:
+    said = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    for args, name, default in ((each, of.name, of.default) for each in settings for of in fields(each)):
+        if name not in NEEDED or known[name] == default or known[needed := NEEDED[name]]:
+            continue
+        if needed not in said or name in said:
             raise ValueError(f"`{name}={known[name]!r}` has no effect without `{needed}`. Set that, or leave it out.")
+        setattr(args, name, default)
 
 
 def refuse_missing_packages(training_args: DAPOConfig, model_args: ModelConfig) -> None:
