@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 from ..larger.parts import spent_to
 from ..mechanisms.mechanisms import Prediction, Quantity
-from ..mechanisms.quantities import at_equal, read_at
+from ..mechanisms.quantities import at_equal, of_run, read_at
 
 
 from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
 
-PRODUCTS, SUMS = "products", "sums"
+PRODUCTS, SUMS, CLIP = "products", "sums", "clip"
 GAIN = 0.25  # the target, above the model's accuracy before
 NUM_ROLLOUTS = 16  # as the recipe has it
 COMPARED = 12  # after so many, as it was predicted
+NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
 
 DISCARD = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False}
 ARMS = {  # beside the recipe, which carries and remembers
@@ -24,9 +25,23 @@ ARMS = {  # beside the recipe, which carries and remembers
     "ours, carry, memory": {},
     "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
+    "0.2": {"epsilon_high": 0.2},
+    "0.28": {},
 }
-GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS = ARMS
-PARTS = {PRODUCTS: list(ARMS), SUMS: [GRPO, MEMORY, AUTO]}
+GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH = ARMS
+PARTS = {PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS], SUMS: [GRPO, MEMORY, AUTO], CLIP: [LOW, HIGH]}
+COMMON = {  # of a part's arms: a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
+    CLIP: {
+        "prompts_per_step": 1,
+        "num_iterations": 4,
+        "learning_rate": 1e-4,
+        "num_generations_eval": 8,
+        "logging_steps": NUM_STEPS,
+        "eval_steps": 4 * NUM_STEPS,
+        "save_strategy": "no",  # what the clip stopped is counted in one go
+        "max_steps": 8 * NUM_STEPS,
+    }
+}
 
 
 class Job(NamedTuple):
@@ -48,7 +63,13 @@ class Job(NamedTuple):
 
 def jobs(seeds, arms, parts):
     """Whole seeds first."""
-    return [Job(part, arm, seed, ARMS[arm]) for part in parts for seed in seeds for arm in PARTS[part] if arm in arms]
+    return [
+        Job(part, arm, seed, COMMON.get(part, {}) | ARMS[arm])
+        for part in parts
+        for seed in seeds
+        for arm in PARTS[part]
+        if arm in arms
+    ]
 
 
 TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
@@ -58,7 +79,10 @@ ACCURACY = Quantity(
     "%",
 )
 AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
-AT_END = Quantity("accuracy at the end", lambda *runs: [run["accuracy"] for run in runs], "%")
+AT_END = Quantity("accuracy at the end", of_run("accuracy"), "%")
+ENTROPY = Quantity("entropy in the last four rollouts", of_run("late entropy"))
+PASS_AT_8 = Quantity("pass@8 at the end", of_run("pass at 8"), "%")
+STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
 
 PREDICTIONS = (
     Prediction(PRODUCTS, MEMORY, GRPO, ACCURACY, 1, "section 3.2"),
@@ -73,4 +97,7 @@ PREDICTIONS = (
     Prediction(SUMS, MEMORY, GRPO, AT_END, 1, "section 3.2"),
     Prediction(SUMS, AUTO, GRPO, AT_EQUAL, 1, "this package's own"),
     Prediction(SUMS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
+    Prediction(CLIP, HIGH, LOW, ENTROPY, 1, "figure 2"),
+    Prediction(CLIP, HIGH, LOW, PASS_AT_8, 1, "section 3.1"),
+    Prediction(CLIP, LOW, 0.2, STOPPED, -1, "figure 3a"),
 )

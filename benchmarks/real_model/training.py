@@ -3,7 +3,9 @@
 """One run of the recipe with a real language model, which goes on where it was interrupted."""
 
 import json
+import math
 import random
+import statistics
 import time
 from dataclasses import fields
 
@@ -17,7 +19,8 @@ from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_nu
 from trl_dapo.run.checkpoint import last_complete_checkpoint
 from trl_dapo.settings.recipe_files import find_recipe
 
-from .parts import GRPO, NUM_ROLLOUTS, SUMS
+from ..mechanisms.training import Watched
+from .parts import CLIP, GRPO, NUM_ROLLOUTS, NUM_STEPS, SUMS
 
 
 from runs import unfinished_folder  # isort: skip (mechanisms/tasks.py has said where it is)
@@ -41,16 +44,17 @@ class Stopwatch(TrainerCallback):
         state.log_history[-1]["cpu_seconds"] = time.process_time() - self.start
 
 
-def curve_of(log):
+def curve_of(log, num_steps=1):
     """Accuracy on held-out problems over tokens and CPU seconds, without those of probes, or a probe at a resume."""
     tokens, seconds, so_far, points = 0.0, 0.0, 0.0, []
     for entry in log:
         if "reward" in entry:
             tokens += tokens_of(entry)
             seconds += entry["cpu_seconds"] - so_far
-        elif f"eval_rewards/{REWARD}/mean" in entry and entry["step"] not in [point["rollouts"] for point in points]:
-            accuracy = entry[f"eval_rewards/{REWARD}/mean"]
-            points.append({"rollouts": entry["step"], "tokens": tokens, "seconds": seconds, "accuracy": accuracy})
+        elif f"eval_rewards/{REWARD}/mean" in entry:
+            accuracy, num_rollouts = entry[f"eval_rewards/{REWARD}/mean"], entry["step"] / num_steps
+            if num_rollouts not in [point["rollouts"] for point in points]:
+                points.append({"rollouts": num_rollouts, "tokens": tokens, "seconds": seconds, "accuracy": accuracy})
         so_far = entry.get("cpu_seconds", so_far)
     return points
 
@@ -94,7 +98,7 @@ def make_trainer(job, model, folder):
     words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
     launch, args, of_model = make_parser().parse_args_and_config(["--config", str(recipe), *words])
     train_dataset, eval_dataset = load_datasets(launch, args)
-    trainer_class, rewards = DAPOTrainer, [last_number_reward, bare_number_reward]
+    trainer_class, rewards = Watched if job.part == CLIP else DAPOTrainer, [last_number_reward, bare_number_reward]
     if job.arm == GRPO:
         rewards.append(SoftOverlongPunishment(args.max_completion_length, args.overlong_buffer_length))
         trainer_class, args = GRPOTrainer, of_trl(yaml.safe_load(recipe.read_text()) | changed)
@@ -124,11 +128,24 @@ def run(job, model):
     trainer.add_callback(Stopwatch())
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
-    curve = curve_of(trainer.state.log_history)
-    return {
+    log = trainer.state.log_history
+    curve = curve_of(log, NUM_STEPS if job.part == CLIP else 1)
+    figures = {
         "start": curve[0]["accuracy"],
         "accuracy": curve[-1]["accuracy"],
         "tokens": curve[-1]["tokens"],
         "cpu_seconds": curve[-1]["seconds"],
-        "curve": curve,
+    }
+    return figures | (of_the_clip(trainer, log) if job.part == CLIP else {}) | {"curve": curve}
+
+
+def of_the_clip(trainer, log):
+    """Entropy in the last half of the rollouts, pass@8 at the end, and the tokens that the upper clip stopped."""
+    rollouts = [entry for entry in log if "reward" in entry]
+    num_stopped, probability = trainer.up_clipped.tolist()
+    return {
+        "late entropy": statistics.mean(entry["entropy"] for entry in rollouts[len(rollouts) // 2 :]),
+        "pass at 8": [entry["eval_pass@8"] for entry in log if "eval_pass@8" in entry][-1],
+        "upper-clip share": statistics.mean(entry["clip_ratio/high_mean"] for entry in rollouts),
+        "probability of the up-clipped": probability / num_stopped if num_stopped else math.nan,
     }

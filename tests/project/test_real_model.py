@@ -5,8 +5,10 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,26 @@ def test_neither_tokens_nor_seconds_of_a_probe_count():
         (1, 300, 10, 0.25),
         (2, 800, 30, 0.5),
     ]
+
+
+def test_with_sixteen_steps_a_rollout_a_probe_after_64_steps_is_that_of_four_rollouts():
+    log = [{PROBE: 0.125, "step": 0, "cpu_seconds": 1.0}, {PROBE: 0.25, "step": 64, "cpu_seconds": 2.0}]
+    assert [point["rollouts"] for point in training.curve_of(log, parts.NUM_STEPS)] == [0, 4]
+
+
+def test_of_the_clip_the_later_half_of_the_rollouts_has_the_entropy_and_the_last_probe_pass_at_8():
+    """Three of 50 tokens a rollout are stopped, sampled with probabilities of 0.5, 0.3 and 0.1."""
+    log = [{"reward": 0.0, "entropy": entropy, "clip_ratio/high_mean": 0.06} for entropy in (9.0, 9.0, 0.5, 0.25)]
+    log += [{"eval_pass@8": 0.5}, {"eval_pass@8": 0.75}]
+    trainer = SimpleNamespace(up_clipped=torch.tensor([3.0, 0.5 + 0.3 + 0.1]))
+    assert training.of_the_clip(trainer, log) == pytest.approx(
+        {
+            "late entropy": 0.375,
+            "pass at 8": 0.75,
+            "upper-clip share": 0.06,
+            "probability of the up-clipped": 0.3,
+        }
+    )
 
 
 def test_grpo_generates_32_completions_a_rollout_and_trains_on_all():
