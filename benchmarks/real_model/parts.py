@@ -11,7 +11,7 @@ from ..mechanisms.quantities import at_equal, of_run, read_at
 
 from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
 
-PRODUCTS, SUMS, CLIP = "products", "sums", "clip"
+PRODUCTS, SUMS, CLIP, LENGTH = "products", "sums", "clip", "length"
 GAIN = 0.25  # the target, above the model's accuracy before
 NUM_ROLLOUTS = 16  # as the recipe has it
 COMPARED = 12  # after so many, as it was predicted
@@ -27,11 +27,19 @@ ARMS = {  # beside the recipe, which carries and remembers
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
     "0.2": {"epsilon_high": 0.2},
     "0.28": {},
+    "sequence mean": {"loss_type": "grpo"},
+    "token mean": {},
+    "no punishment": {"overlong_buffer_length": None},
 }
-GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH = ARMS
-PARTS = {PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS], SUMS: [GRPO, MEMORY, AUTO], CLIP: [LOW, HIGH]}
-COMMON = {  # of a part's arms: a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
-    CLIP: {
+GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH, SEQUENCE, TOKEN, UNPUNISHED = ARMS
+PARTS = {
+    PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS],
+    SUMS: [GRPO, MEMORY, AUTO],
+    CLIP: [LOW, HIGH],
+    LENGTH: [SEQUENCE, TOKEN, UNPUNISHED],
+}
+COMMON = {  # of a part's arms
+    CLIP: {  # a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
         "prompts_per_step": 1,
         "num_iterations": 4,
         "learning_rate": 1e-4,
@@ -40,7 +48,18 @@ COMMON = {  # of a part's arms: a prompt a step, each rollout four times; pass@8
         "eval_steps": 4 * NUM_STEPS,
         "save_strategy": "no",  # what the clip stopped is counted in one go
         "max_steps": 8 * NUM_STEPS,
-    }
+    },
+    LENGTH: {  # room to think; what the sequence mean knows nothing of, a carried surplus and a token budget, is off
+        **DISCARD,
+        "max_tokens_per_microbatch": None,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "max_completion_length": 64,
+        "overlong_buffer_length": 16,
+        "reward_weights": [1.0],
+        "eval_steps": 8,
+        "max_steps": 8,
+    },
 }
 
 
@@ -82,6 +101,8 @@ AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), 
 AT_END = Quantity("accuracy at the end", of_run("accuracy"), "%")
 ENTROPY = Quantity("entropy in the last four rollouts", of_run("late entropy"))
 PASS_AT_8 = Quantity("pass@8 at the end", of_run("pass at 8"), "%")
+CUT_OFF = Quantity("cut off at the end", of_run("cut off"), "%")
+NUM_TOKENS = Quantity("tokens of an answer at the end", of_run("length"))
 STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
 
 PREDICTIONS = (
@@ -100,4 +121,7 @@ PREDICTIONS = (
     Prediction(CLIP, HIGH, LOW, ENTROPY, 1, "figure 2"),
     Prediction(CLIP, HIGH, LOW, PASS_AT_8, 1, "section 3.1"),
     Prediction(CLIP, LOW, 0.2, STOPPED, -1, "figure 3a"),
+    Prediction(LENGTH, TOKEN, SEQUENCE, NUM_TOKENS, -1, "figure 4b"),
+    Prediction(LENGTH, TOKEN, UNPUNISHED, CUT_OFF, -1, "equation 13"),
+    Prediction(LENGTH, TOKEN, UNPUNISHED, AT_END, 1, "table 1"),
 )

@@ -20,7 +20,7 @@ from trl_dapo.run.checkpoint import last_complete_checkpoint
 from trl_dapo.settings.recipe_files import find_recipe
 
 from ..mechanisms.training import Watched
-from .parts import CLIP, GRPO, NUM_ROLLOUTS, NUM_STEPS, SUMS
+from .parts import CLIP, GRPO, LENGTH, NUM_ROLLOUTS, NUM_STEPS, SUMS
 
 
 from runs import unfinished_folder  # isort: skip (mechanisms/tasks.py has said where it is)
@@ -81,6 +81,14 @@ def write_sums(path):
     return of_both | {"dataset_limit": num, "eval_dataset_offset": num, "eval_dataset_limit": NUM_HELD_OUT}
 
 
+def write_to_think(path):
+    """The recipe's products, with an answer that may be as long as it likes."""
+    text = find_recipe(RECIPE).with_suffix(".jsonl").read_text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace("Answer with the number alone.", "Think step by step, then give the answer."))
+    return {"dataset_name": str(path), "eval_dataset_name": str(path)}
+
+
 def make_trainer(job, model, folder):
     """The recipe's, with the arm's settings, or TRL's with all of the recipe's that its configuration has."""
     recipe = find_recipe(RECIPE)
@@ -94,14 +102,19 @@ def make_trainer(job, model, folder):
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
         **(write_sums(folder.with_suffix(".jsonl")) if job.part == SUMS else {}),
+        **(write_to_think(folder.with_suffix(".jsonl")) if job.part == LENGTH else {}),
     }
-    words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
-    launch, args, of_model = make_parser().parse_args_and_config(["--config", str(recipe), *words])
+    settings = yaml.safe_load(recipe.read_text()) | changed
+    own = folder.with_suffix(".yaml")
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
+    launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])
     train_dataset, eval_dataset = load_datasets(launch, args)
-    trainer_class, rewards = Watched if job.part == CLIP else DAPOTrainer, [last_number_reward, bare_number_reward]
+    trainer_class = Watched if job.part == CLIP else DAPOTrainer
+    rewards = [last_number_reward, bare_number_reward][: len(args.reward_weights)]
     if job.arm == GRPO:
         rewards.append(SoftOverlongPunishment(args.max_completion_length, args.overlong_buffer_length))
-        trainer_class, args = GRPOTrainer, of_trl(yaml.safe_load(recipe.read_text()) | changed)
+        trainer_class, args = GRPOTrainer, of_trl(settings)
     args.model_init_kwargs = {"dtype": of_model.dtype}
     return trainer_class(
         str(model),
@@ -136,7 +149,17 @@ def run(job, model):
         "tokens": curve[-1]["tokens"],
         "cpu_seconds": curve[-1]["seconds"],
     }
-    return figures | (of_the_clip(trainer, log) if job.part == CLIP else {}) | {"curve": curve}
+    if job.part == CLIP:
+        figures |= of_the_clip(trainer, log)
+    if job.part == LENGTH:
+        figures |= of_the_length(log)
+    return figures | {"curve": curve}
+
+
+def of_the_length(log):
+    """Of the last probe: tokens of an answer, and the share that the limit cut off."""
+    probe = [entry for entry in log if "eval_completions/mean_length" in entry][-1]
+    return {"length": probe["eval_completions/mean_length"], "cut off": probe["eval_completions/clipped_ratio"]}
 
 
 def of_the_clip(trainer, log):

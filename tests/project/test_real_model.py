@@ -85,6 +85,30 @@ def test_of_the_sums_one_problem_in_four_is_a_product_and_those_held_out_are_oth
         assert sign == "+" or row not in held_out
 
 
+@pytest.mark.fast
+def test_of_answers_of_any_length_the_problems_are_the_recipes_and_ask_for_steps(tmp_path):
+    settings = training.write_to_think(tmp_path / "think.jsonl")
+    theirs, ours = (
+        (path.read_text().splitlines())
+        for path in (ROOT / "recipes" / "smollm2_135m_cpu.jsonl", tmp_path / "think.jsonl")
+    )
+    assert settings["dataset_name"] == settings["eval_dataset_name"] == str(tmp_path / "think.jsonl")
+    for row, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
+        assert row["answer"] == other["answer"]
+        question, _, how = row["problem"].partition("? ")
+        assert other["problem"].startswith(f"{question}?")
+        assert how == "Think step by step, then give the answer."
+
+
+@pytest.mark.fast
+def test_of_the_length_the_last_probe_counts():
+    probes = [
+        {"eval_completions/mean_length": length, "eval_completions/clipped_ratio": cut}
+        for length, cut in ((50.0, 0.5), (20.0, 0.1))
+    ]
+    assert training.of_the_length([*probes, {"train_loss": 0.1}]) == {"length": 20.0, "cut off": 0.1}
+
+
 def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(tmp_path):
     settings = {"output_dir": str(tmp_path), "bf16": False, "gradient_checkpointing": False, "num_generations": 8}
     recipe = {"reward_weights": [1.0, 0.2], "prompts_per_rollout": 4, "dynamic_sampling_memory": True}
