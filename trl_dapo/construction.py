@@ -174,6 +174,13 @@ def is_quantized(model: torch.nn.Module) -> bool:
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
 
+def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
+    """Stops bitsandbytes from packing the weights of a model that samples on a CPU: packed ones have no gradient."""
+    for module in model.modules():
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+
+
 def trains_float32(model: torch.nn.Module) -> bool:
     """Whether any weight that trains is held in float32."""
     return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())

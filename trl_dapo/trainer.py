@@ -34,6 +34,7 @@ from .construction import (
     check_rewards_and_data,
     choose_task_reward,
     is_quantized,
+    keep_gradients_of_quantized,
     make_overlong_punishment,
     make_sampler,
     settings_of,
@@ -158,11 +159,11 @@ class DAPOTrainer(Checkpoints):
     ) -> None:
         args = settings_of(args, model, type(self))
         self._group_filter = group_filter
-        reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else reward_funcs
-        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
         with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
-            super().__init__(model, reward_funcs, args, *other_args, **kwargs)
+            super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
+        keep_gradients_of_quantized(self.model)
         if self.accelerator.is_main_process:
             # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
             keeps_copy = self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"

@@ -9,7 +9,7 @@ import torch
 from helpers import ScriptedTrainer, number, prompts, right, tiny_config
 from jobs import script, vowels
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny_models import make_tokenizer
+from tiny_models import make_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_dapo import DAPOTrainer
@@ -88,6 +88,25 @@ def test_the_adapter_trains_from_where_it_is_and_the_model_under_it_stays(tiny_m
         name: not torch.equal(value, start[name]) for name, value in trainer.model.named_parameters() if name in start
     }
     assert all(moved.values()), moved
+
+
+@needs_bitsandbytes
+def test_the_gradient_of_a_quantized_model_is_the_same_after_it_has_sampled(tmp_path):
+    """On CPUs with AVX512_BF16 bitsandbytes packs the weights of a model that samples: its kernel has no gradient."""
+    wide = save_tiny_model(tmp_path / "wide", hidden_size=256, intermediate_size=256, num_key_value_heads=2)
+    model = make(wide, tmp_path, "qlora").model
+
+    def gradient():
+        model.zero_grad()
+        model.train()(TOKENS, labels=TOKENS).loss.backward()
+        return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+    before = gradient()
+    with torch.no_grad():
+        model.eval()(TOKENS)
+    after = gradient()
+    for name, expected in before.items():
+        assert torch.equal(after[name], expected), name
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
