@@ -165,14 +165,6 @@ def test_offset_and_limit_count_problems_not_rows(write):
     assert load_math_dataset(path, offset=3, limit=9)["solution"][:] == ["4"]
 
 
-@pytest.mark.parametrize("part", [{"split": "test"}, {"name": "main"}])
-def test_a_part_of_a_dataset_that_is_one_file_is_refused(write, part):
-    """It would be read whole, whatever was asked for."""
-    (asked,) = part.values()
-    with pytest.raises(ValueError, match=rf"sums.*has no part '{asked}': a file is one split"):
-        load_math_dataset(write(sums(("a", "1")), "sums.jsonl"), **part)
-
-
 def test_answers_become_text(write):
     rows = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([34, 34.0, 0.5, " 7 "])]
     assert load_math_dataset(write(rows))["solution"][:] == ["34", "34", "0.5", "7"]

@@ -248,8 +248,6 @@ def _open_rows(
         candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
     for candidate in [*candidates, RECIPES / path]:
         if candidate.is_file():
-            if part := name or (split != "train" and split):
-                raise ValueError(f"`{candidate}` has no part {part!r}: a file is one split. Leave it out.")
             return f"`{candidate}`", path.stem, _file_rows(candidate)
         if candidate.is_dir():
             raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
