@@ -134,7 +134,7 @@ def describe_outcome(prediction, results):
         shares = [f"{100 * value:.1f}" for value in outcome[:2]]
         points = [f"{100 * value:+.1f}" for value in outcome[2:5]]
         return f"{shares[0]} % beside {shares[1]} %: {points[0]} ({points[1]} to {points[2]}): {outcome.verdict}"
-    large = max(abs(value) for value in outcome[:5]) >= 1000  # tokens
+    large = any(1000 <= abs(value) < math.inf for value in outcome[:5])  # tokens
     mine, others = (f"{value:,.0f}" if large else f"{value:.3g}" for value in outcome[:2])
     difference, low, high = (f"{value:+,.0f}" if large else f"{value:+.3g}" for value in outcome[2:5])
     return f"{mine} beside {others}: {difference} ({low} to {high}): {outcome.verdict}"

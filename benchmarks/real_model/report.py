@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ..mechanisms.report import draw, print_outcomes, seeds_of
-from .parts import PARTS, PREDICTIONS, SECONDS, TOKENS
+from .parts import PARTS, PREDICTIONS, PRODUCTS, SECONDS, SUMS, TOKENS
 
 
 KEY = ("part", "arm", "seed")
 HEADING = "## A real language model\n"
+DRAWN = PRODUCTS, SUMS  # arms that differ in what they spend
 
 
 def print_report(results, console, path):
@@ -45,6 +46,7 @@ def print_report(results, console, path):
         )
     console.print(table)
     print_outcomes(results, console, PREDICTIONS)
+    parts = [part for part in parts if part in DRAWN]
     figure = Figure(figsize=(13, 4 * len(parts)), layout="constrained")
     for part, row in zip(parts, figure.subplots(len(parts), 2, squeeze=False), strict=True):
         for axes, against in zip(row, ("rollouts", "tokens"), strict=True):
