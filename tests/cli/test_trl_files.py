@@ -231,9 +231,10 @@ def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, su
     file = f"dataset_name: {sums}\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"
     assert launch(command(file)) == 0
     assert launch(command(file, "--use_peft", "false")) == 0
-    with_adapter, without = made
+    assert launch(command(file, "--use-peft=false")) == 0
+    with_adapter, *without = made
     assert with_adapter.model.peft_config["default"].r == 4
-    assert not hasattr(without.model, "peft_config")
+    assert [hasattr(trainer.model, "peft_config") for trainer in without] == [False, False]
 
 
 def test_a_field_of_lora_beside_a_command_line_without_lora_is_refused(command, sums, made, capsys):

@@ -247,9 +247,9 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
 
 
 def settle_idle(argv: Sequence[str], *settings: Any) -> None:
-    """Refuses what has no effect without another setting; a recipe's is unset if the command line says so."""
+    """Refuses what has no effect without another setting; unsets a recipe's where the command line turned that off."""
     known = {name: value for each in settings for name, value in vars(each).items()}
-    said = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    said = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     for args, name, default in ((each, of.name, of.default) for each in settings for of in fields(each)):
         if name not in NEEDED or known[name] == default or known[needed := NEEDED[name]]:
             continue
