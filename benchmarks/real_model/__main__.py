@@ -9,10 +9,11 @@ The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real 
     python -m benchmarks.real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
     python -m benchmarks.real_model --from-csv               # table, predictions and picture from the runs kept
 
-parts.py has the arms, and the predictions as they were written before the first run that counts. All share the
-recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step. Every fourth rollout the 24
-products that are held out are asked 4 times each. A call that was interrupted goes on where it stopped, whole seeds
-first. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and EVIDENCE.md's outcomes.
+parts.py has the arms, and the predictions as they were written before the first run that counts. Those of products and
+sums share the recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step; every fourth
+rollout the 24 problems that are held out are asked 4 times each. What the arms of the other parts share is there too.
+A call that was interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a
+line a probe, the picture, and EVIDENCE.md's outcomes.
 """
 
 import argparse
