@@ -179,6 +179,10 @@ def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
+            if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
+                raise ValueError(
+                    "The model sampled on a CPU, and its 4-bit weights have no gradient now. Load it anew."
+                )
 
 
 def trains_float32(model: torch.nn.Module) -> bool:

@@ -93,20 +93,32 @@ def test_the_adapter_trains_from_where_it_is_and_the_model_under_it_stays(tiny_m
 @needs_bitsandbytes
 def test_the_gradient_of_a_quantized_model_is_the_same_after_it_has_sampled(tmp_path):
     """On CPUs with AVX512_BF16 bitsandbytes packs the weights of a model that samples: its kernel has no gradient."""
-    wide = save_tiny_model(tmp_path / "wide", hidden_size=256, intermediate_size=256, num_key_value_heads=2)
-    model = make(wide, tmp_path, "qlora").model
+    path = save_tiny_model(tmp_path / "wide", hidden_size=256, intermediate_size=256, head_dim=64)
+    in_4_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 
-    def gradient():
+    def make(base):
+        torch.manual_seed(0)
+        config = tiny_config(tmp_path)
+        return DAPOTrainer(base, vowels, config, train_dataset=prompts(40), peft_config=adapter_config()).model
+
+    def gradient(model):
         model.zero_grad()
         model.train()(TOKENS, labels=TOKENS).loss.backward()
         return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
-    before = gradient()
-    with torch.no_grad():
+    @torch.no_grad()
+    def sample(model):
         model.eval()(TOKENS)
-    after = gradient()
-    for name, expected in before.items():
-        assert torch.equal(after[name], expected), name
+
+    base, sampled = (AutoModelForCausalLM.from_pretrained(path, quantization_config=in_4_bits) for _ in range(2))
+    model = make(base)
+    expected = gradient(model)
+    sample(model)
+    assert same(gradient(model), expected)
+    sample(sampled)
+    if any(getattr(module, "support_avx512bf16_for_cpu", False) for module in sampled.modules()):
+        with pytest.raises(ValueError, match=r"sampled on a CPU.*Load it anew"):
+            make(sampled)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
