@@ -179,7 +179,7 @@ def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
-            if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
+            if getattr(getattr(module.weight, "quant_state", None), "packing_format_for_cpu", False):
                 raise ValueError(
                     "The model sampled on a CPU, and its 4-bit weights have no gradient now. Load it anew."
                 )
