@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -73,9 +74,10 @@ def run(
                 del running[said[stream]]
     finally:
         for i, pid in running.items():
-            os.kill(pid, signal.SIGTERM if any(codes) else signal.SIGKILL)
-            if not select.select([_forks[i].said], [], [], 30)[0]:
-                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended by itself: what it said is read all the same
+                os.kill(pid, signal.SIGTERM if any(codes) else signal.SIGKILL)
+                if not select.select([_forks[i].said], [], [], 30)[0]:
+                    os.kill(pid, signal.SIGKILL)
             _forks[i].said.readline()
     code = next((code for code in codes if code), 0)
     return code, *(Path(path).read_text() for path in files.values())
