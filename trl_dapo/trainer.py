@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput, has_length
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 from trl.trainer.grpo_trainer import RewardFunc
 
@@ -60,7 +60,7 @@ from .run.terminal import TerminalCallback, bars_on_terminals_only, print_to_ter
 from .sampling.example_names import problem_source
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.refill import Batch, Group
-from .sampling.report import drop_unknown, rollout_log, timeline_metrics
+from .sampling.report import drop_unknown, rollout_log
 from .sampling.rounds import (
     FACTS,
     Ask,
@@ -191,7 +191,7 @@ class DAPOTrainer(Checkpoints):
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
         args, sampler = self.args, self._sampler
         self._scores = EvaluationScores(self.num_generations_eval)
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(self._asks_a_server)
         self._open_engine(sampler, self.stopwatch)
         self.preflight = Preflight(
             args,
@@ -209,7 +209,7 @@ class DAPOTrainer(Checkpoints):
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
-        print_to_terminal(self, TerminalCallback(args, self.stop, sampler, has_length(self.train_dataset)))
+        print_to_terminal(self, TerminalCallback(args, self.stop, self.stopwatch, sampler, self.train_dataset))
 
     # ---- Data and reward functions ----
 
@@ -289,7 +289,7 @@ class DAPOTrainer(Checkpoints):
         if sampler is None or not self.model.training:
             rollouts = super()._generate_and_score_completions(inputs)
             if self._is_made and self.model.training:
-                self._append_metrics(timeline_metrics(self.stopwatch.lap(), self._asks_a_server))
+                self._append_metrics(self.stopwatch.timeline())
             return rollouts
         assert self._ledger is not None
         sampler.begin()
@@ -404,7 +404,7 @@ class DAPOTrainer(Checkpoints):
         metrics = self._metrics["train"]
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
         log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
-        self._append_metrics(log | timeline_metrics(self.stopwatch.lap(), self._asks_a_server))
+        self._append_metrics(log | self.stopwatch.timeline())
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
@@ -430,7 +430,7 @@ class DAPOTrainer(Checkpoints):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = find_checkpoint(output_folder(self.args))
         elif not (resume_from_checkpoint or self.state.global_step):
-            warn_of_earlier_run(output_folder(self.args))
+            warn_of_earlier_run(self.args)
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)

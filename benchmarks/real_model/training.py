@@ -89,8 +89,8 @@ def write_to_think(path):
     return {"dataset_name": str(path), "eval_dataset_name": str(path)}
 
 
-def make_trainer(job, model, folder):
-    """The recipe's, with the arm's settings, or TRL's with all of the recipe's that its configuration has."""
+def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
+    """One with the recipe's settings and the arm's, or TRL's with all of them that its configuration has."""
     recipe = find_recipe(RECIPE)
     changed = {
         "output_dir": str(folder),
@@ -110,7 +110,6 @@ def make_trainer(job, model, folder):
     own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
     launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])
     train_dataset, eval_dataset = load_datasets(launch, args)
-    trainer_class = Watched if job.part == CLIP else DAPOTrainer
     rewards = [last_number_reward, bare_number_reward][: len(args.reward_weights)]
     if job.arm == GRPO:
         rewards.append(SoftOverlongPunishment(args.max_completion_length, args.overlong_buffer_length))
@@ -137,7 +136,7 @@ def of_trl(settings):
 def run(job, model):
     """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
     folder = unfinished_folder(run, job, model)
-    trainer = make_trainer(job, model, folder)
+    trainer = make_trainer(job, model, folder, Watched if job.part == CLIP else DAPOTrainer)
     trainer.add_callback(Stopwatch())
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))

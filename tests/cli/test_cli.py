@@ -26,6 +26,15 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out.strip() == f"trl-dapo {__version__}"
 
 
+def test_ctrl_c_while_a_command_is_imported_ends_in_one_line(monkeypatch, capsys):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trl_dapo.cli.commands.check_train_arguments", interrupt)
+    assert main(["train", "--config", "smoke_cpu"]) == 130
+    assert capsys.readouterr().err == "trl-dapo: stopped before it began.\n"
+
+
 @pytest.mark.parametrize("argv", [[], ["retrain"], ["quickstart", "--sed", "1"]], ids=str)
 def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
     with pytest.raises(SystemExit) as stop:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from trl_dapo import DAPOConfig
-from trl_dapo.sampling.report import timeline_metrics
+from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.update.tally import metrics_of_passes, metrics_of_tokens
 from trl_dapo.version import __version__
 
@@ -53,7 +53,7 @@ def explained() -> list[str]:
             dict.fromkeys(("clip_units_0", "region_0", "kl", "weights"), 1.0) | defaultdict(lambda: 1.0)
         ),
         metrics_of_passes(defaultdict(lambda: 1.0), 1),
-        timeline_metrics({"total": 1.0}, asks_a_server=True),
+        Stopwatch(has_server=True).timeline(),
     ],
     ids=["tokens", "passes", "time"],
 )

@@ -255,6 +255,14 @@ def test_a_prompt_that_leaves_too_little_of_the_context_is_warned_of(tiny_model,
         assert (f"has {num_letters} tokens" in caplog.text) is is_warned
 
 
+def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_before_anything_is_sampled(tiny_model, tmp_path):
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1 + 1"}]] * 4})
+    trainer = make_trainer(tiny_model, tmp_path, zeros, dataset)
+    trainer.processing_class.chat_template = None
+    with pytest.raises(SetupError, match=r"has no chat template, and the prompts are messages\. Set `chat_template_"):
+        trainer.train()
+
+
 def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
     """What `accelerate launch --cpu --num_processes 2` leaves in the environment of the one process it starts."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)

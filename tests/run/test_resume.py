@@ -4,6 +4,7 @@
 
 import functools
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -488,8 +489,11 @@ def test_a_run_that_begins_where_an_earlier_one_left_checkpoints_says_which_is_t
         trainer.train()
     make_trainer(tiny_model, tmp_path, max_steps=2).train(resume_from_checkpoint=True)
     assert said not in what_was_said(caplog)
-    make_trainer(tiny_model, tmp_path, max_steps=1).train()
+    os.utime(tmp_path / "checkpoint-2", (0, 0))
+    make_trainer(tiny_model, tmp_path, max_steps=1, **SAVED, save_total_limit=1).train()
     assert what_was_said(caplog).count(said) == 1
+    assert "deletes checkpoints of the earlier run as it saves its own (`save_total_limit=1`)" in what_was_said(caplog)
+    assert not (tmp_path / "checkpoint-2").exists()
 
 
 def sampler_state(checkpoint):

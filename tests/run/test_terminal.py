@@ -201,11 +201,12 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     history[3] |= {f"timeline/{name}_seconds": value for name, value in second.items()}
     history[1]["dynamic_sampling/acceptance_rate"], history[3]["dynamic_sampling/acceptance_rate"] = 0.654, 0.381
     totals = Totals(1234, 800, 56789)
-    assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out") == [
+    rest = {"timeline/update_seconds": 3.0, "timeline/other_seconds": 7.0}  # since the last rollout
+    assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out", rest=rest) == [
         "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
         "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
         "Tokens:    56,789 generated.",
-        "Time:      60% sampling, 10% rewards, 20% updates, 10% evaluations and checkpoints.",
+        "Time:      30% sampling, 5% rewards, 25% updates, 40% evaluations and checkpoints.",
         "Rewards:   right 0.250 -> 0.750 (means of steps 1-2 -> 3-4).",
         "Eval:      avg@4 41.6% -> 64.6%, pass@4 70.0% -> 80.0% (steps 0 -> 4).",
         "Next:      trl-dapo report out (each step: log_history.jsonl)",
@@ -275,6 +276,16 @@ def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_mod
     assert not {PrinterCallback, ProgressCallback} & set(kinds)
     trainer.remove_callback(removed)
     assert TerminalCallback not in [type(callback) for callback in trainer.callback_handler.callbacks]
+
+
+def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(tiny_model, tmp_path, capsys, monkeypatch):
+    """Of one rollout: 2 s after the first block's start it is sampled, 6 s later the run ends."""
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
+    laps = iter([{"engine": 2.0, "total": 2.0}, {"checkpoint": 2.0, "total": 6.0}])
+    monkeypatch.setattr(trainer.stopwatch, "lap", lambda: next(laps))
+    trainer.train()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Time: 25% sampling, 0% rewards, 50% updates, 25% evaluations and checkpoints." in said
 
 
 def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model, tmp_path):

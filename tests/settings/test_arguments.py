@@ -36,6 +36,14 @@ def test_a_reward_model_that_is_not_found_is_told_beside_the_model_that_is(tmp_p
 
 
 @pytest.mark.fast
+def test_the_base_of_an_adapter_that_was_trained_from_another_working_folder_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "smollm2"}')
+    said = rf"^`smollm2`, the base of `{tmp_path}`, is no folder here\. We couldn't connect"
+    with pytest.raises(OSError, match=said), naming_missing_folders(str(tmp_path)):
+        raise OSError(NOT_REACHED)
+
+
+@pytest.mark.fast
 def test_other_errors_are_left_as_they_are(tmp_path):
     for model, error in ((str(tmp_path), NOT_REACHED), ("outputs/modle", "No space left on device"), (None, "x")):
         with pytest.raises(OSError, match=f"^{error}"), naming_missing_folders(model):

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines import seam
-from trl_dapo.sampling.report import timeline_metrics
+from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.sampling.rounds import Rows
 
 
@@ -535,9 +535,14 @@ def test_the_time_of_a_rollout_is_logged_without_dynamic_sampling_too(tiny_model
     ],
     ids=["in turns", "ahead"],
 )
-def test_a_server_and_the_trainer_each_fill_the_time_of_a_rollout(spent, timeline):
-    metrics = timeline_metrics({**spent, "total": 20.0}, asks_a_server=True)
-    assert metrics == {f"timeline/{name}_seconds": value for name, value in timeline.items()}
+def test_a_server_and_the_trainer_each_fill_the_time_of_a_rollout(spent, timeline, monkeypatch):
+    times = iter([100.0, 120.0])
+    monkeypatch.setattr("trl_dapo.run.stopwatch.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    stopwatch = Stopwatch(has_server=True)
+    stopwatch.lap()
+    for name, seconds in spent.items():
+        stopwatch.add(name, seconds)
+    assert stopwatch.timeline() == {f"timeline/{name}_seconds": value for name, value in timeline.items()}
 
 
 def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_path):

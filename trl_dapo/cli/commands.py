@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `trl-dapo plan ... | head`: who reads has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at exit would fail too
         return PIPE_CLOSED
+    except KeyboardInterrupt:  # while a command is still being imported; later it says more
+        print("trl-dapo: stopped before it began.", file=sys.stderr)
+        return 130
     return status
 
 

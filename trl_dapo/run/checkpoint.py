@@ -181,12 +181,15 @@ def find_checkpoint(output_dir: str) -> str | None:
     return str(checkpoint)
 
 
-def warn_of_earlier_run(output_dir: str) -> None:
-    """Says which checkpoint of an earlier run lies where this one begins: with a higher step, it stays the last."""
-    if (checkpoint := last_complete_checkpoint(output_dir)) is not None and rank_and_world_size()[0] == 0:
+def warn_of_earlier_run(args: TrainingArguments) -> None:
+    """Says which checkpoint of an earlier run lies where this one begins, and what becomes of it."""
+    if (checkpoint := last_complete_checkpoint(output_folder(args))) is not None and rank_and_world_size()[0] == 0:
+        limit = args.save_total_limit
+        deletes = f"deletes checkpoints of the earlier run as it saves its own (`save_total_limit={limit}`) and "
         logger.warning(
-            f"{checkpoint} is of an earlier run, and this one starts from the beginning. Name another `output_dir`: "
-            "`resume_from_checkpoint=True` goes on from the checkpoint with the highest step, whichever run's it is."
+            f"{checkpoint} is of an earlier run, and this one starts from the beginning. It "
+            f"{deletes if limit else ''}overwrites its model. Name another `output_dir`, or go on with "
+            "`resume_from_checkpoint=True`: from the checkpoint with the highest step, whichever run's it is."
         )
 
 

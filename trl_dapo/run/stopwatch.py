@@ -11,7 +11,8 @@ from contextlib import contextmanager
 class Stopwatch:
     """Where the time goes from one complete rollout to the next. The first lap begins with the first block."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_server: bool = False) -> None:
+        self._has_server = has_server
         self._seconds: dict[str, float] = defaultdict(float)
         self._started: float | None = None
         self._is_timing: str | None = None
@@ -34,11 +35,25 @@ class Stopwatch:
     def add(self, name: str, seconds: float) -> None:
         self._seconds[name] += seconds
 
+    def timeline(self) -> dict[str, float]:
+        """Where the seconds of a lap went; what the trainer did adds up to the total, and what a server did."""
+        spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | self.lap()
+        other = spent["evaluation"] + spent["checkpoint"]
+        timeline = {
+            "sampling": spent["engine"] + spent["ahead"],
+            "rewards": spent["rewards"],
+            "update": max(spent["total"] - spent["engine"] - spent["wait"] - spent["rewards"] - other, 0.0),
+            "other": other,
+        }
+        if self._has_server:
+            timeline["wait"] = spent["engine"] + spent["wait"]
+            timeline["idle"] = max(spent["total"] - timeline["sampling"] - spent["evaluation"], 0.0)
+        return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
+
     def lap(self) -> dict[str, float]:
         """Seconds by name since the last lap, all of them as `total`; begins the next."""
-        assert self._started is not None
         now = time.perf_counter()
-        seconds = {**self._seconds, "total": now - self._started}
+        seconds = {**self._seconds, "total": 0.0 if self._started is None else now - self._started}
         self._seconds.clear()
         self._started = now
         return seconds

@@ -9,13 +9,14 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from typing import IO, Any, NamedTuple
 
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
@@ -25,6 +26,7 @@ from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .log import LOG_HISTORY_NAME
 from .stops import StopCallback
+from .stopwatch import Stopwatch
 
 
 HEADER_EVERY = 30  # rows
@@ -156,8 +158,12 @@ def summarize(
     seconds: float,
     output_dir: str,
     resumed_at: int = 0,
+    rest: dict | None = None,
 ) -> list[str]:
-    """What became of a run, one line for each thing that is known. `seconds` are since it was started or resumed."""
+    """
+    What became of a run, one line for each thing that is known. `seconds` are since it was started or resumed, `rest`
+    is the timeline since its last rollout.
+    """
     empty = count_empty_steps(log_history)
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
@@ -174,7 +180,7 @@ def summarize(
         )
         lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
     timeline = {
-        word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in log_history)
+        word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
         for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
     }
     if total := sum(timeline.values()):
@@ -227,14 +233,15 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self,
         args: DAPOConfig,
         stops: StopCallback,
+        stopwatch: Stopwatch,
         sampler: Sampler | None,
-        knows_length: bool,  # of the dataset
+        dataset: Sized | Iterable,
         every: int = 1,  # steps to a row
         file: IO[str] | None = None,  # of the rows; standard output by default
     ) -> None:
         super().__init__()
-        self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, knows_length
-        self.every, self.file = every, file
+        self._args, self._stops, self._sampler, self._knows_length = args, stops, sampler, has_length(dataset)
+        self._stopwatch, self.every, self.file = stopwatch, every, file
         self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
         self._window: list[dict] = []
         self._num_rows = 0
@@ -339,6 +346,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             seconds=time.perf_counter() - self._started,
             output_dir=output_folder(args),
             resumed_at=resumed_at,
+            rest=self._stopwatch.timeline(),
         )
         # Of a resumed run that made no step, the rest was said by the run before.
         made_no_step = state.global_step == resumed_at > 0

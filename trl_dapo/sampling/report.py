@@ -143,22 +143,6 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
     return {name: float(value) for name, value in metrics.items()}
 
 
-def timeline_metrics(seconds: dict[str, float], asks_a_server: bool) -> dict[str, float]:
-    """Where the seconds of a rollout went; what the trainer did adds up to the total, and what a server did."""
-    spent = dict.fromkeys(("engine", "ahead", "wait", "rewards", "evaluation", "checkpoint"), 0.0) | seconds
-    other = spent["evaluation"] + spent["checkpoint"]
-    timeline = {
-        "sampling": spent["engine"] + spent["ahead"],
-        "rewards": spent["rewards"],
-        "update": max(spent["total"] - spent["engine"] - spent["wait"] - spent["rewards"] - other, 0.0),
-        "other": other,
-    }
-    if asks_a_server:
-        timeline["wait"] = spent["engine"] + spent["wait"]
-        timeline["idle"] = max(spent["total"] - timeline["sampling"] - spent["evaluation"], 0.0)
-    return {f"timeline/{name}_seconds": value for name, value in timeline.items()}
-
-
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     """Which reward functions scored nothing of what a rollout sampled; `None` where each scored something."""
     if not rollout.num_rounds:

@@ -4,6 +4,7 @@
 
 import argparse
 import importlib
+import json
 import os
 import re
 import sys
@@ -60,12 +61,21 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if "huggingface.co" not in str(error):
+            raise
         missing = [f"`{name}`" for name in names if not os.path.exists(name)]
-        if not missing or "huggingface.co" not in str(error):
+        bases = ((_base_of_adapter(name), name) for name in names)
+        missing += [f"`{base}`, the base of `{name}`," for base, name in bases if base and not os.path.exists(base)]
+        if not missing:
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
         way_out = "Without the Hub, give the path of a folder that holds it."
         raise OSError(f"{' and '.join(missing)} {are} here. {error} {way_out}") from error
+
+
+def _base_of_adapter(folder: str) -> str | None:
+    path = Path(folder, "adapter_config.json")
+    return json.loads(path.read_text()).get("base_model_name_or_path") if path.is_file() else None
 
 
 def load_function(option: str, name: str, known: dict[str, Callable]) -> Callable:
