@@ -294,7 +294,7 @@ def _numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:  # json finds out the encoding, and passes over a byte order mark
+    with open(path, "rb") as file:  # of UTF-8, whose byte order mark json passes over
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:

@@ -57,12 +57,13 @@ class Preflight(TrainerCallback):
         if example is None:
             raise SetupError("The training dataset holds no prompt.")
         _check_prompt(example)
-        if self._context is not None and is_conversational(example) and self._tokenizer.chat_template is None:
+        try:
+            warning = self._describe_context(example["prompt"])
+        except ValueError as error:  # of a tokenizer without a chat template
             raise SetupError(
-                f"The tokenizer of `{self._tokenizer.name_or_path}` has no chat template, and the prompts are "
-                "messages. Set `chat_template_path`, or give prompts that are plain text."
-            )
-        if state.is_main_process and (warning := self._describe_context(example["prompt"])):
+                f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
+            ) from error
+        if warning and state.is_main_process:
             logger.warning(warning)
         if not self._args.skip_preflight:
             self._example = example
