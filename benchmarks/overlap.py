@@ -36,6 +36,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)
@@ -75,7 +76,7 @@ def config(folder, way, **settings):
         use_vllm=True,
         vllm_mode="server",
         rollouts_ahead=0 if way == "in turns" else 1,
-        dynamic_sampling_surplus="carry",
+        **PAPER | {"dynamic_sampling_surplus": "carry"},
         dynamic_sampling_max_rounds=30,
         **settings,
     )

@@ -29,13 +29,13 @@ METHODS = {
     "GRPO": "`GRPOTrainer`, four steps, as all below",
     "GRPO, Clip-Higher": "`GRPOTrainer`, Clip-Higher",
     "full batch again": "full batch again",
-    "ours": "`DAPOTrainer`",
+    "ours": "`DAPOTrainer`, sampling as the paper",
     "ours, carry": "... with carry",
     "ours, carry, memory": "... with carry and memory",
     "ours, screened": "`DAPOTrainer`, three completions first",
     "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="auto"`',
     "ours, carry, memory, screened": "... with carry and memory, three first",
-    "ours, carry, memory, auto": "... with carry, memory and `auto`",
+    "ours, carry, memory, auto": "... with carry, memory and `auto`, as left alone",
     "ours, carry, server": "... with carry, beside a stand-in for a server",
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
@@ -108,7 +108,7 @@ def real_model_table():
         cells.append(f"{statistics.median(after):.1f} % ({min(after):.1f} to {max(after):.1f})")
         cells.append(f"{min(end - start for start, end in zip(before, after, strict=True)):+.1f}")
         cells += [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")]
-        lines.append(row_of(f"{part}, {methods[arm].replace('...', methods['ours'])}", *cells, len(runs)))
+        lines.append(row_of(f"{part}, {methods[arm].replace('...', '`DAPOTrainer`')}", *cells, len(runs)))
     return lines
 
 

@@ -14,6 +14,7 @@ import argparse
 import heapq
 import itertools
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,6 +83,32 @@ def cost(rate_N, screen, target=32, num_groups=3000, **mode):
         names = [rollout.round_of(group).prompts[group.index] for group in policy.batch.train]
         num_rare += sum(rates.get(name, 1.0) < RARE for name in names)  # of a carried one the name is not kept
     return generated / trained, num_rare / trained, rounds / (num_groups // target)
+
+
+def compare_rare(console, num_draws=2, num_rollouts=250, target=32):
+    """Prints what trains of prompts that are hardly ever solved, or hardly ever missed, among those of one half."""
+    rate_N = np.repeat([0.0, 0.03, 0.97, 0.5], [300, 100, 100, 500])
+    title = f"300 hopeless prompts, 100 of 3 in 100, 100 of 97 in 100, 500 of one half; {num_rollouts} rollouts"
+    table = Table("", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained", title=title)
+    for (name, mode), screen in itertools.product(MODES.items(), (None, "8", "3", "auto")):
+        rows = []
+        for seed in range(num_draws):
+            names, trained, generated, sum_trained = {}, Counter(), 0, 0
+            options = {"screen": int(screen) if screen in ("3", "8") else screen, "seed": seed, **mode}
+            for step, policy in play(rate_N, target=target, num_rollouts=num_rollouts, **options):
+                rollout = policy.sampler.rollout
+                generated, sum_trained = generated + step.num_generated, sum_trained + step.num_trained
+                names |= {ask.name: ask.example["id"] for round_ in rollout.sampled for ask in round_.asks}
+                trained.update(rollout.round_of(group).prompts[group.index] for group in rollout.accepted)
+            of_N = np.zeros(len(rate_N))
+            for key, num in trained.items():
+                of_N[names[key]] = num
+            shares = [of_N[rate_N == rate].sum() / of_N.sum() for rate in (0.03, 0.97)]
+            is_rare_N = np.isin(rate_N, (0.03, 0.97))
+            rows.append([*shares, (of_N[is_rare_N] == 0).sum(), generated / sum_trained])
+        low, high, never, price = np.mean(rows, axis=0)
+        table.add_row(f"{name}, {screen or 'whole'}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}")
+    console.print(table)
 
 
 class Learner(SimpleNamespace):
@@ -185,6 +212,7 @@ def main():
     console.print(f"auto over the best of the others, worst trace: {worst:.3f}")
     dearest = compare_sizes(console, args.seed)
     console.print(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
+    compare_rare(console)
     share_found = compare_learners(console, args.seed)
     console.print(f"found after five passes of what became learnable in the second, at least: {share_found:.2f}")
     title = (

@@ -59,6 +59,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 CHECKPOINT_SEED = 42
@@ -106,7 +107,7 @@ class Method(NamedTuple):
 
 
 # SkyRL's limit on rounds, for every resampler.
-ROUNDS = {"dynamic_sampling_max_rounds": 30}
+ROUNDS = {"dynamic_sampling_max_rounds": 30, **PAPER}
 CARRY = {**ROUNDS, "dynamic_sampling_surplus": "carry"}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.settings.sampling_defaults import PAPER
 from trl_dapo.update.old_logps import fill_old_logps
 
 
@@ -45,6 +46,7 @@ def tiny_config(output_dir, **overrides) -> DAPOConfig:
         "bf16": False,
         "gradient_checkpointing": False,
         "disable_tqdm": True,
+        **PAPER,  # a test says what it turns on
     }
     return DAPOConfig(str(output_dir), **{**settings, **overrides})
 

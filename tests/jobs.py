@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
+from datasets import Dataset
 from helpers import ScriptedTrainer, number, prompts, right, run_job, run_preflight, tiny_config, untimed, weights
 from peft import LoraConfig, get_peft_model
-from scripted_server import ahead_config, stand_ins
+from scripted_server import StandIn, ahead_config, stand_ins
 from torch.distributed import distributed_c10d
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
@@ -35,6 +36,7 @@ from trl_dapo.run.preflight import SetupError
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+ON_A_SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 
 def vowels(completions, **kwargs):
@@ -133,6 +135,49 @@ def server_is_lost_ahead(model, folder):
         except RuntimeError as error:
             (Path(folder) / f"error-{RANK}").write_text(str(error))
             raise
+
+
+def look_up(number: int) -> str:
+    """
+    Looks a number up.
+
+    Args:
+        number: The number.
+    """
+    return f"page {number}"
+
+
+def tools_on_a_server(model, folder):
+    """Prompt n asks the tool n // 4 times and answers n: the last rank has most calls."""
+
+    def complete(server, prompt, i, max_tokens, temperature):
+        asked, _, since = server.tokenizer.decode(prompt).rpartition("prompt ")[2].partition(":")
+        text = f"{asked}<|im_end|>"
+        if since.count("<tool_response>") < int(asked) // 4:
+            text = f'<tool_call>\n{{"name": "look_up", "arguments": {{"number": {i}}}}}\n</tool_call><|im_end|>'
+        ids = server.tokenizer(text)["input_ids"]
+        return ids, [[-1.0]] * len(ids)
+
+    data = {"prompt": [[{"role": "user", "content": f"prompt {i}:"}] for i in range(12)]}
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 12 // WORLD_SIZE}
+    args = tiny_config(
+        Path(folder) / "run", shuffle_dataset=False, max_steps=1, max_completion_length=512, **ON_A_SERVER, **sizes
+    )
+    with stand_ins(model) as clients:
+        StandIn._complete = complete
+        trainer = DAPOTrainer(model, varied, args, train_dataset=Dataset.from_dict(data), tools=[look_up])
+        rollouts = record_rollouts(trainer)
+        trainer.train()
+    report = {
+        "rows": rollouts[0],
+        "requests": [len(asked["prompts"]) for client in clients for asked in client.requests],
+    }
+    write_report(Path(folder), report)
+
+
+def varied(completions, **kwargs):
+    """No two of a group get the same."""
+    return [float(i) for i in range(len(completions))]
 
 
 def reward_fails_on_one_rank(model, folder):

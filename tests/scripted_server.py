@@ -27,7 +27,7 @@ class StandIn:
         self.model_name = model
         self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        info = {"vllm_config": self.get_server_info()}
+        info = {"vllm_config": self.get_server_info(), "data": [{"id": model}]}
         answer = SimpleNamespace(status_code=200, raise_for_status=lambda: None, json=lambda: info)
         self.session = SimpleNamespace(adapters={}, close=lambda: None, get=lambda url, **kwargs: answer)
         self.base_url = "http://gpu-7:8000"

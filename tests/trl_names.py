@@ -13,6 +13,17 @@ OVERRIDES = {
     "_generate_and_score_completions": ("self", "inputs"),
     # returns GENERATED, each of them one list entry a row of this rank
     "_generate": ("self", "prompts"),
+    # calls `_generate_single_turn` as long as this rank has calls, with its rows alone
+    "_tool_call_loop": (
+        "self",
+        "prompts",
+        "prompt_ids",
+        "completion_ids",
+        "completions",
+        "logprobs",
+        "images",
+        "multimodal_fields",
+    ),
     # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     # returns the rows of one micro-batch
@@ -46,9 +57,15 @@ OVERRIDES = {
 # kind of image input; `batch_size` and `compute_entropy` are among them. It returns:
 LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
 
+# Names that the oldest releases lack, and what has them first. `trl_dapo/update/compat.py` alone asks for them.
+LATER_NAMES = {
+    "_defer_fsdp_gradient_reduction": "transformers 5.23.0",
+    "eos_token_ids": "trl 1.14.2",
+    "is_distributed_loading_by_transformers": "transformers 5.19.0",
+}
+
 # Methods that are called as they are.
 CALLS = (
-    "_defer_fsdp_gradient_reduction",
     "get_high_entropy_mask",
     "get_off_policy_mask",
     "_generate_single_turn",  # positional: prompt ids, images, multimodal fields, number of completions
@@ -117,7 +134,6 @@ READS = (
     "entropy_coef",
     "environment_factories",  # None, or {name: factory}
     "environments",  # this batch's environments, or None
-    "eos_token_ids",
     "epsilon_high",
     "epsilon_low",
     "eval_dataset",  # one, or a dictionary of several, or None
@@ -125,7 +141,6 @@ READS = (
     "generation_kwargs",
     "importance_sampling_level",
     "is_deepspeed_enabled",
-    "is_distributed_loading_by_transformers",
     "is_fsdp_enabled",
     "loss_type",
     "mask_truncated_completions",
@@ -139,6 +154,7 @@ READS = (
     "optimizer",
     "pad_to_multiple_of",
     "processing_class",
+    "ref_model",
     "reward_func_names",
     "reward_funcs",
     "reward_processing_classes",
@@ -182,6 +198,11 @@ VLLM_OVERRIDES = {
 CLIENT_OVERRIDES = {
     "check_server": ("self", "total_timeout", "retry_interval"),  # asked first of all; the session is there
     "init_communicator": ("self", "device"),
+    # called by keyword; behind tool calls with one completion a prompt. TRL cuts it to `max_completion_length` there
+    "generate": (
+        *("self", "prompts", "features", "n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+        *("max_tokens", "logprobs", "structured_outputs_regex", "generation_kwargs"),
+    ),
     "_post": ("self", "url", "kwargs"),  # every request; its `json` names the `model`
 }
 

@@ -119,27 +119,32 @@ class DAPOConfig(GRPOConfig):
             A completion is right if its task reward exceeds this.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
-            `"filter"` samples further prompts in place of dropped groups. `"replace"` does so until
+            `"filter"` samples further prompts in place of dropped groups. `"paper"` does so as the paper does, where
+            nothing is carried, remembered or screened: the three settings below. `"replace"` does so until
             `min_replace_ratio` of the batch is accepted, and fills the rest with copies of accepted groups (Polaris).
             `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
-            Prompts that one round may sample. Defaults to no limit with vLLM or continuous batching, where it also
-            bounds an evaluation's calls, else to the generation batch: transformers runs a round as one batch.
+            Prompts that one round may draw, and `num_generations` times as many completions, those that complete a
+            group among them. Defaults to no limit with vLLM or continuous batching, where it also bounds the calls of
+            an evaluation, else to the generation batch: transformers runs a round as one batch.
         batch_multiplier (`float`, *optional*):
             Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
             asks for the missing groups divided by the acceptance rate so far.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
             With `dynamic_sampling_mode="replace"`: share of the batch to accept before copies fill the rest.
-        dynamic_sampling_surplus (`str`, *optional*, defaults to `"discard"`):
+        dynamic_sampling_surplus (`str`, *optional*):
             What to do with accepted groups beyond the batch. `"carry"` trains on them in the next rollout, one rollout
-            off-policy, with the log-probabilities of the policy that sampled them.
+            off-policy, with the log-probabilities of the policy that sampled them. `"discard"` does not. Defaults to
+            `"carry"` where the run supports it; of what is off, as with the next two, a line at the start says why.
         dynamic_sampling_screen (`str`, *optional*):
             How many completions of a prompt to ask for first, such as `"4"`. The rest of its group is asked for only
             where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
-            prompt, by its pass rate or that of all prompts. Defaults to whole groups at once. When the batch is full,
-            `dynamic_sampling_surplus="carry"` completes started groups in the next rollout. Else they are lost.
-        dynamic_sampling_memory (`bool`, *optional*, defaults to `False`):
+            prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. When the batch is
+            full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"` where
+            no reward function compares completions, unless rounds wait for their longest (transformers on a GPU).
+        dynamic_sampling_memory (`bool`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
+            Defaults to `True` where the rewards say which completions are right.
 
         > vLLM's server
 
@@ -181,8 +186,9 @@ class DAPOConfig(GRPOConfig):
         > What a run checks and says
 
         skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before anything is generated, each reward function is called once on made-up completions of the first
-            example. `True` leaves this out, for functions that are costly or have side effects.
+            Before anything is generated, each reward function is called on made-up completions of the first example:
+            once, or three to six times with `dynamic_sampling_screen`, which is refused where it compares completions.
+            `True` leaves this out, for functions that are costly or have side effects.
         logging_style (`str`, *optional*, defaults to `"table"`):
             What is printed at each logging step. `"table"`: one line of the most telling metrics. `"full"`: every
             metric. `log_history.jsonl` and the trackers get every metric either way.
@@ -232,9 +238,9 @@ class DAPOConfig(GRPOConfig):
     dynamic_sampling_max_round_size: int | None = None
     batch_multiplier: float | None = None
     min_replace_ratio: float = 0.3
-    dynamic_sampling_surplus: str = field(default="discard", metadata=_choices("dynamic_sampling_surplus"))
+    dynamic_sampling_surplus: str | None = field(default=None, metadata=_choices("dynamic_sampling_surplus"))
     dynamic_sampling_screen: str | None = None
-    dynamic_sampling_memory: bool = False
+    dynamic_sampling_memory: bool | None = None
     rollouts_ahead: int = field(default=0, metadata=_choices("rollouts_ahead"))
     vllm_request_timeout: float | None = None
     overlong_buffer_length: int | None = None
@@ -250,8 +256,8 @@ class DAPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.dynamic_sampling_screen is not None:
-            self.dynamic_sampling_screen = str(self.dynamic_sampling_screen)  # a recipe's is a number
+        if self.dynamic_sampling_screen is not None:  # a recipe's is a number, and its `off` is false
+            self.dynamic_sampling_screen = str(self.dynamic_sampling_screen or "off")
         check_rules(self)
         if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
             self.epsilon_high = None  # TRL takes `epsilon`

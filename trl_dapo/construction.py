@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trainer is made of, from plain values, and what it refuses before anything is generated."""
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,6 +24,8 @@ from .rewards.task_reward import TaskReward
 from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
+from .settings.rules import check_rules
+from .settings.sampling_defaults import SamplingChoice
 
 
 ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
@@ -59,7 +62,25 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
             f"`args` must be a `DAPOConfig`, got `{type(args).__name__}`. Replace `{given}` by `{fix}` (`from "
             "trl_dapo import DAPOConfig`); every field of `GRPOConfig` is accepted."
         )
-    return args
+    return copy.copy(args)  # what is left alone is settled for one trainer, and may be otherwise for the next
+
+
+def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *, waits: bool) -> SamplingChoice:
+    """
+    Settles how prompts are sampled, and refuses what contradicts; `waits` says whether a round takes as long as its
+    longest completion.
+    """
+    screen = task.why_refused("`dynamic_sampling_screen='auto'`")
+    if args.skip_preflight or facts["has_tools"] or facts["has_environments"]:
+        screen = screen or "nothing can tell beforehand whether a reward function compares completions: no screening"
+    if waits:
+        screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
+    memory = task.why_refused("`dynamic_sampling_memory=True`")
+    whys = {"dynamic_sampling_memory": memory, "dynamic_sampling_screen": screen}
+    choice = SamplingChoice(args, whys, **facts)
+    check_rules(args)
+    check_rules(args, **facts)
+    return choice
 
 
 def check_rewards_and_data(
@@ -210,6 +231,7 @@ def make_sampler(
     """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
     if args.dynamic_sampling_memory:
         task.require_right("`dynamic_sampling_memory=True`")
+    assert args.dynamic_sampling_screen is not None
     if (screen := args.dynamic_sampling_screen) == "auto":
         task.require_right("`dynamic_sampling_screen='auto'`")
     assert args.num_generations is not None
@@ -236,7 +258,7 @@ def make_sampler(
         multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
-        screen=int(screen) if screen and screen != "auto" else screen,
+        screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,
         num_ranks=num_ranks,
         is_ahead=bool(args.rollouts_ahead),
     )

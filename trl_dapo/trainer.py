@@ -32,14 +32,13 @@ from .config import DAPOConfig
 from .construction import (
     check_group_filter,
     check_rewards_and_data,
+    choose_sampling,
     choose_task_reward,
-    is_quantized,
     keep_gradients_of_quantized,
     make_overlong_punishment,
     make_sampler,
     settings_of,
     trains_bfloat16,
-    trains_float32,
 )
 from .engines.lora_sync import syncing_adapters
 from .engines.seam import Checkpoints
@@ -74,7 +73,6 @@ from .sampling.rounds import (
 from .sampling.sampler import Sampler
 from .sampling.screening import to_carry
 from .settings.arguments import naming_missing_folders
-from .settings.rules import check_rules
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
@@ -174,7 +172,9 @@ class DAPOTrainer(Checkpoints):
         if args.overlong_buffer_length is not None:
             self._add_overlong_punishment()
         self._choose_task()
-        self._check_rules()
+        check_group_filter(self._group_filter)
+        waits = not self._engine_schedules and self.accelerator.device.type != "cpu"
+        self._choice = choose_sampling(args, self._task, self._facts, waits=waits)
         if args.use_dynamic_sampling:
             self._sampler = make_sampler(
                 args,
@@ -200,12 +200,14 @@ class DAPOTrainer(Checkpoints):
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,
             context=None if self._is_vlm else context_length(self.model.config),
+            choice=self._choice,
+            sampler=sampler,
         )
         self.callback_handler.callbacks.insert(0, self.preflight)  # before any tracker opens a run
         self.stop = StopCallback(sampler, args, lambda: self._step % self._generate_every == 0)
         self._ledger = None
         if sampler is not None:
-            self._ledger = Ledger(sampler, self.reward_func_names, args.log_groups)
+            self._ledger = Ledger(sampler, self.reward_func_names, args.log_groups, lambda: self._task)
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
@@ -225,20 +227,16 @@ class DAPOTrainer(Checkpoints):
             has_rollout_func=self.rollout_func is not None,
         )
 
-    def _check_rules(self) -> None:
-        check_group_filter(self._group_filter)
-        check_rules(
-            self.args,
-            has_group_filter=self._group_filter is not None,
-            reward_names=self.reward_func_names,
-            has_rollout_func=bool(self.rollout_func),
-            has_environments=bool(self.environment_factories),
-            has_tools=bool(self.tools),
-            has_images=self._is_vlm,
-            is_quantized=is_quantized(self.model),
-            num_ranks_sharing_a_row=self.num_ranks_sharing_a_row,
-            trains_float32=trains_float32(self.model),
-        )
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return self._model_facts | {
+            "has_group_filter": self._group_filter is not None,
+            "reward_names": self.reward_func_names,
+            "has_rollout_func": bool(self.rollout_func),
+            "has_environments": bool(self.environment_factories),
+            "has_tools": bool(self.tools),
+            "groups_per_rollout": self.args.groups_per_rollout,
+        }
 
     def _choose_task(self) -> None:
         """What decides, by today's weights: a callback may have changed them."""
@@ -305,7 +303,7 @@ class DAPOTrainer(Checkpoints):
                 round_.seconds = time.perf_counter() - started
                 show()
         batch = sampler.batch()
-        self._ledger.end_rollout(batch, step, self._task)
+        self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
         self._carry(sampler, batch)
         num_skipped = sampler.num_skipped

@@ -4,6 +4,8 @@
 
 from typing import NamedTuple
 
+from trl_dapo.settings.sampling_defaults import PAPER
+
 from .quantities import at_equal, during, late, of_run, roughness_of, tokens_for_one
 from .training import Job
 
@@ -11,7 +13,7 @@ from .training import Job
 # GRPO's settings, from which an arm differs in what its mechanism names.
 PLAIN = {"loss_type": "dapo", "epsilon_high": 0.28, "use_dynamic_sampling": False}
 FOUR_STEPS = {"steps_per_generation": 4, "learning_rate": 1e-4}
-REFILL = {"use_dynamic_sampling": True}
+REFILL = {"use_dynamic_sampling": True, **PAPER}
 CARRY = {**REFILL, "dynamic_sampling_surplus": "carry"}
 
 

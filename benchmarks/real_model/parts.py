@@ -4,6 +4,8 @@
 
 from typing import NamedTuple
 
+from trl_dapo.settings.sampling_defaults import PAPER
+
 from ..larger.parts import spent_to
 from ..mechanisms.mechanisms import Prediction, Quantity
 from ..mechanisms.quantities import at_equal, of_run, read_at
@@ -17,11 +19,10 @@ NUM_ROLLOUTS = 16  # as the recipe has it
 COMPARED = 12  # after so many, as it was predicted
 NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
 
-DISCARD = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False}
 ARMS = {  # beside the recipe, which carries and remembers
     "GRPO": {},
-    "full batch again": {**DISCARD, "batch_multiplier": 1.0},
-    "ours": DISCARD,
+    "full batch again": {**PAPER, "batch_multiplier": 1.0},
+    "ours": PAPER,
     "ours, carry, memory": {},
     "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
@@ -50,7 +51,7 @@ COMMON = {  # of a part's arms
         "max_steps": 8 * NUM_STEPS,
     },
     LENGTH: {  # room to think; what the sequence mean knows nothing of, a carried surplus and a token budget, is off
-        **DISCARD,
+        **PAPER,
         "max_tokens_per_microbatch": None,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 4,

@@ -122,6 +122,7 @@ def train(job, checkpoint, folder):
         num_generations=NUM_GENERATIONS,
         per_device_train_batch_size=num_rows // NUM_STEPS,
         steps_per_generation=NUM_STEPS,
+        dynamic_sampling_mode="paper",
         max_completion_length=task.MAX_LENGTH,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant_with_warmup",

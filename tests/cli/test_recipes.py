@@ -35,6 +35,7 @@ from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, load_datasets, make_parser
 from trl_dapo.plan import plan
 from trl_dapo.settings.recipe_files import find_accelerate_config
+from trl_dapo.settings.sampling_defaults import SamplingChoice
 
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,7 @@ def test_every_recipe_samples_as_this_package_measured_best(recipe, launched_on)
     launch_args, args, model_args = parse(recipe, launched_on)
     takes_images = "geometry" in launch_args.dataset_name
     assert args.batch_multiplier is None  # rounds are sized by the acceptance rate
+    SamplingChoice(args, {})
     assert args.dynamic_sampling_surplus == ("discard" if takes_images else "carry")
     assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
     if runs_on_a_cpu(recipe):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it."""
 
+import datetime
 import json
 import math
 import threading
@@ -17,6 +18,7 @@ import trl_dapo.engines.seam
 import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines.call import Call
+from trl_dapo.settings.rules import check_rules
 
 
 @pytest.fixture
@@ -24,9 +26,11 @@ def make(tiny_model, tmp_path):
     """Makes a trainer with a stand-in for vLLM; the stand-in is its `client`."""
     with stand_ins(tiny_model) as clients:
 
-        def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, **overrides):
+        def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, year=2026, **overrides):
             args = ahead_config(tmp_path / folder, **overrides)
-            datasets = {"train_dataset": prompts(num_prompts), "eval_dataset": eval_dataset}
+            dates = [datetime.date(year, 1, 1 + i % 31) for i in range(num_prompts)]
+            train_dataset = prompts(num_prompts, on=dates, id=range(num_prompts))
+            datasets = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
             trainer = DAPOTrainer(tiny_model, reward, args, **datasets)
             if clients:
                 trainer.client = clients[-1]
@@ -278,7 +282,12 @@ def test_an_evaluation_of_the_best_model_is_of_its_weights_and_not_of_the_last(m
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"dynamic_sampling_memory": True, "num_prompts": 9, "max_steps": 8}, {"batch_multiplier": 1.75}],
+    [
+        {},
+        {"dynamic_sampling_memory": True, "num_prompts": 9, "max_steps": 8},
+        {"batch_multiplier": 1.75},
+        {"batch_multiplier": None, "dynamic_sampling_screen": "2"},
+    ],
 )
 def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, tmp_path, overrides):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, **overrides}
@@ -343,6 +352,18 @@ def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, tmp_p
     assert asked_for(resumed) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_round_is_sampled_anew_where_what_it_completes_is_another_example_now(make, tmp_path, caplog):
+    settings = {"batch_multiplier": None, "dynamic_sampling_screen": "2", "save_strategy": "steps", "save_steps": 2}
+    make("ahead", **settings).train()
+    ahead = json.loads((tmp_path / "ahead/checkpoint-2/dapo_state.json").read_text())["ahead"]
+    assert ahead["num_rests"] > 0
+    resumed = make("of another year", year=2027, **settings)  # by their ids they are the same prompts
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert f"holds half of {ahead['num_rests']} groups whose examples are not found again" in caplog.text
+    assert "The round that the checkpoint holds is of other prompts" in caplog.text
+    assert resumed.state.global_step == 4
+
+
 def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):
     make("ahead", save_strategy="steps", save_steps=2).train()
     resumed = make("another tokenizer")
@@ -356,7 +377,7 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tm
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
     assert resumed.state.global_step == 4
     assert resumed.client.threads[0]  # not ahead
-    assert caplog.text.count("the tokenizer or the chat template has changed") == 1
+    assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
 
 
 def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_path, caplog):
@@ -400,7 +421,7 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
         trainer.train()  # the answer would have been held back for ever
     assert calls[0] == 1
     assert trainer.client.in_flight == 0
-    assert "rollout-ahead" not in [thread.name for thread in threading.enumerate()]
+    assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_request_that_goes_out_after_its_session_was_closed_is_ended_too(make):
@@ -410,7 +431,7 @@ def test_a_request_that_goes_out_after_its_session_was_closed_is_ended_too(make)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert calls[:3] == [1, 1, 1]
-    assert "rollout-ahead" not in [thread.name for thread in threading.enumerate()]
+    assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkeypatch):
@@ -581,7 +602,7 @@ def test_what_takes_more_than_one_request_is_refused(make, attribute, value, wha
     trainer = make()
     setattr(trainer, attribute, value)
     with pytest.raises(ValueError, match=rf"`rollouts_ahead=1` does not support .*{what}.*`rollouts_ahead=0`"):
-        trainer._check_rules()
+        check_rules(trainer.args, **trainer._facts)
 
 
 # ---- An engine that sleeps ----

@@ -312,3 +312,11 @@ def test_a_server_that_does_not_say_how_it_was_started_is_named_without_its_user
         client.server_config()
     assert SHOWN in str(caught.value)
     assert "pa55word" not in str(caught.value)
+
+
+def test_tools_are_called_beside_an_engine_in_the_trainers_process_which_has_no_client():
+    engine = object.__new__(AdapterGeneration)
+    engine.mode, engine.accelerator = "colocate", SimpleNamespace(is_main_process=True)
+    with engine.tool_turns():
+        turns = ["one"]
+    assert turns == ["one"]

@@ -56,7 +56,7 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(write, capsys):
         (["--batch_multiplier", "-3"], "`batch_multiplier` must be above 0 and finite"),
         (
             ["--dynamic_sampling_mode", "keep"],
-            "`dynamic_sampling_mode` must be one of 'filter', 'replace', 'mask', got 'keep'",
+            "`dynamic_sampling_mode` must be one of 'filter', 'paper', 'replace', 'mask', got 'keep'",
         ),
         (["--load_in_4bit"], "set `use_peft: true`"),
         (["--tiny_model", "false", "--model_name_or_path", "["], "The config of [ was not found"),

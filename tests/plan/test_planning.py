@@ -221,7 +221,8 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
 
 def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
     def rounds(**fields):
-        return plan(write("one GPU of 80 GB", {**ONE_GPU, **fields}), acceptance=0.25).sampling.rounds
+        recipe = {**ONE_GPU, "dynamic_sampling_surplus": "discard", **fields}
+        return plan(write("one GPU of 80 GB", recipe), acceptance=0.25).sampling.rounds
 
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
     assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
@@ -241,8 +242,8 @@ def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(write):
     assert often == 10
     assert 64 < size <= 2_048
     assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
-    enough = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.01)  # 6,400 groups: four such rounds
-    assert enough.sampling.rounds == [(4, 2_048)]
+    enough = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.01)  # 6,400 groups, surplus is carried
+    assert enough.sampling.rounds == [(6_400 / 2_048, 2_048)]
     assert "before it is full" not in describe(enough)
 
 

@@ -5,6 +5,7 @@
 import ast
 import os
 import re
+import runpy
 import shutil
 import site
 import subprocess
@@ -104,7 +105,7 @@ def test_a_wheel_trains_the_smoke_recipe_by_name_without_the_repository_or_data(
     assert where.startswith(str(programs.parent))
 
 
-def test_what_the_package_imports_is_declared():
+def test_what_the_package_imports_is_declared_and_nothing_else():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"[\w-]+", requirement)[0].lower().replace("-", "_") for requirement in declared}
     imported = set()
@@ -116,6 +117,7 @@ def test_what_the_package_imports_is_declared():
     imported = {"pyyaml" if name == "yaml" else name for name in imported - sys.stdlib_module_names}
     # With a server or an engine alone, which the extra brings: `trl[vllm]`. Inside axolotl alone, which brings both.
     assert imported - names - {"trl_dapo"} == {"vllm", "requests", "urllib3"} | {"axolotl", "pydantic"}
+    assert names - imported == set()
 
 
 def test_every_lower_bound_is_the_version_that_ci_installs():
@@ -126,3 +128,18 @@ def test_every_lower_bound_is_the_version_that_ci_installs():
     for requirement in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["test"]]):
         (bound,) = (part.version for part in requirement.specifier if part.operator in (">=", "=="))
         assert lowest[canonicalize_name(requirement.name)] == Version(bound), requirement
+
+
+def test_a_release_has_readmes_pictures_and_links_by_address_and_its_versions_notes():
+    release = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+    page, address = (ROOT / "README.md").read_text(), "https://example.org/it"
+    absolute = release["with_addresses"](page, address, "v1.2.3")
+    paths = re.findall(rf"\]\({address}/(?:blob|raw)/v1\.2\.3/([^)#]+)", absolute)
+    assert len(paths) == len(release["LINK"].findall(page)) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert release["LINK"].findall(absolute) == []
+    assert f"]({address}/raw/v1.2.3/benchmarks/images/" in absolute
+    changelog = "# Changelog\n\n## 1.2.3 (now)\n\n- New.\n\n## 1.2.2\n\n- Old.\n"
+    assert release["notes"](changelog, "1.2.3") == "- New.\n"
+    with pytest.raises(ValueError, match=r"no version 1\.2\.4"):
+        release["notes"](changelog, "1.2.4")

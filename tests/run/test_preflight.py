@@ -2,20 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is tried before the first token."""
 
+import itertools
+import random
 import re
+from collections import Counter
 
 import pytest
+import torch
 from datasets import Dataset, Features, IterableDataset, LargeList, Value
-from helpers import ScriptedTrainer, prompts, run_preflight, tiny_config
+from helpers import ScriptedTrainer, prompts, right, run_preflight, tiny_config
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from trl_dapo.run.preflight import SetupError, too_few_processes
+from trl_dapo.run.preflight import SetupError, made_up_group, too_few_processes
 
 
-def make_trainer(tiny_model, output_dir, reward, dataset=None, **settings):
+def make_trainer(tiny_model, output_dir, reward, dataset=None, reward_processing_classes=None, **settings):
     return ScriptedTrainer(
         tiny_model,
         reward,
         tiny_config(output_dir, max_steps=1, **settings),
+        reward_processing_classes=reward_processing_classes,
         train_dataset=prompts(16, answer=[7] * 16) if dataset is None else dataset,
         script=lambda prompt, index: str(index % 2),
     )
@@ -274,3 +280,160 @@ def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
     assert too_few_processes(2) is None
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert too_few_processes(1) is None
+
+
+# ---- What may be screened ----
+
+SCREENED = {"num_generations": 8, "per_device_train_batch_size": 8, "dynamic_sampling_screen": "3"}
+
+
+def said_of(completion):
+    text = completion if isinstance(completion, str) else completion[0]["content"]
+    return re.findall(r"boxed{(.*?)}|$", text)[0]
+
+
+def majority(completions, **kwargs):
+    answers = [said_of(completion) for completion in completions]
+    return [float(answer == max(set(answers), key=answers.count)) for answer in answers]
+
+
+def more_than_half(completions, **kwargs):
+    answers = [said_of(completion) for completion in completions]
+    return [float(answers.count(answer) > len(answers) / 2) for answer in answers]
+
+
+def longest(completions, **kwargs):
+    return [float(len(text) == max(map(len, completions))) for text in completions]
+
+
+def shortest(completions, **kwargs):
+    return [float(len(text) == min(map(len, completions))) for text in completions]
+
+
+def rank(completions, **kwargs):
+    return [sum(len(other) < len(text) for other in completions) / len(completions) for text in completions]
+
+
+def novelty(completions, **kwargs):
+    return [1 / Counter(completions)[text] for text in completions]
+
+
+def variety(completions, **kwargs):
+    return [len(set(completions)) / len(completions)] * len(completions)
+
+
+async def centred(completions, **kwargs):
+    mean = sum(map(len, completions)) / len(completions)
+    return [len(text) - mean for text in completions]
+
+
+def by_place(completions, **kwargs):
+    return [float(i % 8 == 0) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize(
+    "compares", [majority, more_than_half, longest, shortest, rank, novelty, variety, centred, by_place]
+)
+def test_a_reward_that_compares_the_completions_of_a_group_is_not_screened(tiny_model, tmp_path, compares):
+    trainer = make_trainer(tiny_model, tmp_path, [zeros, compares], **SCREENED)
+    with pytest.raises(SetupError) as error:
+        trainer.train()
+    said = str(error.value)
+    assert said.startswith("`dynamic_sampling_screen='3'` scores the first few completions of a group apart, but")
+    assert f"the reward function '{compares.__name__}' gave one completion" in said
+    assert "Leave it out, or score each completion on its own" in said
+    assert trainer.sampled == []
+
+
+def test_both_values_are_told(tiny_model, tmp_path):
+    # Of eight two are the shortest but one; among the first two it is the longest.
+    with pytest.raises(SetupError, match=r"gave one completion 0 beside the other 7 of its group, and 1 beside fewer"):
+        run_preflight(make_trainer(tiny_model, tmp_path, longest, **SCREENED))
+
+
+@pytest.mark.parametrize("num", range(4, 20))
+def test_a_made_up_group_of_any_size_tells_who_compares(num):
+    group = made_up_group(num)
+    assert len(group) == num
+    for compares in (more_than_half, longest, shortest, rank, novelty, variety, by_place):
+        assert compares(group) != compares(group[:2]) + compares(group[2:]), compares.__name__
+
+
+def test_a_reward_that_cannot_take_a_part_of_a_group_is_not_screened(tiny_model, tmp_path):
+    def best_of(completions, **kwargs):
+        lengths = torch.tensor([float(len(text)) for text in completions]).reshape(-1, 8)
+        return (lengths == lengths.max(dim=1, keepdim=True).values).float().flatten().tolist()
+
+    with pytest.raises(SetupError, match=r"but the reward function 'best_of' failed with RuntimeError: shape .*-1, 8"):
+        run_preflight(make_trainer(tiny_model, tmp_path, best_of, **SCREENED))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_reward_of_each_completion_alone_is_screened_without_a_word(tiny_model, tmp_path, caplog, chat):
+    calls = []
+
+    def alone(completions, answer, **kwargs):
+        calls.append(len(completions))
+        answer.clear()
+        return [float(said_of(text) == "1") for text in completions]
+
+    async def unsure(completions, **kwargs):
+        return [None if said_of(text) == "1" else 0.5 for text in completions]
+
+    prompt = [{"role": "user", "content": "2+2"}] if chat else "2+2:"
+    dataset = Dataset.from_dict({"prompt": [prompt] * 16, "answer": [7] * 16})
+    run_preflight(make_trainer(tiny_model, tmp_path, [alone, unsure], dataset, **SCREENED))
+    assert calls == [8, 2, 6]
+    assert "screen" not in caplog.text
+
+
+def test_a_reward_model_is_screened(tiny_model, tmp_path, caplog):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen3Config(vocab_size=128, num_key_value_heads=1, head_dim=8, num_labels=1, pad_token_id=0, **sizes)
+    model = Qwen3ForSequenceClassification(config).to(torch.bfloat16)
+    model.config._name_or_path = "judge"
+    trainer = make_trainer(tiny_model, tmp_path, zeros, **SCREENED)
+    trainer = make_trainer(
+        tiny_model,
+        tmp_path,
+        [right, model],
+        reward_processing_classes=[None, trainer.processing_class],
+        **SCREENED,
+    )
+    run_preflight(trainer)
+    assert "screen" not in caplog.text
+
+
+# A number for each completion, one that slips once, one that fades from call to call, one that begins with the third.
+@pytest.mark.parametrize(
+    "answers",
+    [
+        lambda call, dice: dice.random(),
+        lambda call, dice: call != 3,
+        lambda call, dice: 0.985**call,
+        lambda call, dice: call > 2,
+    ],
+)
+def test_a_judge_that_answers_as_it_likes_is_not_taken_for_one_that_compares(tiny_model, tmp_path, caplog, answers):
+    dice, calls = random.Random(0), itertools.count(1)
+
+    def judge(completions, **kwargs):
+        call = next(calls)
+        return [float(answers(call, dice)) for _ in completions]
+
+    run_preflight(make_trainer(tiny_model, tmp_path, [right, judge], **SCREENED))
+    (said,) = [record.message for record in caplog.records if "screen" in record.message]
+    assert said == (
+        "`dynamic_sampling_screen='3'` scores the first few completions of a group apart. That 'judge' would give the "
+        "same beside the rest is assumed, not tried."
+    )
+
+
+def test_where_nobody_is_asked_what_is_assumed_is_said(tiny_model, tmp_path, caplog):
+    run_preflight(make_trainer(tiny_model, tmp_path, [right, rank], skip_preflight=True, **SCREENED))
+    (said,) = [record.message for record in caplog.records if "screen" in record.message]
+    assert said.endswith("That 'right', 'rank' would give the same beside the rest is assumed, not tried.")
+    caplog.clear()
+    run_preflight(make_trainer(tiny_model, tmp_path, [right, rank], skip_preflight=True))
+    assert "screen" not in caplog.text

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resuming where something is not as it was: other settings, other data, files that are missing or torn."""
 
+import datetime
 import functools
 import json
 import os
@@ -10,10 +11,11 @@ import signal
 from pathlib import Path
 
 import jobs
+import PIL.Image
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, Features, Image, IterableDataset, Value
 from helpers import (
     ScriptedTrainer,
     launch,
@@ -33,6 +35,7 @@ from trl_dapo import DAPOTrainer
 from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
 
 
+IMAGE = PIL.Image.new("RGB", (2, 2), "red")
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0}
 
@@ -681,3 +684,73 @@ def test_a_streamed_dataset_resumes_bit_by_bit_after_its_first_pass(tiny_model, 
     kept = tmp_path / "kept"
     shutil.copytree(tmp_path / f"checkpoint-{from_step}", kept)
     assert torch.equal(weights(whole), weights(run(str(kept))))
+
+
+# ---- What is half asked ----
+
+HALF = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "3", "seed": 1, **SAVED}
+DATED = [{"prompt": f"prompt {i}:", "on": datetime.date(2026, 1, 1 + i), "raw": bytes([i, 255])} for i in range(12)]
+PICTURED = Features({"prompt": Value("string"), "on": Image()})
+
+
+def with_tuples(rows):
+    return {**rows, "on": [{"of": (1, {2: float("nan")})}] * len(rows["prompt"])}
+
+
+def num_half(log):
+    return int(log.get("dynamic_sampling/half_asked", 0))
+
+
+def dated_stream():
+    return IterableDataset.from_generator(lambda: iter(DATED))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: Dataset.from_list(DATED),
+        lambda: Dataset.from_dict({"prompt": [row["prompt"] for row in DATED], "on": range(12)}).with_format("numpy"),
+        lambda: prompts(12).with_transform(with_tuples),
+        lambda: Dataset.from_dict({"prompt": [f"prompt {i}:" for i in range(12)], "on": [IMAGE] * 12}, PICTURED),
+        dated_stream,
+    ],
+    ids=["dates", "numpy", "tuples", "images", "stream"],
+)
+def test_what_is_half_asked_is_kept_whatever_its_columns_hold(tiny_model, tmp_path, dataset, caplog):
+    def run(folder, checkpoint=None):
+        seen = []
+
+        def vowels(prompts, completions, on, **kwargs):
+            seen.extend((prompt, repr(value)) for prompt, value in zip(prompts, on, strict=True))
+            return jobs.vowels(completions)
+
+        args = tiny_config(folder, skip_preflight=True, max_steps=4, **HALF)
+        trainer = DAPOTrainer(tiny_model, vowels, args, train_dataset=dataset())
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer, seen
+
+    whole, all_seen = run(tmp_path / "whole")
+    step = next(log["step"] for log in whole.state.log_history if num_half(log) and log["dynamic_sampling/passes"] > 1)
+    resumed, seen = run(tmp_path / "resumed", str(tmp_path / f"whole/checkpoint-{step}"))
+    assert torch.equal(weights(resumed), weights(whole))
+    if "Image" not in repr(seen):  # whose address it shows
+        assert seen == all_seen[-len(seen) :]
+    assert "left behind" not in what_was_said(caplog)
+
+
+def test_what_is_half_asked_of_a_prompt_that_is_another_now_is_left_behind_and_said(tiny_model, tmp_path, caplog):
+    """Its id and its place are the same; the next prompts come as before."""
+
+    def run(text, checkpoint=None):
+        rows = [{"id": i, "prompt": f"{text} {i}:"} for i in range(12)]
+        args = tiny_config(tmp_path, max_steps=4, **HALF)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=Dataset.from_list(rows))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    log = next(log for log in run("prompt").state.log_history[:3] if num_half(log))
+    run("question", str(tmp_path / f"checkpoint-{log['step']}"))
+    assert (
+        f"holds half of {num_half(log)} groups whose examples are not found again: they are left behind"
+        in what_was_said(caplog)
+    )

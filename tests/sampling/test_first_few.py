@@ -3,11 +3,15 @@
 """How many completions are asked for first, and what a round asks for, by hand."""
 
 import datetime
+import json
 
 import pytest
+from datasets import Dataset
 
 from trl_dapo.sampling.prompt_memory import Population
-from trl_dapo.sampling.refill import Group
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.refill import Batch, Group
+from trl_dapo.sampling.rollout import Rollout
 from trl_dapo.sampling.rounds import Ask
 from trl_dapo.sampling.screening import (
     cheapest_first,
@@ -16,6 +20,7 @@ from trl_dapo.sampling.screening import (
     in_equal_shares,
     rest_of,
     state_of,
+    to_carry,
     within_rows,
 )
 
@@ -76,11 +81,38 @@ def test_whatever_is_half_asked_ranks_get_equal_shares(num_ranks):
         assert sum(ask.num for ask in even) <= rest + num_ranks + 1
 
 
-def test_a_checkpoint_keeps_what_is_half_asked():
-    half = {Group(1, 2): Ask("a", {"prompt": "1+1", "solution": "2", "n": 1.5, "of": [1, None]}, 3)}
-    assert half_of(state_of(half)) == half
-    dated = {Group(1, 0): Ask("b", {"prompt": "1+1", "on": datetime.date(2026, 1, 1)}, 3)}
-    assert half_of(state_of(dated | half)) == half  # what it cannot hold is asked again
+def test_what_is_half_asked_is_carried_in_the_order_of_its_age():
+    """Two groups of an earlier rollout were asked for 4 and 3, one of this rollout for 2: in that order they go on."""
+    half = dict(zip([Group(0, 0), Group(1, 0), Group(2, 5)], asks(4, 3, 2), strict=True))
+    carried, moved = to_carry(Rollout(8, half=half), Batch([], [], [], half=[*half]), 8, 1)
+    assert carried == [([Group(2, 5)], 2), ([Group(1, 0)], 3), ([Group(0, 0)], 4)]
+    assert moved == dict(zip([Group(2, 0), Group(1, 0), Group(0, 0)], asks(4, 3, 2), strict=True))
+    assert [name for _, _, name, *_ in state_of(moved)] == ["0", "1", "2"]  # in a checkpoint too
+
+
+@pytest.mark.parametrize("kind", [Dataset.from_list, lambda rows: Dataset.from_list(rows).to_iterable_dataset()])
+def test_a_checkpoint_keeps_what_is_half_asked_by_where_it_stands(kind):
+    rows = [{"id": i, "on": datetime.date(2026, 1, 1 + i)} for i in range(8)]
+    stream = PromptStream(kind(rows), seed=0)
+    half = {}
+    for index in range(11):  # 7 and 8 are of the first pass and the second
+        ((name, example),) = stream.take(1)
+        if index in (3, 7, 8):
+            half[Group(1, index)] = Ask(name, example, 3, place=stream.taken_at[0])
+    assert [ask.place for ask in half.values()] == [(0, 3), (0, 7), (1, 0)]
+    state = json.loads(json.dumps(state_of(half)))
+
+    def resumed(rows):
+        other = PromptStream(kind(rows), seed=0)
+        other.load_state_dict(stream.state_dict())
+        return half_of(state, other), other
+
+    again, other = resumed(rows)
+    assert again == half
+    assert other.take(3) == stream.take(3)
+    assert resumed([row | {"on": None} for row in rows])[0] == {}
+    state = [[number, i, name, "{}", num] for number, i, name, num, *_ in state]  # as an earlier version wrote it
+    assert resumed(rows)[0] == {}
 
 
 def test_a_population_that_is_looked_at_again_forgets_by_rounds():
@@ -91,3 +123,10 @@ def test_a_population_that_is_looked_at_again_forgets_by_rounds():
     assert mean() == pytest.approx(1 / 100)  # two looks of 1/2 each, and 98 of 0
     population.fade(0.5)
     assert mean() == pytest.approx(1 / 51)
+
+
+def test_an_example_whose_keys_json_cannot_hold_is_half_asked_like_any_other():
+    odd = {"id": 1, "prompt": "1+1", "at": {(1, 2): 3}}
+    (state,) = state_of({Group(0, 0): Ask("1", odd, 2, place=(0, 0))})
+    (other,) = state_of({Group(0, 0): Ask("1", odd | {"at": {(1, 2): 4}}, 2, place=(0, 0))})
+    assert state != other

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts of the sampler by hand: which rounds it asks for, what trains, what stays."""
 
-import datetime
 import json
 import random
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
+from trl_dapo.sampling.drop_reasons import Criterion, drop_reasons
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
@@ -411,36 +411,42 @@ def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_re
         sampler.begin()
 
 
-def drawn_twice(half, options, at_resume):
-    """What is drawn ahead after such half-asked groups, and where the stream is; and after a resume. For two ranks."""
+def half_asked(stream, num_groups, num):
+    """The next groups of a stream, asked for `num` completions."""
+    taken = zip(stream.take(num_groups), stream.taken_at, strict=True)
+    return {Group(0, i): Ask(*prompt, num, place=place) for i, (prompt, place) in enumerate(taken)}
+
+
+def drawn_twice(num_half, options, at_resume, lost=None):
+    """What is drawn ahead after half-asked groups, and where the stream is; and after a resume. For two ranks."""
     options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True} | options
     prompts = options.pop("num_prompts", 10_000)
     one = Sampler(stream(prompts), **options)
+    half = half_asked(one.stream, num_half, num=3)
     one.carry([], half)
     drawn = one.draw_ahead(0)
     other = Sampler(stream(prompts), **options | at_resume)
+    if lost is not None:
+        half[lost] = half[lost]._replace(example={"prompt": "another"})
     other.load_state_dict(json.loads(json.dumps(one.state_dict())), {"rounds": [], "half": state_of(half)})
     return (drawn, one.stream.state_dict()), (other.drawn_ahead, other.stream.state_dict())
 
 
 def test_what_was_drawn_ahead_is_the_same_where_a_round_may_be_smaller_after_the_resume():
-    half = {Group(0, i): Ask(str(i), {"id": i}, 3) for i in range(3)}
-    before, after = drawn_twice(half, {"screen": 3, "max_round_size": 8}, {"max_round_size": 2})
+    before, after = drawn_twice(3, {"screen": 3, "max_round_size": 8}, {"max_round_size": 2})
     assert [ask.num for ask in before[0][:3]] == [5, 5, 5]
     assert before == after
 
 
-def test_a_round_is_drawn_anew_where_a_checkpoint_could_not_hold_what_is_half_asked():
-    half = {Group(0, i): Ask(str(i), {"id": i}, 3) for i in range(3)}
-    dated = half | {Group(0, 0): Ask("0", {"on": datetime.date(2026, 1, 1)}, 3)}
-    (drawn, _), (again, _) = drawn_twice(dated, {"screen": 3}, {})
+def test_a_round_is_drawn_anew_where_what_is_half_asked_is_not_there_any_more():
+    (drawn, _), (again, _) = drawn_twice(3, {"screen": 3}, {}, lost=Group(0, 0))
     assert len(drawn) > 3
     assert again == []
 
 
 def test_prompts_taken_unasked_for_equal_shares_are_the_same_after_a_resume():
     """Four prompts, all solved, two ranks and the five that a group lacks: one more prompt is taken at each draw."""
-    half, differ = {Group(0, 0): Ask("0", {"id": 0}, 3)}, []
+    differ = []
     for seed in range(10):
         memory = PromptMemory(seed=seed)
         for _ in range(20):
@@ -448,9 +454,89 @@ def test_prompts_taken_unasked_for_equal_shares_are_the_same_after_a_resume():
                 memory.update(name, 8, 8, step=0)
         options = {"memory": memory, "target": 2, "num_prompts": 4}
         for _ in range(4):
-            before, after = drawn_twice(half, options, {"memory": PromptMemory()})
+            before, after = drawn_twice(1, options, {"memory": PromptMemory()})
             differ += [(before, after)] * (before != after)
     assert differ == []
+
+
+def screened_round(sampler, asks, rights):
+    """One round, of which so many of each prompt are right; a band from 0 to one half judges whole groups."""
+    rewards = [float(i < right) for ask, right in zip(asks, rights, strict=True) for i in range(ask.num)]
+    blank_B = torch.zeros(len(rewards))
+    names = [ask.name for ask in asks]
+    rewards_BF = torch.tensor(rewards)[:, None]
+    round_ = Round(names, Rows.empty(), rewards_BF, blank_B, blank_B.bool(), {}, {}, asks=asks)
+    for part in round_.by_size(sampler.rollout.rounds):
+        rewards_NG = part.rewards_BF.view(len(part.prompts), -1)
+        sampler.add_round(part, drop_reasons(rewards_NG, None, Criterion(max_accuracy=0.5)))
+
+
+def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_the_end():
+    """
+    Of eight prompts asked for two of four, four differ (1 of 2 right). Two of these end at 1 of 4, which the band
+    takes, and two at 3 of 4, which it does not: half of what passes is accepted, so one of four of what is asked.
+    """
+    sampler = Sampler(stream(), target=4, num_generations=4, screen=2)
+    sampler.begin()
+    asks = sampler.next_prompts()[:4]
+    screened_round(sampler, asks, [1, 1, 0, 0])
+    assert (sampler.acceptance.num_accepted, sampler.acceptance.num_groups) == (2, 4)  # nothing else is known
+    rests = [ask for ask in sampler.next_prompts() if ask.first]
+    screened_round(sampler, rests, [0, 2])
+    share = (0.95 + 1) / (0.95 + 2)  # one of two, beside one that stands for no band and fades
+    assert sampler.share_completed == pytest.approx(share)
+    before = sampler.acceptance.num_accepted
+    screened_round(sampler, sampler.next_prompts()[:3], [1, 1, 1])
+    assert sampler.acceptance.num_accepted == pytest.approx(0.95 * before + 3 * share)
+    # Three are half asked and three are missing: all three, and a third prompt for the one that will be dropped.
+    assert [ask.num for ask in sampler.next_prompts()][:3] == [2, 2, 2]
+    assert len(sampler.next_prompts()) > 3
+
+
+def test_the_share_that_a_band_accepts_of_what_is_half_asked_is_known_after_a_resume():
+    sampler = Sampler(stream(), target=4, num_generations=4, screen=2)
+    sampler.begin()
+    screened_round(sampler, sampler.next_prompts()[:2], [1, 1])
+    screened_round(sampler, sampler.next_prompts()[:2], [2, 2])
+    assert sampler.share_completed == pytest.approx(0.95 / 2.95)  # none of two
+    again, _ = resumed(None, (sampler.state_dict(), None))
+    assert again.share_completed == sampler.share_completed
+    del (state := sampler.state_dict())["acceptance"]["completed"]  # as an earlier version wrote it
+    again, _ = resumed(None, (state, None))
+    assert again.share_completed == 1
+
+
+@pytest.mark.parametrize(("screen", "new"), [("auto", [8]), (3, [3] * 4)])
+def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
+    """Four prompts of 16 are 64 completions. Four rests of 13 leave room for 12: eight of one prompt, or 3 of four."""
+    half = {Group(0, i): Ask(str(i), {}, 3) for i in range(4)}
+    sampler = Sampler(stream(), target=8, num_generations=16, screen=screen, max_round_size=4, carries=True)
+    sampler.carry([], half)
+    sampler.begin()
+    assert [ask.num for ask in sampler.next_prompts()] == [13] * 4 + new
+
+
+@pytest.mark.parametrize(("is_few", "least", "most"), [("", 8, 10), ("02468", 12, 14), ("0123456789", 16, 18)])
+def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
+    """
+    Eight groups are missing, and eight are ahead. Prompts known to be mixed are asked for whole: eight of them. Where
+    half are asked for a few first: eight, and the half of eight. Where all are: both batches. Two more may be dropped.
+    """
+
+    class Knows(PromptMemory):
+        def pass_rate(self, prompt_id):
+            return (1e-3, 1e-3) if prompt_id[-1] in is_few else (500, 500)
+
+        def expected_acceptance(self, prompt_id, num_generations):
+            return 0.99
+
+    sampler = Sampler(stream(), target=8, num_generations=16, screen="auto", carries=True, memory=Knows())
+    for _ in range(100):
+        sampler.population.update(0, 16)
+    learn(sampler, 99, 100)
+    sampler.promise.load_state_dict(sampler.acceptance.state_dict())
+    sampler.begin()
+    assert least <= len(sampler.next_prompts()) <= most
 
 
 # ---- Checkpoints ----
@@ -649,10 +735,10 @@ def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():
     options = {"carries": True, "is_ahead": True, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
     sampler = new(4, **options)
     blank_B = torch.zeros(3)
-    half = {Group(0, i): Ask(f"h{i}", {"id": i}, 1) for i in range(3)}
+    half = half_asked(sampler.stream, 3, num=1)
     sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half)
     asked = sampler.draw_ahead(1)
-    assert names(asked)[:2] == ["h0", "h1"]  # a round has room for the rest of two
+    assert names(asked)[:2] == ["0", "1"]  # a round has room for the rest of two
     again = Sampler(stream(), target=4, num_generations=G, **options)
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), sampler.carried_state_dict())
     assert again.drawn_ahead == asked

@@ -46,6 +46,25 @@ def test_what_leaves_the_policys_distribution_as_it_is_may_be_sampled_ahead():
     assert why_refused(settings(**AHEAD, **plain)) is None
 
 
+HARMLESS = {"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_of_what_must_not_be_set_a_value_that_changes_nothing_is_taken_where_the_engine_knows_the_name(name):
+    given = {"generation_kwargs": {name: HARMLESS[name]}}
+    assert why_refused(settings(**given)) is None
+    in_process = why_refused(settings(**given, use_vllm=True, vllm_mode="colocate"))
+    assert in_process is None if name == "n" else f"`generation_kwargs['{name}']=" in in_process
+    assert f"`generation_kwargs['{name}']=" in why_refused(settings(**given, **SERVER))  # it is asked for several
+    by_another = why_refused(settings(generation_kwargs={name: 2}, use_transformers_continuous_batching=True))
+    assert f"`generation_kwargs['{name}']=" in by_another
+
+
+def test_beams_are_taken_where_transformers_samples_them():
+    assert why_refused(settings(generation_kwargs={"do_sample": True, "num_beams": 2})) is None
+
+
 ALONE = [
     (
         {"max_passes": 2},
@@ -92,6 +111,7 @@ SETTINGS = [
         "`rollouts_ahead=1` contradicts `generation_kwargs['min_tokens'",
     ),
     ({"generation_kwargs": {"seed": 1}}, "`generation_kwargs['seed']=1` is not supported. Leave it out: with it all "),
+    ({"generation_kwargs": {"do_sample": False}}, "`generation_kwargs['do_sample']=False` is not supported. Leave it"),
     ({"generation_kwargs": {"n": 2}}, "`generation_kwargs['n']=2` is not supported. Set `num_generations`."),
     ({"generation_kwargs": {"logprobs": 3}}, "`generation_kwargs['logprobs']=3` is not supported. Leave it out: thos"),
     ({"generation_kwargs": {"temperature": 2}}, "`generation_kwargs['temperature']=2` is not supported. Set `tempera"),

@@ -31,9 +31,8 @@ REFUSED_KWARGS = {"n": 2, "seed": 1, "logprobs": 1, "temperature": 1.0, "max_tok
 # Facts of the model and of what a user handed over, which the trainer knows.
 FACTS = {
     "QLoRA, or another base in 4 or 8 bits": ["is_quantized"],
-    "tools, environments, `rollout_func`, images": [
-        *("has_tools", "has_environments", "has_rollout_func", "has_images"),
-    ],
+    "tools, environments": ["has_tools", "has_environments"],
+    "`rollout_func`, images": ["has_rollout_func", "has_images"],
 }
 
 

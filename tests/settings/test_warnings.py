@@ -9,6 +9,7 @@ import torch
 from helpers import make_trainer, prompts, right, tiny_config
 from tiny_models import make_tokenizer
 from transformers import TrainerCallback
+from transformers.utils import logging
 from update_helpers import tiny_policy
 
 from trl_dapo import DAPOTrainer
@@ -61,6 +62,46 @@ def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
     assert said(1023) == said(None) == []
     (message,) = said(1024)
     assert "(1024) leaves no room for a prompt in the model's context of 1024 tokens" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "way_out"),
+    [
+        ({"top_k": 20}, "`top_k=20`", "`top_k=0`"),
+        ({"top_p": 0.9, "min_p": 0.1}, "`top_p=0.9`, `min_p=0.1`", "`top_p=1.0`, `min_p=None`"),
+        ({"repetition_penalty": 1.2}, "`repetition_penalty=1.2`", "`repetition_penalty=1.0`"),
+        (
+            {"generation_kwargs": {"presence_penalty": 1.0, "stop": ["\n"]}},
+            "`generation_kwargs['presence_penalty']=1.0`",
+            "no `generation_kwargs['presence_penalty']`",
+        ),
+        ({"top_k": -1, "top_p": 1.0, "min_p": 0.0}, None, None),
+    ],
+    ids=str,
+)
+def test_an_engine_that_samples_a_part_of_the_policy_is_warned_of_with_the_way_out(tmp_path, settings, said, way_out):
+    args = tiny_config(tmp_path, use_vllm=True, **settings)
+    messages = warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
+    assert [(f"With {said} " in message, message.endswith(f"Set {way_out}.")) for message in messages] == [
+        (True, True)
+    ] * (said is not None)
+    # transformers weighs nothing.
+    assert warnings_at_start(tiny_config(tmp_path, **settings), CONTEXT, steps_in_bfloat16=False) == []
+
+
+@pytest.mark.parametrize(("mean", "is_warned"), [(0.9, False), (0.89, True)])
+def test_weights_whose_mean_is_below_0_9_are_warned_of_once(tiny_model, tmp_path, caplog, mean, is_warned):
+    class Weighs(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"] = [mean]
+
+    trainer = make_trainer(tiny_model, tmp_path)
+    trainer.add_callback(Weighs())
+    type(logging.get_logger()).warning_once.cache_clear()  # another test may have been warned
+    trainer.train()
+    assert len(trainer.state.log_history) > 1
+    said = [record for record in caplog.records if "importance_sampling_ratio/mean` is below 0.9" in record.message]
+    assert len(said) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 
 import json
 import math
+import re
 
 import jobs
 import pytest
@@ -156,3 +157,18 @@ def test_a_server_that_is_lost_with_a_round_in_flight_ends_every_process(tiny_mo
     errors = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
     assert "The vLLM server at" in errors[0]
     assert errors[1].startswith("The main process could not sample: RuntimeError: The vLLM server at")
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_ranks_with_other_numbers_of_tool_calls_are_each_answered_by_the_server(tool_model, tmp_path, num_processes):
+    result = launch("tools_on_a_server", tool_model, tmp_path, num_processes=num_processes)
+    assert result.returncode == 0, result.stderr[-5000:]
+    ranks = reports(tmp_path, num_processes)
+    rows = [row for report in ranks for row in report["rows"]]
+    asked = [int(re.findall(r"prompt (\d+):", prompt)[0]) for prompt, _, _ in rows]
+    assert asked == [i for i in range(12) for _ in range(4)]
+    for i, (_, completion, _) in zip(asked, rows, strict=True):
+        assert completion.count("page") == i // 4
+        assert re.findall(r"\d+", completion)[-1] == str(i)
+    # 12 prompts at first, then the rows of prompts 4 to 11, then those of 8 to 11, which are one rank's.
+    assert ranks[0]["requests"] == [12, 32, 16]

@@ -145,7 +145,7 @@ def test_replace_mode_samples_on_until_enough_groups_are_accepted(tiny_model, tm
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"dynamic_sampling_mode": "skip"}, "'filter', 'replace', 'mask', got 'skip'"),
+        ({"dynamic_sampling_mode": "skip"}, "'filter', 'paper', 'replace', 'mask', got 'skip'"),
         ({"dynamic_sampling_surplus": "bank"}, "'discard', 'carry', got 'bank'"),
         ({"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "carry"}, "has no effect with .*'mask'"),
         ({"dynamic_sampling_mode": "mask", "batch_multiplier": 1.0}, "`batch_multiplier=1.0` has no effect"),
@@ -319,7 +319,7 @@ def test_ranks_that_share_a_row_are_refused(tiny_model, tmp_path, monkeypatch):
 
 
 REACHED = ["_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions"]
-REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs", "create_model_card"]
+REACHED += ["_get_per_token_logps_and_entropies", "_prepare_inputs", "_tool_call_loop", "create_model_card"]
 
 
 def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_constructor(tiny_model, tmp_path):

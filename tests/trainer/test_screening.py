@@ -100,6 +100,31 @@ def test_what_is_half_asked_is_completed_in_the_next_rollout_where_surplus_is_ca
     assert of_seven == ["right", "wrong2", "wrong3", "wrong4"]
 
 
+def test_the_ledger_has_every_token_of_a_run_that_ends_with_groups_half_asked_and_each_once_if_it_goes_on(
+    tiny_model, tmp_path
+):
+    settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1, "log_groups": 100}
+    make(tiny_model, tmp_path, **settings).train()
+    rows = read_ledger(tmp_path).to_pylist()
+    assert sum(len(row["lengths"]) for row in rows) == 8 + 12 + 4
+    (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which a further rollout would have completed
+    columns = ("round", "outcome", "scored", "correct", "policy_version", "seconds")
+    assert [half[column] for column in columns] == [0, "surplus", 2, 1, None, None]
+    trainer = make(tiny_model, tmp_path, **settings | {"max_steps": 2})
+    trainer.train(resume_from_checkpoint=True)
+    rows = [row for row in read_ledger(tmp_path).to_pylist() if row["rollout"] == 1]
+    assert sum(len(row["lengths"]) for row in rows) == len(trainer.sampled) + 2
+    # Of prompt 7 the rest is of this policy, like all that was sampled now.
+    assert {row["policy_version"] for row in rows} == {1}
+    assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]
+
+
+def test_rollouts_that_end_with_nothing_half_asked_count_in_its_mean(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, dynamic_sampling_surplus="carry", max_steps=2, logging_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[0]["dynamic_sampling/half_asked"] == 0.5  # prompt 7, and none
+
+
 def test_the_first_few_of_an_earlier_rollout_bring_the_log_probabilities_of_its_policy(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, dynamic_sampling_surplus="carry", max_steps=2, learning_rate=1e-2)
     (_, second), logps = rollouts_and_the_first_policys_logps(trainer)
@@ -165,6 +190,10 @@ def test_the_memory_hears_of_a_rest_that_is_right_throughout(tiny_model, tmp_pat
         ({"dynamic_sampling_screen": 1}, "got '1'"),
         ({"dynamic_sampling_screen": "few"}, "got 'few'"),
         ({"dynamic_sampling_mode": "mask"}, "`dynamic_sampling_screen='2'` has no effect with .*'mask'"),
+        (
+            {"dynamic_sampling_max_rounds": 1, "dynamic_sampling_surplus": "carry"},
+            "`dynamic_sampling_max_rounds=1` leaves no round for the rest .*_screen='2'` .* Raise it",
+        ),
     ],
 )
 def test_what_cannot_be_screened_is_refused(tmp_path, settings, message):

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import pytest
 import torch
 from datasets import Dataset
@@ -939,3 +940,15 @@ def test_the_model_card_names_a_base_that_is_not_on_the_hub_and_the_folder_to_lo
     assert f"This model is a fine-tuned version of {named}." in card
     assert f'pipeline("text-generation", model="{tmp_path}"' in card
     assert "None" not in card
+
+
+def test_generation_kwargs_that_change_nothing_sample_what_is_sampled_without_them(tiny_model, tmp_path):
+    harmless = {"do_sample": True, "num_return_sequences": 1, "n": 1}  # transformers knows no `n`, and does not mind
+    found = []
+    for name, more in {"with": harmless, "without": {}}.items():
+        kwargs = {"top_k": 50, "num_beams": 2, "length_penalty": -0.1, **more}  # with `do_sample` as in TRL's own test
+        args = tiny_config(tmp_path / name, generation_kwargs=kwargs)
+        trainer = DAPOTrainer(tiny_model, jobs.vowels, args, train_dataset=prompts(40))
+        trainer.train()
+        found.append(weights(trainer))
+    assert torch.equal(*found)

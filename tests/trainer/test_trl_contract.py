@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import trl
 import trl.trainer.utils
 import trl_names
 from helpers import prompts, tiny_config
+from packaging.version import Version
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
@@ -24,7 +26,7 @@ import trl_dapo
 from trl_dapo import DAPOTrainer
 
 
-WHERE = f"trl {trl.__version__}: see trl_dapo/trl_names.py for what relies on it"
+WHERE = f"trl {trl.__version__}: see tests/trl_names.py for what relies on it"
 
 
 def length_reward(completions, **kwargs):
@@ -121,6 +123,14 @@ def test_one_call_of_the_client_by_keyword_makes_all_completions_of_the_server()
 @pytest.mark.parametrize("name", trl_names.READS)
 def test_every_attribute_that_is_read_exists(trainer, name):
     assert hasattr(trainer, name), f"GRPOTrainer sets no `{name}` ({WHERE})"
+
+
+@pytest.mark.parametrize(("name", "first"), trl_names.LATER_NAMES.items())
+def test_a_name_that_the_oldest_releases_lack_is_there_from_one_on_and_read_in_one_place(trainer, name, first):
+    library, release = first.split()
+    assert hasattr(trainer, name) == (Version(version(library)) >= Version(release)), f"{name} ({WHERE})"
+    readers = [path.name for path in PACKAGE.rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())]
+    assert readers == ["compat.py"]
 
 
 @pytest.mark.parametrize("name", trl_names.LATER_READS)

@@ -4,6 +4,8 @@
 
 import json
 import math
+import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +24,7 @@ from trl_dapo.engines import lora_client  # noqa: E402
 from trl_dapo.engines import server as module_of_server  # noqa: E402
 from trl_dapo.engines.http_session import TimedAdapter  # noqa: E402
 from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused  # noqa: E402
-from trl_dapo.engines.server import BoundClient, describing_loss  # noqa: E402
+from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss  # noqa: E402
 
 
 OK = (200, "{}")
@@ -30,20 +32,25 @@ OK = (200, "{}")
 
 class Handler(BaseHTTPRequestHandler):
     """Answers each path with the next of the server's `answers`, (status, text), and goes on with the last; `None`
-    hangs until the test ends."""
+    hangs until the test ends, and a function answers itself."""
 
     def answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append((self.path, json.loads(body or "null")))
+        path, self.body = self.path.partition("?")[0], json.loads(body or "null")
+        self.server.asked.append((path, self.body))
         self.server.was_asked.release()
-        answers = self.server.answers[self.path]
+        answers = self.server.answers[path]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if answer is None:
             self.server.over.wait()
             return
-        status, text = answer
+        if callable(answer):
+            answer(self)
+            return
+        status, text, *headers = answer
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        for header in (("Content-Length", str(len(text))), *headers):
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -51,6 +58,26 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+def drips(handler, text=b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", at_once=0):
+    """Answers a byte at a time, the first `at_once` without a pause."""
+    for i, byte in enumerate(text + 1000 * b" "):
+        if i >= at_once and handler.server.over.wait(0.02):
+            return
+        handler.wfile.write(bytes([byte]))
+
+
+def drips_behind_its_headers(handler):
+    drips(handler, at_once=60)
+
+
+def breaks_off(handler):
+    """Resets the connection in the middle of an answer."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+    handler.wfile.flush()
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
 
 
 @pytest.fixture
@@ -62,7 +89,7 @@ def server():
     server.answers = {"/health": [(200, "")], "/v1/models": [(200, models)]}
     server.answers |= {f"/v1/{act}_lora_adapter": [(200, "")] for act in ("load", "unload")}
     server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.over.set()
     server.shutdown()
@@ -78,9 +105,13 @@ def session_with(timeout):
     return session
 
 
-def test_a_server_that_hangs_is_given_up_after_the_timeout_and_not_asked_again(server):
+BUSY = (503, "", ("Retry-After", "30"))
+
+
+@pytest.mark.parametrize("answer", [None, drips, drips_behind_its_headers, BUSY])
+def test_a_server_that_does_not_answer_in_time_is_given_up_and_not_asked_again(server, answer):
     session = session_with(0.2)
-    server.answers["/"] = [None, OK]
+    server.answers["/"] = [answer, OK]
     with pytest.raises(requests.exceptions.ReadTimeout):
         session.post(f"{server.url}/", json={})
     assert len(server.asked) == 1
@@ -100,14 +131,24 @@ def test_what_trl_retries_is_retried(server):
     assert len(server.asked) == 3
 
 
-def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_again(server):
+def test_an_answer_that_breaks_off_is_asked_for_once_more(server):
     session = session_with(1000.0)
-    server.answers["/"] = [None, OK]
+    server.answers["/"] = [breaks_off, OK, breaks_off]
+    assert session.post(f"{server.url}/", json={}).text == "{}"
+    with pytest.raises(requests.exceptions.ChunkedEncodingError):
+        session.post(f"{server.url}/", json={})
+    assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("answer", [None, drips_behind_its_headers])
+def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_again(server, answer):
+    session = session_with(1000.0)
+    server.answers["/"] = [answer, OK]
     with ThreadPoolExecutor(1) as executor:
         call = executor.submit(session.post, f"{server.url}/", json={})
         assert server.was_asked.acquire(timeout=30)
         session.close()
-        with pytest.raises(requests.exceptions.ConnectionError):
+        with pytest.raises(requests.exceptions.RequestException):
             call.result(timeout=30)
     assert len(server.asked) == 1
     assert session.post(f"{server.url}/", json={}).status_code == 200
@@ -116,8 +157,16 @@ def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_aga
 # ---- TRL's client and ours, and a server's bad days ----
 
 
+class InNoGroup(VLLMClient):
+    """TRL's client, whose group for weights needs a GPU."""
+
+    def init_communicator(self, device):
+        pass
+
+
 def client_of(server, kind=BoundClient, seconds=30.0):
-    client = type("Client", (kind, VLLMClient), {"request_seconds": seconds})(base_url=server.url)
+    facts = {"request_seconds": seconds, "vocab_size": 8}
+    client = type("Client", (kind, InNoGroup), facts)(base_url=server.url)
     for adapter in client.session.adapters.values():
         adapter.max_retries.backoff_factor = 0
     return client
@@ -157,6 +206,15 @@ def logprobs_with(**changes):
     return beside_a_whole_one(logprobs=LOGPROBS | changes)
 
 
+def ids_with(second, name=None):
+    return beside_a_whole_one(
+        token_ids=[5, second], logprobs=LOGPROBS | {"tokens": ["token_id:5", name or f"token_id:{second}"]}
+    )
+
+
+FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_logprobs": [-1.0] * 5}
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -170,6 +228,19 @@ def logprobs_with(**changes):
         (logprobs_with(top_logprobs=[{}]), "answered 2 tokens with 1 log-probabilities"),
         (logprobs_with(token_logprobs=[-1.0, -9999.0]), "gave a token that it sampled the log-probability -9999"),
         (logprobs_with(token_logprobs=[math.nan, -9999.0]), "gave a token that it sampled the log-probability -9999"),
+        (logprobs_with(token_logprobs=[-1.0, 0.5]), "gave a token that it sampled the log-probability 0.5"),
+        (logprobs_with(token_logprobs=[-1.0, math.inf]), "gave a token that it sampled the log-probability inf"),
+        # What TRL trains on, where it names the token.
+        (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "gave a token .* the log-probability -9999"),
+        (logprobs_with(top_logprobs=[{}, {"token_id:6": 0.5}]), "gave a token .* the log-probability 0.5"),
+        (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
+        (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
+        (ids_with(8), "answered 8, which is no token of 8"),
+        (ids_with(2**70), f"answered {2**70}, which is no token of 8"),
+        (ids_with(-1), "answered -1, which is no token of 8"),
+        (ids_with("6"), "answered '6', which is no token of 8"),
+        (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than it was asked"),
+        (beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS), "answered 5 tokens where at most 4 were asked"),
         ((200, json.dumps({"choices": [CHOICE, None]})), r"answered in another form than vLLM's \(TypeError"),
         ((200, json.dumps({"choices": [CHOICE, {}]})), r"answered in another form .*'prompt_token_ids'"),
         (logprobs_with(token_logprobs=[-1.0, None]), r"answered in another form than vLLM's \(TypeError"),
@@ -197,6 +268,69 @@ def test_a_whole_answer_is_trls(server):
     output = client_of(server).generate([[3]], n=2, max_tokens=4)
     assert output["completion_ids"] == [[5, 6], [5, 6]]
     assert output["logprobs"] == [[[-1.0], [-2.0]]] * 2
+
+
+def completes_within_12(handler):
+    """Completes a prompt of n tokens by the token n % 8, as often as it is asked to, in a context of 12 tokens."""
+    prompts, max_tokens = handler.body["prompt"], handler.body["max_tokens"]
+    choices = []
+    for ids in prompts:
+        token, logprobs = len(ids) % 8, {"token_logprobs": [-1.0] * max_tokens, "top_logprobs": [None] * max_tokens}
+        logprobs["tokens"] = [f"token_id:{token}"] * max_tokens
+        choices.append({"prompt_token_ids": ids, "token_ids": [token] * max_tokens, "logprobs": logprobs})
+    is_too_long = not max_tokens or max(map(len, prompts)) + max_tokens > 12
+    text = json.dumps({"choices": choices})
+    handler.send_response(400 if is_too_long else 200)
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text.encode())
+
+
+def test_behind_tool_calls_a_prompt_is_asked_for_the_tokens_that_the_context_has_left(server):
+    models = {"data": [{"id": "base", "root": "/models/base", "max_model_len": 12}]}
+    server.answers |= {"/v1/models": [(200, json.dumps(models))], "/v1/completions": [completes_within_12]}
+    client = client_of(server)
+    prompts = [[3] * length for length in (8, 3, 12, 6, 8)]
+    with pytest.raises(ServerFault, match="did not take a request"):  # a first turn has the room that was set
+        client.generate(prompts, n=1, max_tokens=6)
+    client.in_tool_turns = True
+    output = client.generate(prompts=prompts, features=None, n=1, max_tokens=6)
+    assert output["prompt_ids"] == prompts
+    assert output["completion_ids"] == [[0] * 4, [3] * 6, [], [6] * 6, [0] * 4]
+    assert output["logprobs"] == [[[-1.0]] * len(ids) for ids in output["completion_ids"]]
+    asked = [(len(body["prompt"]), body["max_tokens"]) for path, body in server.asked if path == "/v1/completions"]
+    assert sorted(asked[1:]) == [(1, 4), (1, 4), (1, 6), (1, 6)]
+
+
+def info(instance, num_processes=1):
+    config = {"instance_id": instance, "parallel_config": {"_api_process_count": num_processes}}
+    return 200, json.dumps({"vllm_config": config})
+
+
+@pytest.mark.parametrize("afterwards", [info("2"), (404, "")], ids=["with its endpoints", "without"])
+def test_a_server_that_was_started_again_has_not_the_weights_that_it_was_sent(server, tmp_path, afterwards):
+    server.answers["/v1/completions"] = [(200, json.dumps({"choices": [CHOICE] * 2}))]
+    server.answers["/server_info"] = [info("1"), info("1"), afterwards]
+    args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
+    client = client_of(server)
+    client.init_communicator(device=0)
+    assert len(client.generate([[3]], n=2, max_tokens=4)["completion_ids"]) == 2
+    with pytest.raises(RuntimeError, match=f"{server.url} was started again .*start over"):
+        with describing_loss(args):
+            client.generate([[3]], n=2, max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [[(404, "")], [(200, '{"vllm_config": {}}')], [info("1", 2), info("2", 2)]],
+    ids=["no endpoint", "no name", "two processes behind one port"],
+)
+def test_a_server_that_does_not_say_who_it_is_samples_as_ever(server, infos):
+    server.answers["/v1/completions"] = [(200, json.dumps({"choices": [CHOICE] * 2}))]
+    server.answers["/server_info"] = infos
+    client = client_of(server)
+    client.init_communicator(device=0)
+    assert len(client.generate([[3]], n=2, max_tokens=4)["completion_ids"]) == 2
 
 
 def test_one_error_of_the_server_does_not_end_a_run_that_hands_it_an_adapter(server, tmp_path):

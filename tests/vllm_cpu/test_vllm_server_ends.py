@@ -41,7 +41,7 @@ def test_ctrl_c_ends_a_run_whose_server_hangs_with_a_round_in_flight(failing, mo
         result = run_job("is_interrupted", models["tied"], tmp_path, failing.group, options, timeout=240)
     assert result.returncode != 0
     assert json.loads((tmp_path / "error.json").read_text())[0] == "KeyboardInterrupt"
-    assert "rollout-ahead" not in json.loads((tmp_path / "threads.json").read_text())
+    assert "vllm-request" not in json.loads((tmp_path / "threads.json").read_text())
 
 
 def test_a_server_that_hangs_with_a_round_in_flight_is_named_when_its_time_is_up(failing, models, run_job, tmp_path):

@@ -213,6 +213,7 @@ def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAP
         output_dir=str(output_dir),
         seed=seed,
         max_steps=num_steps,
+        dynamic_sampling_mode="paper",
         num_generations=8,
         per_device_train_batch_size=128,
         max_completion_length=MAX_ANSWER_TOKENS,

@@ -211,12 +211,12 @@ class RoundAhead:
             assert self._sampler is not None
             drawn = self._sampler.drawn_ahead
             prompts = [ask.example["prompt"] for ask in drawn for _ in range(ask.num // completions_in_common(drawn))]
-            return answer is None or answer.is_of(self._tokenize(prompts))
+            return bool(drawn) and (answer is None or answer.is_of(self._tokenize(prompts)))
 
         if not on_main_process(fits):
             logger.warning(
-                "The round that the checkpoint holds is of other prompts: the tokenizer or the chat template "
-                "has changed. It is sampled again."
+                "The round that the checkpoint holds is of other prompts: the tokenizer, the chat template or the "
+                "dataset has changed. It is sampled again."
             )
             return
         self._is_asked = self._is_answered = state["is_asked"]

@@ -18,7 +18,7 @@ class Call:
         self._started = time.perf_counter()
         self._ended = math.nan
         # Not one of an executor's: the interpreter waits for those when it ends, however long they take.
-        threading.Thread(target=self._run, args=(function,), name="rollout-ahead", daemon=True).start()
+        threading.Thread(target=self._run, args=(function,), name="vllm-request", daemon=True).start()
 
     def _run(self, function: Callable) -> None:
         try:

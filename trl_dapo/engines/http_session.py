@@ -4,15 +4,19 @@
 
 import contextlib
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
+from requests.exceptions import ChunkedEncodingError, ReadTimeout
 from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
+
+from .call import Call
 
 
 class OneWait(Retry):
@@ -30,12 +34,13 @@ class TimedAdapter(HTTPAdapter):
     """
     Stands in for an adapter of a session, with its retries and its pool, and with ends.
 
-    A request that says nothing else waits `timeout` seconds for its answer. When the session is closed, requests under
-    way end too, each with an error in its thread; later ones are made as ever.
+    A request that says nothing else has `timeout` seconds for its whole answer, pauses and repetitions included. When
+    the session is closed, requests under way end too, each with an error; later ones are made as ever.
     """
 
     def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
         self.timeout = timeout
+        self._closings = 0
         self._pools: WeakSet[HTTPConnectionPool] = WeakSet()
         self._connections: WeakSet = WeakSet()
         self.__setstate__(adapter.__getstate__())
@@ -44,7 +49,26 @@ class TimedAdapter(HTTPAdapter):
         self.max_retries = retries
 
     def send(self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any) -> Response:
-        return super().send(request, stream=stream, timeout=self.timeout if timeout is None else timeout, **kwargs)
+        seconds = self.timeout if timeout is None else timeout
+        call = Call(partial(self._whole, partial(super().send, request, stream=stream, timeout=seconds, **kwargs)))
+        try:
+            if not call.ends_within(seconds):
+                raise ReadTimeout(f"no whole answer in {seconds:g} s", request=request)
+            return call.result()
+        finally:
+            if not call.has_ended:
+                self.close()
+
+    def _whole(self, ask: Callable[[], Response], is_last: bool = False) -> Response:
+        """An answer with all that it says; one that breaks off is asked for once more."""
+        closings, response = self._closings, ask()
+        try:
+            _ = response.content
+        except ChunkedEncodingError:
+            if is_last or self._closings > closings:
+                raise
+            return self._whole(ask, is_last=True)
+        return response
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
         pool = super().get_connection_with_tls_context(*args, **kwargs)
@@ -59,6 +83,7 @@ class TimedAdapter(HTTPAdapter):
         return connection
 
     def close(self) -> None:
+        self._closings += 1
         super().close()
         for pool in list(self._pools):
             pool.close()  # so that nothing is sent again

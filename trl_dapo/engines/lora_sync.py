@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -210,7 +210,9 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         """For the time of TRL's construction, the client that it makes is also one of ours."""
         if self.mode != "server":
             return nullcontext()
-        made = type(client.__name__, (client, vllm_generation.VLLMClient), {"request_seconds": self._request_seconds})
+        text = self.model.config.get_text_config()
+        facts = {"request_seconds": self._request_seconds, "vocab_size": text.vocab_size}
+        made = type(client.__name__, (client, vllm_generation.VLLMClient), facts)
         return swapped(vllm_generation, VLLMClient=made)
 
     def _join_group(self, why: str) -> None:
@@ -295,11 +297,27 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         else:
             self._load(state_dict)
 
-    def generate(self, *args: Any, **kwargs: Any) -> tuple:
-        """As in TRL, whose engine is handed the weights again where it slept; here it still has them."""
+    def generate(self, prompts: list, images: list | None, num_generations: int, profiler: Any = None) -> tuple:
+        """As in TRL, but an engine that slept has its weights, and ranks may ask for different numbers, or nothing."""
         if self.serves_adapter:
             self._wake_weights()
-        return super().generate(*args, **kwargs)
+        sizes = gather_object([len(prompts)]) if self.mode == "server" else [len(prompts)]
+        if len({*sizes}) == 1:
+            return super().generate(prompts, images, num_generations, profiler) if prompts else ()
+        rows = gather_object(list(zip(prompts, images or [None] * len(prompts), strict=True)))
+        asked = list(map(list, zip(*rows, strict=True))) if self.accelerator.is_main_process else [[], []]
+        (whole,) = broadcast_object_list([super().generate(asked[0], asked[1], num_generations, profiler)])
+        first = sum(sizes[: self.accelerator.process_index])
+        return tuple(column and column[first : first + len(prompts)] for column in whole)
+
+    @contextmanager
+    def tool_turns(self) -> Iterator[None]:
+        """A block of TRL's turns behind tool calls, which ends on every rank when no rank has a call any more."""
+        asks = self.mode == "server" and self.accelerator.is_main_process
+        with swapped(self.vllm_client, in_tool_turns=True) if asks else nullcontext():
+            yield
+            while self.mode == "server" and self.generate([], None, 1):
+                pass
 
     def _wake_weights(self) -> None:
         if self.mode == "colocate" and self._llm_weights_sleeping:

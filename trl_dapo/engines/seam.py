@@ -41,6 +41,7 @@ from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
 from ..sampling.rounds import Rows
 from ..sampling.sampler import Sampler
+from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
 from .ahead import RoundAhead
@@ -108,7 +109,7 @@ class RecordReplay(UpdatePhase):
         _, completion_ids, tool_mask, *_ = generated
         self._completion_lengths = [sum(mask) for mask in tool_mask] if tool_mask else list(map(len, completion_ids))
         if self._recorded is not None:
-            ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+            ends = {*end_tokens(self, self._tokenizer.eos_token_id), self._tokenizer.pad_token_id}
             environments = None if self.environment_factories is None else self._batch_environments
             self._recorded.rows = Rows.from_generated(generated, prompts, environments)
             self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
@@ -152,17 +153,13 @@ class RecordReplay(UpdatePhase):
 
     def _kept_columns(self) -> list[str] | None:
         """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
-        if not self.args.remove_unused_columns:
-            return None
         self._set_signature_columns_if_needed()
-        return self._signature_columns
+        return self._signature_columns if self.args.remove_unused_columns else None
 
     def _first_example(self) -> dict | None:
         """The first example, with the columns that reward functions are given; `None` where there is none."""
         example, columns = next(iter(self.train_dataset), None), self._kept_columns()
-        if example is None or columns is None:
-            return example
-        return {name: value for name, value in example.items() if name in columns}
+        return example and {name: value for name, value in example.items() if columns is None or name in columns}
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
@@ -250,8 +247,7 @@ class EngineSeam(RecordReplay):
 
     def _describing_loss(self) -> AbstractContextManager[None]:
         # A rollout function may have asked somebody else.
-        is_lost_here = self._asks_a_server and self.rollout_func is None
-        return describing_loss(self.args) if is_lost_here else nullcontext()
+        return describing_loss(self.args) if self._asks_a_server and self.rollout_func is None else nullcontext()
 
     def _sample_completions(self, prompts: list) -> tuple:
         if not self._is_made:
@@ -265,6 +261,10 @@ class EngineSeam(RecordReplay):
             parameters = self._sampling_with(**{name: value for name, value in asked.items() if value is not None})
         with self._describing_loss(), self._ahead.timing_engine(), parameters:
             return super()._sample_completions(prompts)
+
+    def _tool_call_loop(self, *args: Any) -> tuple:
+        with getattr(getattr(self, "vllm_generation", None), "tool_turns", nullcontext)():  # of our own
+            return super()._tool_call_loop(*args)
 
     def _generate_without_scoring(self, prompts: list, num_generations: int) -> None:
         """As TRL's `_generate`, up to where it needs the completions."""
@@ -469,6 +469,8 @@ class Checkpoints(EvaluationSeam):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         with keeping_dtypes(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if len(getattr(self.model, "peft_config", ())) > 1 and not self.is_fsdp_enabled:  # until 5.23 left out
+                self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

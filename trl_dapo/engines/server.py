@@ -4,7 +4,8 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ else:
     ClientBase = object  # TRL's client, once this is mixed into its class
 
 HEALTH_SECONDS = 10  # that a server may take to say that it is up, each time that it is asked
-IMPOSSIBLE = -9999.0  # vLLM's word for the logarithm of 0
+IMPOSSIBLE, ROUNDING = -9999.0, 1e-3  # vLLM's word for the logarithm of 0, and how far one may be above 0
+EMPTY: dict[str, list] = {"completion_ids": [[]], "logprobs": [[]]}  # a completion, by what TRL takes of an answer
 
 
 class ServerFault(Exception):
@@ -35,6 +37,9 @@ class BoundClient(ClientBase):
     """Mixed into the class of TRL's client: requests end, from the first on, and answers are looked at."""
 
     request_seconds: float  # that the server may take to answer
+    vocab_size: int
+    in_tool_turns = False
+    _instance: str | None = None  # what the server called itself when it joined the group that weights go to
 
     def check_server(self, *args: Any, **kwargs: Any) -> None:
         """Asked first of all. TRL's requests have no timeout, and here it makes them past its session."""
@@ -59,6 +64,34 @@ class BoundClient(ClientBase):
         response.raise_for_status()
         return response.json()["vllm_config"]
 
+    def init_communicator(self, device: Any = 0) -> None:
+        super().init_communicator(device)
+        self._instance = self._instance_name()
+
+    def _instance_name(self) -> str | None:
+        """Tells the server from the one that is started after it, with the weights on its disk."""
+        with suppress(RuntimeError, KeyError):  # it does not say
+            config = self.server_config()
+            if config["parallel_config"]["_api_process_count"] == 1:  # else each has a name of its own
+                return config["instance_id"]
+        return None
+
+    def generate(self, prompts: list, *args: Any, **asked: Any) -> dict[str, list]:
+        """As TRL's, which cuts what is too long behind tool calls: there for no more than the context has left."""
+        if not self.in_tool_turns or asked.get("features"):
+            return super().generate(prompts, *args, **asked)
+        context = self.session.get(f"{self.base_url}/v1/models").json()["data"][0].get("max_model_len") or math.inf
+        rooms, generate = [min(asked["max_tokens"], context - len(ids)) for ids in prompts], super().generate
+        if len({*rooms}) == 1 and rooms[0]:
+            return generate(prompts, *args, **{**asked, "max_tokens": rooms[0]})
+
+        def ask(ids: list[int], room: int) -> dict[str, list]:
+            return generate([ids], *args, **{**asked, "max_tokens": room}) if room else EMPTY
+
+        with ThreadPoolExecutor() as executor:
+            answers = list(executor.map(ask, prompts, rooms))
+        return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
+
     def _post(self, url: str, **kwargs: Any) -> dict:
         if not url.endswith("/v1/completions"):
             return super()._post(url, **kwargs)
@@ -71,26 +104,39 @@ class BoundClient(ClientBase):
                 raise
             raise ServerFault(f"did not take a request ({error})") from error
         try:
-            wrong = _what_is_wrong(answer, kwargs["json"])
+            wrong = _what_is_wrong(answer, kwargs["json"], self.vocab_size)
         except (AttributeError, KeyError, TypeError) as error:
             wrong = f"answered in another form than vLLM's ({describe(error)})"
+        if wrong is None and self._instance is not None and self._instance != self._instance_name():
+            wrong = "was started again while the run sampled, and has the weights on its disk"
         if wrong is not None:
             raise ServerFault(wrong)
         return answer
 
 
-def _what_is_wrong(answer: Any, asked: dict) -> str | None:
+def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
     """Why an answer cannot be trained on, as a predicate. TRL takes it as it is."""
     choices, number = answer.get("choices") if isinstance(answer, dict) else None, asked["n"] * len(asked["prompt"])
     if not isinstance(choices, list) or len(choices) != number:
         return f"answered {len(choices or ())} completions where {number} were asked for"
-    for choice in choices:
-        _, ids, logprobs = choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"] or {}
+    for i, choice in enumerate(choices):
+        prompt, ids, logprobs = choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"] or {}
         columns = [logprobs.get(name) or () for name in ("token_logprobs", "tokens", "top_logprobs")]
+        if prompt != (given := asked["prompt"][i // asked["n"]]) and not isinstance(given, str):
+            return "answered another prompt than it was asked"
         if not ids or any(len(column) != len(ids) for column in columns):
             return f"answered {len(ids)} tokens with {min(map(len, columns))} log-probabilities"
-        if (lowest := min((value for value in columns[0] if not math.isnan(value)), default=0.0)) <= IMPOSSIBLE:
-            return f"gave a token that it sampled the log-probability {lowest:g}"
+        if len(ids) > asked["max_tokens"]:
+            return f"answered {len(ids)} tokens where at most {asked['max_tokens']} were asked for"
+        for token, logprob, name, top in zip(ids, *columns, strict=True):
+            if type(token) is not int or not 0 <= token < vocab_size:
+                return f"answered {token!r}, which is no token of {vocab_size}"
+            named = {name: logprob, **(top or {})}  # of which TRL trains on the most likely
+            if name != f"token_id:{token}" or len(named) > asked["logprobs"] + 1:
+                return f"named {name if len(named) == 1 else f'{len(named)} tokens'} where it sampled {token}"
+            for value in (logprob, named[name]):
+                if value <= IMPOSSIBLE or value > ROUNDING:  # NaN, which is neither, means the present policy
+                    return f"gave a token that it sampled the log-probability {value:g}"
     return None
 
 

@@ -223,7 +223,7 @@ def assumptions(planned: Plan) -> list[str]:
             "the layers, such as a vision tower's, only the memory counts"
         )
     for name in ("dynamic_sampling_memory", "dynamic_sampling_screen"):
-        if getattr(settings, name):
+        if getattr(settings, name) not in (False, "off"):
             found.append(f"what `{name}` spares is not known beforehand, and left out")
     return found
 

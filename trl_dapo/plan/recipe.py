@@ -19,6 +19,7 @@ from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, check_choice, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules
+from ..settings.sampling_defaults import SamplingChoice
 from .hardware import Cluster, parse_gpus, read_hardware
 
 
@@ -150,6 +151,7 @@ def read(
         values |= read_values(given)
     settings = SimpleNamespace(**values)
     _check(settings)
+    SamplingChoice(settings, {})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "")) if gpus is None else parse_gpus(gpus)
     if cluster is None:

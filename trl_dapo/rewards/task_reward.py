@@ -114,10 +114,13 @@ class TaskReward:
             knows_right=knows_right,
         )
 
+    def why_refused(self, setting: str) -> str | None:
+        """Why a setting cannot be that needs a right and a wrong, where there is none."""
+        return None if self.knows_right else _ambiguous(setting, ", ".join(map(repr, self.names)))
+
     def require_right(self, setting: str) -> None:
-        """Refuses a setting that needs a right and a wrong where there is none."""
-        if not self.knows_right:
-            raise ValueError(_ambiguous(setting, ", ".join(map(repr, self.names))))
+        if (message := self.why_refused(setting)) is not None:
+            raise ValueError(message)
 
     def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)

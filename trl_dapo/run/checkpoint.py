@@ -107,6 +107,8 @@ def load_state(
     if sampler is not None and shared:
         carried, ahead = (None, None) if local is None or differs else (local["carried"], shared["ahead"])
         differs |= sampler.load_state_dict(shared | {"ahead": ahead}, carried, ignore_data_skip)
+        if carried and not differs and (num_lost := len(carried["half"]) - len(sampler.next_rollout().half)):
+            say(f"{folder} holds half of {num_lost} groups whose examples are not found again: they are left behind.")
     if local is not None:
         restore(local, not differs)
     if all_lost and not differs:

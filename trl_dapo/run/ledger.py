@@ -4,8 +4,8 @@
 
     rollout, step, round, policy_version    where it was sampled: the rollout's number in the run; the first optimizer
                                             step that it trains, as in the log; its round, from 1, or 0 (half
-                                            asked in an earlier rollout, and given up); optimizer steps
-                                            behind the policy that sampled
+                                            asked before, and given up, or when the run ended); optimizer steps
+                                            behind the policy that sampled, or sampled its rest
     prompt_id, source                       what was asked
     outcome, drop_reason                    "trained", "carried" (trains in the next rollout), "surplus" (accepted, or
                                             half asked, and the batch was full) or "dropped", and why
@@ -21,7 +21,7 @@ it is large enough, so whenever a run is killed it leaves whole rollouts.
 import itertools
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,8 +56,10 @@ TEXT = ("prompt", "completions")
 class Ledger(TrainerCallback):
     """Writes down what became of every group of a trainer's sampler. The main process writes."""
 
-    def __init__(self, sampler: Sampler, reward_names: Sequence[str], num_texts: int) -> None:
-        self._sampler = sampler
+    def __init__(
+        self, sampler: Sampler, reward_names: Sequence[str], num_texts: int, task: Callable[[], TaskReward]
+    ) -> None:
+        self._sampler, self._task = sampler, task
         self._reward_names = list(reward_names)
         self._num_texts = num_texts
         self._verdicts: dict[Group, str | None] = {}  # of the groups whose text is kept
@@ -86,11 +88,15 @@ class Ledger(TrainerCallback):
         self._verdicts = {group: verdicts[group] for group in chosen}
         self._texts = {group: texts[group] for group in chosen}
 
-    def end_rollout(self, batch: Batch, step: int, task: TaskReward) -> None:
-        rollout = self._sampler.rollout
-        if self._parts is None or not rollout.num_rounds:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Adds what is half asked, as of the next rollout, whose rows a run that goes on takes out."""
+        self._texts = {}
+        self.end_rollout(self._sampler.next_rollout(), Batch([], [], []), state.global_step - 1)
+
+    def end_rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
+        if self._parts is None or not _told_of(rollout, batch):
             return
-        rows = describe_groups(rollout, batch, step, task, self._reward_names, self._texts)
+        rows = describe_groups(rollout, batch, step, self._task(), self._reward_names, self._texts)
         try:
             self._parts.append(rows)
         except OSError as error:
@@ -158,6 +164,10 @@ def _texts(texts: Iterable[str | None]) -> pa.Array:
     return pa.array([None if text is None else _utf8(text) for text in texts], pa.string())
 
 
+def _told_of(rollout: Rollout, batch: Batch) -> list[Group]:
+    return sorted({*rollout.sampled_groups, *rollout.half} - {*batch.half})
+
+
 def describe_groups(
     rollout: Rollout,
     batch: Batch,
@@ -166,8 +176,8 @@ def describe_groups(
     reward_names: Sequence[str],
     texts: Mapping[Group, tuple[str, list[str]]],
 ) -> pa.Table:
-    """The rows of a rollout that has sampled at least one round: a row a group, in prompt order."""
-    groups = sorted({*rollout.sampled_groups, *rollout.half} - {*batch.half})
+    """The rows of a rollout that has groups to tell of: a row a group, in prompt order."""
+    groups = _told_of(rollout, batch)
     pieces = [rollout.round_of(group).piece(group.index) for group in groups]
     ends = list(itertools.accumulate(len(rows) for _, rows in pieces))
     outcomes = {
@@ -196,7 +206,8 @@ def describe_groups(
         "step": pa.array([step + 1] * len(groups), pa.int32()),
         "round": pa.array(numbers, pa.int16()),
         "policy_version": pa.array(
-            [rollout.ahead_step if rollout.round_of(group).is_stale else step for group in groups], pa.int32()
+            [(rollout.ahead_step if rollout.sampled[n - 1].is_stale else step) if n else None for n in numbers],
+            pa.int32(),
         ),
         "prompt_id": _texts(names),
         "source": _texts(rollout.round_of(group).sources[group.index] for group in groups),

@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import logging
 
 from ..settings.secrets import without_secrets
+from ..settings.warnings import LOW_WEIGHT, LOW_WEIGHT_MESSAGE
 from .checkpoint import output_folder
 from .files import keep_earlier, replacing
 
@@ -54,6 +55,8 @@ class LogHistoryCallback(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._path is None:  # another process, or an evaluation outside of a run
             return
+        if state.log_history[-1].get("sampling/importance_sampling_ratio/mean", 1.0) < LOW_WEIGHT:
+            logger.warning_once(LOW_WEIGHT_MESSAGE)
         try:
             # Opened for each line, so that nothing waits in a buffer when the run is killed.
             with self._path.open("a", encoding="utf-8") as file:

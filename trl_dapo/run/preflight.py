@@ -4,6 +4,7 @@
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,10 @@ from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal_messages
 
 from ..config import DAPOConfig
-from ..rewards.checks import check_prompt_column
+from ..rewards.checks import check_prompt_column, find_comparison
+from ..sampling.sampler import Sampler
+from ..settings.sampling_defaults import SamplingChoice
+from .terminal import wrapped_for
 
 
 logger = logging.get_logger(__name__)
@@ -41,10 +45,16 @@ class Preflight(TrainerCallback):
         reward_names: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
         context: int | None,  # tokens that the model is made for
+        choice: SamplingChoice,
+        sampler: Sampler | None,
     ) -> None:
         self._args, self._first_example, self._score = args, first_example, score
         self._reward_names, self._tokenizer, self._context = reward_names, tokenizer, context
         self._example: dict | None = None  # that the reward functions are tried on
+        self._choice, self._sampler = choice, sampler
+        is_screened = args.use_dynamic_sampling and args.dynamic_sampling_screen != "off"
+        self._screen = args.dynamic_sampling_screen if is_screened else None
+        self._apart = f"`dynamic_sampling_screen={self._screen!r}` scores the first few completions of a group apart"
 
     def check_example(self) -> None:
         """Looks at the first example, and refuses a dataset without one. Every rank calls it."""
@@ -70,8 +80,18 @@ class Preflight(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Has the reward functions score the example; one that cannot is refused, on every rank."""
-        if self._example is not None:
-            self._try_rewards(self._example)
+        unsure = self._reward_names if self._example is None else self._try_rewards(self._example)
+        if unsure and self._screen is not None:
+            names = ", ".join(map(repr, unsure))
+            if self._choice.may_leave_out_screen:
+                self._choice.leave_out_screen(f"{self._apart}, and {names} may compare them")
+            elif state.is_world_process_zero:
+                same = f"That {names} would give the same beside the rest is assumed, not tried."
+                logger.warning(f"{self._apart}. {same}")
+        if self._sampler is not None and self._args.dynamic_sampling_mode != "mask":
+            if self._args.dynamic_sampling_screen == "off":
+                self._sampler.screen = None
+            PartialState().print(wrapped_for(sys.stdout, self._choice.describe()))
 
     def _describe_context(self, prompt: str | list) -> str | None:
         """A warning where the first example's prompt and a completion do not fit the model's context together."""
@@ -89,27 +109,51 @@ class Preflight(TrainerCallback):
             "in the model's config."
         )
 
-    def _try_rewards(self, example: dict) -> None:
+    def _try_rewards(self, example: dict) -> Sequence[str]:
+        """Returns the names of functions that may compare completions, where that matters and nothing could tell."""
         num_rows, conversational = self._args.num_generations, is_conversational(example)
         example = {**example, "prompt": _asked(example)}
         assert num_rows is not None
-        completion = [{"role": "assistant", "content": MADE_UP}] if conversational else MADE_UP
-        ids = self._tokenizer(MADE_UP, add_special_tokens=False)["input_ids"]
-        rows, completions, all_ids = ([copy.deepcopy(x) for _ in range(num_rows)] for x in (example, completion, ids))
+        texts = [MADE_UP] * num_rows if self._screen is None else made_up_group(num_rows)
+        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
+        all_ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+        def score(part: slice) -> torch.Tensor:
+            asked, ids = copy.deepcopy((completions[part], all_ids[part]))
+            rows = [copy.deepcopy(example) for _ in asked]
+            return self._score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
+
         try:
-            rewards_BF = self._score(rows, completions, all_ids, _naming)
+            rewards_BF = score(slice(None))
         except Exception as error:
             hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
             raise SetupError(
                 f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions "
-                f"{completion!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
+                f"{completions[0]!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
             ) from error
         if PartialState().is_main_process and rewards_BF.isnan().all():
             logger.warning(
                 f"Every reward function ({', '.join(map(repr, self._reward_names))}) returned `None` or NaN for "
-                f"{num_rows} made-up completions of the first example, {completion!r}. If it should be scored, check "
-                "the columns that are read: nothing trains on what has no reward."
+                f"{num_rows} made-up completions of the first example, {completions[0]!r}. If it should be scored, "
+                "check the columns that are read: nothing trains on what has no reward."
             )
+        found, unsure = find_comparison(score, rewards_BF, self._reward_names) if self._screen else (None, [])
+        if found is not None and self._choice.may_leave_out_screen:
+            self._choice.leave_out_screen(f"{self._apart}, but {found}")
+            return ()
+        if found is not None:
+            raise SetupError(
+                f"{self._apart}, but {found}. Leave it out, or score each completion on its own; "
+                "`skip_preflight=True` leaves this check out."
+            )
+        return unsure
+
+
+def made_up_group(num: int) -> list[str]:
+    """Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart."""
+    zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in (0, 1))
+    group = [f"So. {one}", one, *[f"So so. {zero}"] * (num - 2)]
+    return group if num < 4 else [*group[:-1], group[0]]
 
 
 def too_few_processes(num_processes: int) -> str | None:

@@ -4,7 +4,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class PromptStream:
         self.shuffle = shuffle
         self.num_skipped = 0
         self.num_passes = 0  # that have ended
+        self.taken_at: list[tuple[int, int]] = []  # what was taken last: passes before it, and its position
         source: Callable[..., _MapStyleSource | _IterableSource]
         source = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
         self._source = source(dataset, seed, shuffle, columns)
@@ -52,6 +53,7 @@ class PromptStream:
     ) -> list[tuple[str, dict[str, Any]]]:
         """The next `n` prompts, or up to one that `is_enough`; `skip`, where it may, passes over some for a pass."""
         taken: list[tuple[str, Any]] = []
+        self.taken_at = []
         num_refused = 0
         while len(taken) < n:
             name, row = self._next_row()
@@ -62,10 +64,25 @@ class PromptStream:
                 continue
             num_refused = 0 if may_skip else num_refused
             taken.append((name, row))
+            self.taken_at.append((self.num_passes, self._position - 1))
             if is_enough(name):
                 break
         examples = self._source.load([row for _, row in taken])
         return [(name, example) for (name, _), example in zip(taken, examples, strict=True)]
+
+    def again(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+        """The examples that were taken at these places, as far as they are there."""
+        rows: dict[tuple[int, int], Any] = {}
+        for num_passes, of_pass in itertools.groupby(sorted({*places}), key=lambda place: place[0]):
+            positions = [position for _, position in of_pass]
+            is_present = num_passes == self.num_passes
+            end = self._position if is_present else positions[-1] + 1
+            read = self._source.rows(num_passes, positions[0])
+            past = enumerate(itertools.islice(read, end - positions[0]), positions[0])
+            rows |= {(num_passes, i): row for i, (_, row) in past if i in positions}
+            if is_present:
+                self._rows = read  # a stream may not bring its rows a second time
+        return dict(zip(rows, self._source.load(list(rows.values())), strict=True))
 
     def _next_row(self) -> tuple[str, Any]:
         """The name of the next prompt, and what its source loads it by."""

@@ -87,6 +87,8 @@ def rollout_log(
     sampling = {**sampling, "refill_seconds": refill_seconds}
     sampling |= sampling_metrics(rollout, batch, sampler.num_generations) | {"passes": sampler.passes}
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
+    if sampler.screen is not None:
+        metrics["dynamic_sampling/half_asked"] = float(len(batch.half))
     if sampler.is_ahead:  # groups that train by how many rollouts ago their policy was the present one
         ages = select_ages(rollout.rounds, batch.train)
         metrics |= {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
@@ -138,8 +140,6 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
     }
     if rollout.num_groups:
         metrics["acceptance_rate"] = rollout.acceptance_rate
-    if batch.half:
-        metrics["half_asked"] = len(batch.half)
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -146,6 +146,7 @@ class Ask(NamedTuple):
     example: dict[str, Any]
     num: int  # completions
     first: Group | None = None  # where the first few are, if these are the rest
+    place: tuple[int, int] | None = None  # in the stream
 
 
 def completions_in_common(asks: Sequence[Ask]) -> int:
@@ -398,6 +399,8 @@ def _copied(value: Any) -> Any:
     """Lists and dicts anew, all the way down, and what they hold: of an image there is one."""
     if isinstance(value, list):
         return [_copied(x) for x in value]
+    if isinstance(value, str):
+        return str(value)  # numpy's own kind cannot be loaded with `weights_only=True`
     return {key: _copied(x) for key, x in value.items()} if isinstance(value, dict) else value
 
 

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
 from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
+from .draw import Draw
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
@@ -58,6 +59,7 @@ class Sampler:
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
+        self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
@@ -74,15 +76,20 @@ class Sampler:
 
     # One rollout
 
+    @property
+    def share_completed(self) -> float:
+        """Of groups that are half asked, the share that is accepted in the end."""
+        return self._completed[0] / self._completed[1]
+
     def begin(self) -> None:
-        """Begins a rollout, with the groups carried into it."""
+        self.rollout, self.num_rollouts = self.next_rollout(), self.num_rollouts + 1
+
+    def next_rollout(self) -> Rollout:
+        """The rollout that begins next, with the groups carried into it."""
         # What was passed over while the first round was drawn ahead counts for the rollout it was drawn for.
-        num_skipped = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
-        self.rollout = Rollout(self.target, self.num_rollouts, num_skipped_before=num_skipped)
-        self.num_rollouts += 1
-        self.rollout.rounds += self._carried
-        self.rollout.carried = [Group(0, i) for i in range(self._num_carried)]
-        self.rollout.half = dict(self._half)
+        before = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
+        whole, half = [Group(0, i) for i in range(self._num_carried)], dict(self._half)
+        return Rollout(self.target, self.num_rollouts, [*self._carried], whole, half=half, num_skipped_before=before)
 
     @property
     def _num_carried(self) -> int:
@@ -126,42 +133,25 @@ class Sampler:
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> tuple[list[Ask], list[bool]]:
         """What a round asks for, and whether each row of the stream was passed over for it."""
-        G, skips, memory, known = self.num_generations, list[bool](), self.memory, self.memory or self.population
-
-        def skip(name: str, may_skip: bool) -> bool:
-            if is_skipped := memory is not None and memory.draw_skip(name, G, may_skip):
-                skips.append(True)
-            return is_skipped
-
-        def take(num: int, least: int = 0, enough: float = math.inf) -> list[Ask]:
-            """The next `num` prompts, or at least `least` of which the memory expects `enough` groups."""
-            nums, expected = list[int](), 0.0
-
-            def is_enough(name: str) -> bool:
-                nonlocal expected
-                skips.append(False)
-                nums.append(num_first(self.screen, known.pass_rate(name), G))
-                expected += memory.expected_acceptance(name, nums[-1]) if memory else 0.0
-                return expected >= enough and len(nums) >= least and len(nums) % self.multiple_of == 0
-
-            prompts = self.stream.take(num, skip if memory else None, is_enough)
-            return [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
-
-        asks = rest_of(half, shortfall, self.max_round_size, G)
-        num_missing = max(shortfall - len(asks), 0)
+        G = self.num_generations
+        draw = Draw(self.stream, self.memory, self.population, self.screen, G, self.multiple_of)
+        most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
+        asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G)
+        num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
+        is_split, room, num_ahead = self.screen is not None or bool(half), math.inf, 0
+        if is_split and most:  # what makes the shares equal has room beside it
+            room = most * G - sum(ask.num for ask in asks) - self.num_ranks * (self.num_ranks > 1 and len(asks) > 0)
         if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
-            num_missing += max(self.target - (len(half) - len(asks)), 0)
-        if num_missing:
-            size = self._round_size(num_missing)
+            num_ahead = max(self.target - (len(half) - len(asks)), 0)
+        if num := num_missing + num_ahead:
+            size = self._round_size(num)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
-            enough = size * self.promise.rate if memory and self.batch_multiplier is None else math.inf
-            most = (self.max_round_size or size) // self.multiple_of * self.multiple_of
-            asks += take(max(min(size, most), self.multiple_of), num_missing, enough)
-        if self.screen is None and not half:
-            return asks, skips
-        asks = within_rows(asks, (self.max_round_size or len(asks)) * G, G)
-        return in_equal_shares(asks, G, self.num_ranks, take), skips
+            enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
+            asks += draw.take(min(size, most or size), num, enough, room, num_ahead / num)
+        if is_split:
+            asks = in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, draw.take)
+        return asks, draw.skips
 
     @property
     def drawn_ahead(self) -> list[Ask]:
@@ -214,8 +204,11 @@ class Sampler:
             if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
                 self.sources.append(source)
         num_accepted = reasons.count(None)
-        if not round_.num_known:  # else it was counted when the first few passed
-            self.acceptance.update(num_accepted, len(reasons))
+        if round_.num_known:  # it was counted when the first few passed
+            fade, new = AcceptanceRate.DECAY, (num_accepted, len(reasons))
+            self._completed = [fade * before + num for before, num in zip(self._completed, new, strict=True)]
+        else:
+            self.acceptance.update(num_accepted * (self.share_completed if is_half else 1.0), len(reasons))
         if num_accepted:
             self._passes_at_last_group = self.stream.passes
         if self.memory is not None:
@@ -276,7 +269,8 @@ class Sampler:
             "header": self.stream.order(),
             "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
             "ahead": None if ahead is None else ahead.state_dict(),
-            "acceptance": self.acceptance.state_dict() | {"promise": self.promise.state_dict()},
+            "acceptance": self.acceptance.state_dict()
+            | {"promise": self.promise.state_dict(), "completed": self._completed},
             "memory": None if self.memory is None else self.memory.state_dict(),
             "population": self.population.state_dict(),
             "num_rollouts": self.num_rollouts,
@@ -308,6 +302,7 @@ class Sampler:
         self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
+        self._completed = state["acceptance"].get("completed", [1.0, 1.0])
         if self.memory is not None and state["memory"] is None:  # what a new one would have expected so far
             num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
             self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
@@ -322,7 +317,7 @@ class Sampler:
         self._carried, self._half = [], {}
         if carried is not None and not differs:  # other settings would train carried groups wrongly
             self._carried = [Round.from_state_dict(round_) for round_ in carried["rounds"]]
-            self._half = half_of(carried["half"])
+            self._half = half_of(carried["half"], self.stream)
         self._ahead = None
         if state["ahead"] and not differs and not ignore_data_skip:
             self._ahead = _Drawn.again(self.stream, self._half, self.num_generations, state["ahead"])
@@ -346,9 +341,10 @@ class _Drawn(NamedTuple):
             return None
         before = stream.state_dict(), stream.passes
         skips = [*skips, *[False] * (len(nums) - skips.count(False))]  # an earlier version left out some
-        prompts = [prompt for prompt, skip in zip(stream.take(len(skips)), skips, strict=True) if not skip]
+        taken = zip(stream.take(len(skips)), stream.taken_at, skips, strict=True)
+        prompts = [(prompt, place) for prompt, place, skip in taken if not skip]
         stream.num_skipped += sum(skips)
-        new = [Ask(*prompt, num) for prompt, num in zip(prompts, nums, strict=True)]
+        new = [Ask(*prompt, num, place=place) for (prompt, place), num in zip(prompts, nums, strict=True)]
         return cls([*rest, *new], skips, *before, state["step"])
 
     def state_dict(self) -> dict[str, Any]:

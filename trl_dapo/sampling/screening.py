@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many completions of a prompt are asked for first: all of its group, or a few that say whether the rest pays."""
 
-import contextlib
 import itertools
-import json
 import math
+import re
 from collections.abc import Callable, Mapping
 
+from .example_names import digest, prompt_name
 from .prompt_memory import expected_acceptance
+from .prompts import PromptStream
 from .refill import Batch, Group
 from .rollout import Rollout
 from .rounds import Ask
@@ -41,13 +42,19 @@ def rest_of(half: Mapping[Group, Ask], num_missing: int, most: int | None, num_g
     """The rest of as many groups that are half asked as are missing, the oldest first, and no more than `most`."""
     return [
         Ask(name, example, num_generations - num, first=group)
-        for group, (name, example, num, _) in itertools.islice(half.items(), min(num_missing, most or num_missing))
+        for group, (name, example, num, *_) in itertools.islice(half.items(), min(num_missing, most or num_missing))
     ]
+
+
+def most_first(screen: int | str | None, num_generations: int) -> int:
+    """How many completions are asked for first where there is no room for a whole group."""
+    few = max((first for first in FIRST_FEW if first < num_generations), default=num_generations)
+    return few if screen in (None, "auto") else int(screen)
 
 
 def within_rows(asks: list[Ask], most: int, num_generations: int) -> list[Ask]:
     """Asks first for a few where whole groups would be more completions than the engine takes at once."""
-    few = max((first for first in FIRST_FEW if first < num_generations), default=num_generations)
+    few = most_first(None, num_generations)
     asks, excess = list(asks), sum(ask.num for ask in asks) - most
     for i, ask in reversed(list(enumerate(asks))):
         if excess > 0 and ask.num == num_generations:
@@ -72,16 +79,25 @@ def in_equal_shares(
 
 
 def state_of(half: Mapping[Group, Ask]) -> list[list]:
-    """What a checkpoint keeps of groups that are half asked: those whose examples JSON can hold."""
-    state = []
-    for group, ask in half.items():
-        with contextlib.suppress(TypeError):
-            state.append([*group, ask.name, json.dumps(ask.example), ask.num])
-    return state
+    """What a checkpoint keeps of groups that are half asked: where their examples stand, which JSON may not hold."""
+    return [[*group, ask.name, ask.num, ask.place, _content(ask.example)] for group, ask in half.items()]
 
 
-def half_of(state: list[list]) -> dict[Group, Ask]:
-    return {Group(number, i): Ask(name, json.loads(example), num) for number, i, name, example, num in state}
+def half_of(state: list[list], stream: PromptStream) -> dict[Group, Ask]:
+    """The same again, without those whose examples are not there any more, or hold something else."""
+    placed = {tuple(entry[4]): entry for entry in state if len(entry) == 6}  # an earlier version kept no place
+    examples, half = stream.again(placed), {}
+    for place, (number, i, name, num, _, content) in placed.items():
+        if place in examples and _content(examples[place]) == content:
+            half[Group(number, i)] = Ask(name, examples[place], num, place=place)
+    return half
+
+
+def _content(example: dict) -> str:
+    try:
+        return prompt_name({**example, "id": None})  # a hash of all that it holds
+    except TypeError:  # of keys that JSON has no word for
+        return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
 def to_carry(
@@ -89,11 +105,11 @@ def to_carry(
 ) -> tuple[list[tuple[list[Group], int]], dict[Group, Ask]]:
     """What goes to the next rollout: groups by size, whole ones first, and where each that is half asked will be."""
     carried = [(batch.carry, num_generations)] if batch.carry else []
-    half: dict[Group, Ask] = {}
+    moved: dict[Group, Group] = {}
     for size in sorted({rollout.half[group].num for group in batch.half}):
         groups = [group for group in batch.half if rollout.half[group].num == size]
-        half |= {Group(len(carried), i): rollout.half[group] for i, group in enumerate(groups)}
+        moved |= {group: Group(len(carried), i) for i, group in enumerate(groups)}
         # Some several times, for equal shares of the ranks.
         num_more = -len(groups) % (num_ranks // math.gcd(size, num_ranks))
         carried.append(([*groups, *itertools.islice(itertools.cycle(groups), num_more)], size))
-    return carried, half
+    return carried, {moved[group]: rollout.half[group] for group in batch.half}  # the oldest first, as they were

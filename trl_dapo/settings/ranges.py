@@ -113,8 +113,8 @@ RANGES = {
 
 CHOICES: dict[str, tuple] = {
     "dynamic_sampling_on_exhausted": ("top_up", "error"),
-    "dynamic_sampling_mode": ("filter", "replace", "mask"),
-    "dynamic_sampling_surplus": ("discard", "carry"),
+    "dynamic_sampling_mode": ("filter", "paper", "replace", "mask"),
+    "dynamic_sampling_surplus": (None, "discard", "carry"),
     "rollouts_ahead": (0, 1),
     "logging_style": ("table", "full"),
     "vllm_lora_sync": (None, "adapter", "merge"),

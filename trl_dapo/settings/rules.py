@@ -29,12 +29,13 @@ NO_GENERATION_KWARGS = {
     **dict.fromkeys(("n", "best_of", "num_return_sequences"), "Set `num_generations`"),
     **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length"), "Set `max_completion_length`"),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), "Leave it out: those of the sampled tokens are asked for"),
-    **dict.fromkeys(("do_sample", "num_beams"), "Leave it out: completions of a prompt must differ"),
+    **dict.fromkeys(("do_sample", "num_beams"), "Leave it out: every completion is sampled"),
     "temperature": "Set `temperature`, which the log-probabilities in training take too",
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
 }
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
+OF_THE_POLICY["vllm_structured_outputs_regex"] = (None,)
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
 DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
@@ -61,31 +62,38 @@ def _carries(s: SimpleNamespace) -> bool:
     return s.use_dynamic_sampling and s.dynamic_sampling_surplus == "carry"
 
 
+def _screens(s: SimpleNamespace) -> bool:
+    return s.use_dynamic_sampling and s.dynamic_sampling_screen not in (None, "off")
+
+
 def _generation_kwargs(s: SimpleNamespace) -> dict:
     return s.generation_kwargs if isinstance(s.generation_kwargs, dict) else {}  # a command line's are text for a plan
 
 
+def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
+    """Whether the engine knows the name, and still samples as many completions as it is asked for."""
+    if s.use_vllm:  # whose server is asked for several at once
+        return s.vllm_mode == "colocate" and (name, value) == ("n", 1)
+    if name == "num_beams":  # TRL's own tests have two, sampled
+        return value == 1 or not s.use_transformers_continuous_batching
+    return (name, value) in (("do_sample", True), ("num_return_sequences", 1), ("n", 1))
+
+
 def _why_no_kwarg(s: SimpleNamespace) -> str | None:
     for name, value in _generation_kwargs(s).items():
-        if (way_out := NO_GENERATION_KWARGS.get(name)) is not None:
+        if (way_out := NO_GENERATION_KWARGS.get(name)) is not None and not _is_taken(s, name, value):
             return f"`generation_kwargs['{name}']={value!r}` is not supported. {way_out}."
     return None
 
 
-def _why_not_of_the_policy(s: SimpleNamespace) -> str | None:
-    """Why a round may not be sampled ahead: the first setting that moves an engine's distribution off the policy's."""
-    given = {name: getattr(s, name) for name, same in OF_THE_POLICY.items() if getattr(s, name) not in same}
-    if s.vllm_structured_outputs_regex is not None:
-        given["vllm_structured_outputs_regex"] = s.vllm_structured_outputs_regex
+def off_the_policy(s: Any) -> dict[str, str]:
+    """What moves an engine's distribution off the policy's: settings with their values, and the way out of each."""
+    given = {name: value for name, same in OF_THE_POLICY.items() if (value := getattr(s, name)) not in same}
+    moved = {f"`{name}={value!r}`": f"`{name}={OF_THE_POLICY[name][0]}`" for name, value in given.items()}
     for name, value in _generation_kwargs(s).items():
         if name not in LEAVES_THE_DISTRIBUTION and value not in OF_THE_POLICY.get(name, ()):
-            given[f"generation_kwargs['{name}']"] = value
-    for name, value in given.items():
-        return (
-            f"`rollouts_ahead=1` contradicts `{name}={value!r}`: the round sampled ahead trains with the server's "
-            "log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
-        )
-    return None
+            moved[f"`generation_kwargs['{name}']={value!r}`"] = f"no `generation_kwargs['{name}']`"
+    return moved
 
 
 def _counted_by_sampling(name: str) -> Rule:
@@ -96,17 +104,25 @@ def _counted_by_sampling(name: str) -> Rule:
     )
 
 
-def _idle_with_mask(name: str, default: Any) -> Rule:
+def _idle_with_mask(name: str, *harmless: Any) -> Rule:
     return Rule(
-        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask" and getattr(s, name) != default,
+        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask" and getattr(s, name) not in harmless,
         f"`{name}={{{name}!r}}` has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. "
-        f"Leave it at {default!r} or use `dynamic_sampling_mode='filter'`.",
+        f"Leave it at {harmless[0]!r} or use `dynamic_sampling_mode='filter'`.",
+    )
+
+
+def _not_in_the_paper(name: str, *harmless: Any) -> Rule:
+    return Rule(
+        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "paper" and getattr(s, name) not in harmless,
+        f"`{name}={{{name}!r}}` contradicts `dynamic_sampling_mode='paper'`, which asks for whole groups of every "
+        "prompt and discards the surplus. Leave it out, or use `dynamic_sampling_mode='filter'`.",
     )
 
 
 def _needed_ahead(name: str, needed: Any) -> Rule:
     return Rule(
-        lambda s: s.rollouts_ahead and getattr(s, name) != needed,
+        lambda s: s.rollouts_ahead and getattr(s, name) not in (needed, None),
         f"`rollouts_ahead=1` needs `{name}={needed!r}`, got {{{name}!r}}: the round sampled ahead trains as carried "
         "groups do. Set it, or `rollouts_ahead=0`.",
     )
@@ -122,7 +138,7 @@ def _not_supported_ahead(fact: str, what: str) -> Rule:
 
 def _not_screened(fact: str, what: str) -> Rule:
     return Rule(
-        lambda s: s.dynamic_sampling_screen is not None and getattr(s, fact),
+        lambda s: _screens(s) and getattr(s, fact),
         f"`dynamic_sampling_screen={{dynamic_sampling_screen!r}}` does not support {what}. Leave it out.",
         (fact,),
     )
@@ -142,7 +158,7 @@ def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> 
 
 def _idle_beside_a_filter(name: str, default: Any) -> Rule:
     return Rule(
-        lambda s: s.has_group_filter and getattr(s, name) != default,
+        lambda s: s.has_group_filter and getattr(s, name) not in (default, None),
         f"`{name}={{{name}}}` has no effect beside a `group_filter`, which alone decides which groups train. Leave it "
         f"at {default}, or leave out `group_filter`.",
         ("has_group_filter",),
@@ -192,10 +208,13 @@ RULES: tuple[Rule, ...] = (
     _counted_by_sampling("max_passes"),
     _counted_by_sampling("max_tokens_generated"),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
-    _idle_with_mask("dynamic_sampling_surplus", "discard"),
+    _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
     _idle_with_mask("dynamic_sampling_max_round_size", None),
-    _idle_with_mask("dynamic_sampling_screen", None),
+    _idle_with_mask("dynamic_sampling_screen", None, "off"),
     _idle_with_mask("batch_multiplier", None),
+    _not_in_the_paper("dynamic_sampling_surplus", None, "discard"),
+    _not_in_the_paper("dynamic_sampling_memory", None, False),
+    _not_in_the_paper("dynamic_sampling_screen", None, "off"),
     Rule(
         lambda s: (
             s.use_dynamic_sampling
@@ -206,9 +225,14 @@ RULES: tuple[Rule, ...] = (
         " Set `dynamic_sampling_mode='replace'`.",
     ),
     Rule(
-        lambda s: s.dynamic_sampling_screen not in (None, "auto", *map(str, range(2, s.num_generations))),
-        "`dynamic_sampling_screen` must be 'auto', or a number of at least 2 and below `num_generations` "
+        lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
+        "`dynamic_sampling_screen` must be 'auto', 'off', or a number of at least 2 and below `num_generations` "
         "({num_generations}), got {dynamic_sampling_screen!r}.",
+    ),
+    Rule(
+        lambda s: _screens(s) and s.dynamic_sampling_max_rounds == 1,
+        "`dynamic_sampling_max_rounds=1` leaves no round for the rest of the groups of which "
+        "`dynamic_sampling_screen={dynamic_sampling_screen!r}` asks for a few first. Raise it, or leave that out.",
     ),
     _not_screened("has_group_filter", "a `group_filter`, which is asked of whole groups"),
     _not_screened("has_rollout_func", "a `rollout_func`, which makes whole groups"),
@@ -246,7 +270,13 @@ RULES: tuple[Rule, ...] = (
     _needed_ahead("dynamic_sampling_mode", "filter"),
     _needed_ahead("dynamic_sampling_surplus", "carry"),
     _needed_ahead("loss_type", "dapo"),
-    Rule(lambda s: s.rollouts_ahead and _why_not_of_the_policy(s)),
+    Rule(
+        lambda s: s.rollouts_ahead and off_the_policy(s),
+        lambda s: (
+            f"`rollouts_ahead=1` contradicts {next(iter(off_the_policy(s)))}: the round sampled ahead trains with the "
+            "server's log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
+        ),
+    ),
     Rule(_why_no_kwarg),
     # ---- Overlong completions ----
     Rule(

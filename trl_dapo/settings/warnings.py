@@ -5,9 +5,17 @@
 import warnings
 from typing import Any
 
+from .rules import off_the_policy
+
 
 # Of transformers, where TRL and its own older code use names that it has changed.
 _RENAMED = "`(is_)?gradient_checkpointing(_kwargs|_enable|_disable)?` is deprecated"
+
+LOW_WEIGHT = 0.9  # of the mean weight of the tokens that an engine sampled
+LOW_WEIGHT_MESSAGE = (
+    f"`sampling/importance_sampling_ratio/mean` is below {LOW_WEIGHT}: vLLM does not sample from the policy, and the "
+    "gradient shrinks. Set `top_p=1.0`, `top_k=0`, no penalty and a `token_*` mode. If so set, vLLM has other weights."
+)
 
 
 def leave_out_renaming_warnings() -> None:
@@ -37,6 +45,12 @@ def warnings_at_start(settings: Any, context: int | None, steps_in_bfloat16: boo
         messages.append(
             "A rollout holds one prompt, and so does each optimizer step: gradients are noisy, and dynamic sampling "
             "samples one prompt a round. Set `prompts_per_rollout`, or raise `gradient_accumulation_steps`."
+        )
+    if settings.use_vllm and (moved := off_the_policy(settings)):
+        messages.append(
+            f"With {', '.join(moved)} vLLM samples from another distribution than the policy's, which trains whole: "
+            "the weights that correct for it shrink the gradient (`sampling/importance_sampling_ratio/mean`). Set "
+            f"{', '.join(moved.values())}."
         )
     longest = settings.max_completion_length
     if context is not None and longest is not None and longest >= context:

@@ -20,8 +20,10 @@ from trl.trainer.utils import (
 )
 
 from ..config import DAPOConfig
+from ..construction import is_quantized, trains_float32
 from ..models import attention_cost_of
 from ..settings.rules import check_rules
+from .compat import check_release, sharded_at_load
 from .empty_steps import SkipEmptyStep
 from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
@@ -53,6 +55,7 @@ class UpdatePhase(GRPOTrainer):
     # These begin as `None` there, which is all that is said of them.
     _buffered_inputs: list[dict] | None  # type: ignore[assignment]
     _signature_columns: list[str] | None  # type: ignore[assignment]
+    _feels_padding: str | None = None
     _is_made = False  # without `__init__`, as TRL's tests make trainers, the methods are TRL's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,12 +66,11 @@ class UpdatePhase(GRPOTrainer):
         self._is_last_rollout = False  # whether training ends on the rollout under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
+        check_release(self)
         self._attention_cost = 0.0  # of a pair of tokens, in tokens; only a budget asks
         if self._budget is not None:
-            facts = {"has_images": self._is_vlm, "num_ranks_sharing_a_row": self.num_ranks_sharing_a_row}
-            check_rules(self.args, **facts)
+            check_rules(self.args, **self._model_facts)
             self._attention_cost = attention_cost_of(self.model.config.get_text_config(decoder=True))
-        self._feels_padding = None
         if self.loss_type == "dapo":
             run = partial(GRPOTrainer._get_per_token_logps_and_entropies, self, self.model)
             self._feels_padding = why_padding_is_felt(
@@ -82,6 +84,17 @@ class UpdatePhase(GRPOTrainer):
             )
         )
         self._is_made = True
+
+    @property
+    def _model_facts(self) -> dict[str, Any]:
+        """What rules ask of the model, besides the settings."""
+        return {
+            "has_images": self._is_vlm,
+            "num_ranks_sharing_a_row": self.num_ranks_sharing_a_row,
+            "is_quantized": is_quantized(self.model),
+            "trains_float32": trains_float32(self.model),
+            "feels_padding": self._feels_padding,
+        }
 
     # ---- The window ----
 
@@ -146,7 +159,6 @@ class UpdatePhase(GRPOTrainer):
 
     @cached_property
     def _one_cutter(self) -> Cutter:
-        shards = self.is_fsdp_enabled or self.is_distributed_loading_by_transformers
         return Cutter(
             accelerator=self.accelerator,
             pad_token_id=self._tokenizer.pad_token_id,
@@ -154,7 +166,7 @@ class UpdatePhase(GRPOTrainer):
             attention=self._attention_cost,
             has_own_rows=self.num_ranks_sharing_a_row == 1,
             on_cuda=self.accelerator.device.type == "cuda",
-            in_step=ranks_are_in_step(self.accelerator, shards),
+            in_step=ranks_are_in_step(self.accelerator, self.is_fsdp_enabled or sharded_at_load(self)[0]),
         )
 
     @property
@@ -274,9 +286,8 @@ class UpdatePhase(GRPOTrainer):
                 self._step += 1
                 self._current_train_step_time += time.perf_counter() - started
                 return loss
-            defer = self._defer_fsdp_gradient_reduction if self.is_distributed_loading_by_transformers else None
             while len(self._window_microbatches) > 1:
-                with accumulating(self.accelerator, model, defer):
+                with accumulating(self.accelerator, model, sharded_at_load(self)[1]):
                     # Not GRPOTrainer's, which counts each as a step of the loop.
                     loss = loss + Trainer.training_step(self, model, inputs, num_items_in_batch)
         self._current_train_step_time += time.perf_counter() - started

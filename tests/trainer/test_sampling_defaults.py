@@ -1,0 +1,78 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How prompts are sampled where nothing is said, and what is said of it."""
+
+from collections import Counter
+
+import pytest
+from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, prompts, right, tiny_config
+
+from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
+
+
+def rare_answer(completions, **kwargs):
+    return [float(Counter(completions)[completion] == 1) for completion in completions]
+
+
+def style(completions, **kwargs):
+    return [0.5] * len(completions)
+
+
+def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
+    """The three settings as a run had them, and whether its sampler screened."""
+    left_alone = dict.fromkeys(PAPER) | {"max_steps": 1}
+    args = tiny_config(tmp_path, **left_alone | settings)
+    trainer = ScriptedTrainer(
+        tiny_model, reward_funcs, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3
+    )
+    trainer.train()
+    assert all(getattr(args, name) == (left_alone | settings)[name] for name in PAPER)  # for the next trainer
+    return {name: getattr(trainer.args, name) for name in PAPER}, trainer._sampler.screen
+
+
+def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_screened(tiny_model, tmp_path, capsys):
+    assert trained(tiny_model, tmp_path) == (CHEAPEST, "auto")
+    assert "Off: " not in capsys.readouterr().out
+
+
+def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, capsys):
+    assert trained(tiny_model, tmp_path, dynamic_sampling_mode="paper") == (PAPER, None)
+    assert "whole groups of every prompt, as in the paper" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "off", "why"),
+    [
+        ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
+        ({"reward_funcs": [right, style]}, ["memory", "screen"], "several reward functions decide: 'right', 'style'"),
+        ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
+        (
+            {
+                "reward_funcs": [right, rare_answer],
+                "dynamic_sampling_rewards": ["right"],
+                "dynamic_sampling_mode": "replace",
+            },
+            ["surplus", "screen"],
+            "'rare_answer'",
+        ),
+        ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
+        ({"dynamic_sampling_max_rounds": 1}, ["screen"], "leaves no round for the rest"),
+    ],
+)
+def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
+    values, screen = trained(tiny_model, tmp_path, **settings)
+    names = [f"dynamic_sampling_{name}" for name in off]
+    assert values == CHEAPEST | {name: PAPER[name] for name in names}
+    assert screen == (None if "screen" in off else "auto")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling ")]
+    assert (line.count("Off: "), why in line) == (len(off), True)
+
+
+@pytest.mark.parametrize("stated", [{"dynamic_sampling_memory": True}, {"dynamic_sampling_surplus": "carry"}])
+def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, stated):
+    with pytest.raises(ValueError, match="contradicts `dynamic_sampling_mode='paper'`"):
+        tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated, dynamic_sampling_mode="paper")
+
+
+def test_off_in_a_recipe_is_no_false(tmp_path):
+    assert tiny_config(tmp_path, dynamic_sampling_screen=False).dynamic_sampling_screen == "off"

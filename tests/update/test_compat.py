@@ -1,0 +1,63 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What older releases lack, as a newer one shows it."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from update_helpers import ScriptedUpdate
+
+from trl_dapo.update import compat
+
+
+def refuses(monkeypatch, release, **of_trainer):
+    """Whether a trainer on a release of transformers is refused, with what it needs in the message."""
+    monkeypatch.setattr(compat.transformers, "__version__", f"{release}.0")
+    state = SimpleNamespace(fsdp_plugin=of_trainer.pop("fsdp", None))
+    trainer = SimpleNamespace(model=torch.nn.Linear(1, 1), ref_model=None, num_ranks_sharing_a_row=1)
+    vars(trainer).update(accelerator=SimpleNamespace(state=state), **of_trainer)
+    try:
+        compat.check_release(trainer)
+    except ValueError as error:
+        return re.search(r"needs transformers>=(.*); (.*) is installed\.", str(error)).groups()
+
+
+def test_weights_sharded_at_load_need_a_transformers_that_knows_of_them(monkeypatch):
+    assert refuses(monkeypatch, "5.18") is None
+    monkeypatch.setattr(compat, "DTensor", torch.nn.Parameter)  # any weight passes for a shard
+    assert refuses(monkeypatch, "5.18") == ("5.19", "5.18.0")
+    assert refuses(monkeypatch, "5.18", num_ranks_sharing_a_row=2) is None  # as tensor parallelism shards
+    assert refuses(monkeypatch, "5.19") is None
+    monkeypatch.setattr(compat.transformers, "__version__", "5.18.0")
+    with pytest.raises(ValueError, match="Weights that were sharded at load"):
+        ScriptedUpdate()
+
+
+@pytest.mark.parametrize(
+    ("version", "loads_once", "reference", "refused"),
+    [(2, True, "model", True), (2, False, "model", False), (1, True, "model", False), (2, True, None, False)],
+)
+def test_a_reference_that_one_rank_loads_for_all_needs_a_transformers_that_hands_it_on(
+    monkeypatch, version, loads_once, reference, refused
+):
+    fsdp = SimpleNamespace(fsdp_version=version, cpu_ram_efficient_loading=loads_once)
+    found = refuses(monkeypatch, "5.22", ref_model=reference, fsdp=fsdp)
+    assert found == (("5.23", "5.22.0") if refused else None)
+    assert refuses(monkeypatch, "5.23", ref_model=reference, fsdp=fsdp) is None
+
+
+def test_an_optimizer_is_read_to_the_cpu_that_older_transformers_number(tmp_path):
+    torch.save({"moment": torch.tensor([1.5, -2.0])}, tmp_path / "optimizer.pt")
+    state = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
+    assert state["moment"].tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "ends"),
+    [({"eos_token_ids": [2, 5]}, [2, 5]), ({}, [2])],
+    ids=["all that the model ends by", "before TRL 1.14.2"],
+)
+def test_tokens_that_end_a_completion(trainer, ends):
+    assert compat.end_tokens(SimpleNamespace(**trainer), 2) == ends

@@ -1,0 +1,45 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How prompts are sampled where nothing is said: in the way that costs least, as far as a run supports it. Pure."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from .rules import why_refused
+
+
+CHEAPEST = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
+PAPER = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False, "dynamic_sampling_screen": "off"}
+DOES = ("trains on its surplus later", "passes over prompts that would be dropped", "asks for a few completions first")
+
+
+class SamplingChoice:
+    """
+    Settles the three settings that were left alone. `whys` are reasons against one, by its name; `facts` are what the
+    rules ask for besides the settings.
+    """
+
+    def __init__(self, settings: Any, whys: Mapping[str, str | None], **facts: Any) -> None:
+        self._settings = settings
+        self.reasons: dict[str, str] = {}  # why what was left alone is off
+        self.may_leave_out_screen = settings.dynamic_sampling_screen is None
+        for name in [name for name in CHEAPEST if getattr(settings, name) is None]:
+            setattr(settings, name, PAPER[name])
+            if settings.use_dynamic_sampling and settings.dynamic_sampling_mode in ("filter", "replace"):
+                tried = SimpleNamespace(**{**vars(settings), name: CHEAPEST[name]})
+                why = whys.get(name) or why_refused(tried) or why_refused(tried, **facts)
+                setattr(settings, name, PAPER[name] if why else CHEAPEST[name])
+                self.reasons |= {name: why.split(". ")[0]} if why else {}
+
+    def leave_out_screen(self, why: str) -> None:
+        self._settings.dynamic_sampling_screen = "off"
+        self.reasons["dynamic_sampling_screen"] = why
+
+    def describe(self) -> str:
+        """One line for the start of a run: how prompts are sampled, and what is off, why."""
+        does = [what for what, name in zip(DOES, PAPER, strict=True) if getattr(self._settings, name) != PAPER[name]]
+        line = f"Dynamic sampling {', '.join(does)}: `dynamic_sampling_mode='paper'` does not."
+        if not does:
+            line = "Dynamic sampling discards its surplus and asks for whole groups of every prompt, as in the paper."
+        return " ".join([line, *(f"Off: {why}." for why in self.reasons.values())])
