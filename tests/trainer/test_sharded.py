@@ -81,7 +81,8 @@ def test_sharded_weights_are_those_of_one_process_after_every_step(sharded, one_
     assert torch.equal(found[0], expected[0])
     assert (expected[-1] - expected[0]).abs().max() > 1e-3
     for one, two in zip(expected, found, strict=True):
-        torch.testing.assert_close(two, one, rtol=0, atol=1e-5)
+        # Adam divides by the gradient's size, so one near zero moves its weight by what it was rounded.
+        torch.testing.assert_close(two, one, rtol=0, atol=3e-5)
 
 
 def test_a_budget_changes_the_number_of_passes_of_sharded_ranks_and_no_weight(sharded, one_process):
