@@ -15,6 +15,7 @@ import heapq
 import itertools
 import sys
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -170,6 +171,34 @@ def compare_sizes(console, seed):
     return dearest
 
 
+def evaluated(rate_N, k, seed):
+    """A memory that begins with an evaluation of k completions of each prompt; none of it for 0."""
+    memory = PromptMemory(seed=seed)
+    for i, num_correct in enumerate(np.random.default_rng([seed, 3]).binomial(k, rate_N)):
+        memory.update(str(i), num_correct.item(), k, step=0)
+    memory.halve()
+    return memory
+
+
+def compare_first_pass(console, seed, target=32):
+    """Prints what the first pass costs with and without an evaluation before it."""
+    title = "first pass, carry, memory, auto: generated / trained, by completions of each prompt evaluated before"
+    table = Table("pass rates", "no evaluation", "4", "8", "16", title=title)
+    for name, make in TRACES.items():
+        cells = []
+        for k in (0, 4, 8, 16):
+            generated = trained = 0
+            for rate_N, draw in drawn(make, NUM_DRAWS, seed):
+                memory = partial(evaluated, rate_N, k) if k else PromptMemory
+                for step, policy in play(rate_N, "auto", target, 1000, seed=draw, carries=True, memory=memory):
+                    generated, trained = generated + step.num_generated, trained + step.num_trained
+                    if policy.sampler.passes >= 1:
+                        break
+            cells.append(f"{generated / trained:.2f}")
+        table.add_row(name, *cells)
+    console.print(table)
+
+
 def seconds(num_completions, at_once, rng):
     """Until the last of some completions is there, whose times are lognormal with a mean of one."""
     times = rng.lognormal(-(SIGMA**2) / 2, SIGMA, num_completions)
@@ -212,6 +241,7 @@ def main():
     console.print(f"auto over the best of the others, worst trace: {worst:.3f}")
     dearest = compare_sizes(console, args.seed)
     console.print(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
+    compare_first_pass(console, args.seed)
     compare_rare(console)
     share_found = compare_learners(console, args.seed)
     console.print(f"found after five passes of what became learnable in the second, at least: {share_found:.2f}")

@@ -142,9 +142,10 @@ class DAPOConfig(GRPOConfig):
             prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. When the batch is
             full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"` where
             no reward function compares completions, unless rounds wait for their longest (transformers on a GPU).
-        dynamic_sampling_memory (`bool`, *optional*):
+        dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
-            Defaults to `True` where the rewards say which completions are right.
+            The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered
+            from the start. Defaults to `True` where the rewards say which completions are right.
 
         > vLLM's server
 
@@ -240,7 +241,7 @@ class DAPOConfig(GRPOConfig):
     min_replace_ratio: float = 0.3
     dynamic_sampling_surplus: str | None = field(default=None, metadata=_choices("dynamic_sampling_surplus"))
     dynamic_sampling_screen: str | None = None
-    dynamic_sampling_memory: bool | None = None
+    dynamic_sampling_memory: str | None = None
     rollouts_ahead: int = field(default=0, metadata=_choices("rollouts_ahead"))
     vllm_request_timeout: float | None = None
     overlong_buffer_length: int | None = None
@@ -258,6 +259,8 @@ class DAPOConfig(GRPOConfig):
         check_values(self)
         if self.dynamic_sampling_screen is not None:  # a recipe's is a number, and its `off` is false
             self.dynamic_sampling_screen = str(self.dynamic_sampling_screen or "off")
+        if str(self.dynamic_sampling_memory).lower() in ("true", "false"):  # of a command line
+            self.dynamic_sampling_memory = str(self.dynamic_sampling_memory).lower() == "true"
         check_rules(self)
         if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
             self.epsilon_high = None  # TRL takes `epsilon`

@@ -150,8 +150,17 @@ class PromptMemory:
         whole, half = (_log_likelihood(num_correct, num_wrong, *self._posterior(record, by)) for by in (1, self.KEPT))
         self._surprise = max(self._surprise + half - whole, 0.0)
         if self._surprise > self.MOST_SURPRISE:
-            self._surprise, self._age = 0.0, self._age + 1
-            self.population.fade(self.KEPT)
+            self.halve()
+
+    def halve(self) -> None:
+        """Makes all that is known count half, of each prompt and of the population."""
+        self._surprise, self._age = 0.0, self._age + 1
+        self.population.fade(self.KEPT)
+
+    @property
+    def prompts(self) -> set[str]:
+        """Those that were seen."""
+        return {*self._records}
 
     def _fade(self, record: _Record) -> float:
         """What the evidence of a prompt still weighs."""

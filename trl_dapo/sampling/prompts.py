@@ -98,6 +98,11 @@ class PromptStream:
         self._position += 1
         return row
 
+    def names(self) -> list[str]:
+        """Of every row; of a dataset that can only be read from its start none."""
+        source = self._source
+        return source.names(range(source.length)) if isinstance(source, _MapStyleSource) else []
+
     def order(self) -> dict[str, Any]:
         """What says in which order prompts come, JSON-able."""
         return {"seed": self.seed, "shuffle_dataset": self.shuffle, **self._source.fingerprint()}

@@ -23,6 +23,7 @@ class SamplingChoice:
     def __init__(self, settings: Any, whys: Mapping[str, str | None], **facts: Any) -> None:
         self._settings = settings
         self.reasons: dict[str, str] = {}  # why what was left alone is off
+        self.known = ""  # of the prompts
         self.may_leave_out_screen = settings.dynamic_sampling_screen is None
         for name in [name for name in CHEAPEST if getattr(settings, name) is None]:
             setattr(settings, name, PAPER[name])
@@ -42,4 +43,4 @@ class SamplingChoice:
         line = f"Dynamic sampling {', '.join(does)}: `dynamic_sampling_mode='paper'` does not."
         if not does:
             line = "Dynamic sampling discards its surplus and asks for whole groups of every prompt, as in the paper."
-        return " ".join([line, *(f"Off: {why}." for why in self.reasons.values())])
+        return " ".join(filter(None, [line, self.known, *(f"Off: {why}." for why in self.reasons.values())]))

@@ -1,0 +1,123 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A memory that begins with what an evaluation, an earlier run or a checkpoint saw."""
+
+import json
+
+import pytest
+from datasets import Dataset, IterableDataset
+from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, prompts, right, tiny_config
+
+from trl_dapo.run.known_prompts import learn_from
+from trl_dapo.sampling.example_names import problem_id
+from trl_dapo.sampling.prompt_memory import PromptMemory
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.sampler import Sampler
+
+
+ROWS = [{"prompt": f"prompt {i}", "solution": str(i), "source": "sums"} for i in range(4)]
+
+
+def sampler(dataset=None):
+    stream = PromptStream(dataset or Dataset.from_list(ROWS), seed=0)
+    return Sampler(stream, target=1, num_generations=8, memory=PromptMemory())
+
+
+def evaluation(folder, problems):
+    (folder / "summary.json").write_text(json.dumps({"problems": problems}))
+    return str(folder)
+
+
+def asked(row, num_correct, num_completions=8, **changed):
+    problem = {"id": problem_id(row), "source": row["source"]}
+    return problem | {"num_correct": num_correct, "num_completions": num_completions, **changed}
+
+
+def trained(tiny_model, folder, **settings):
+    args = tiny_config(
+        folder,
+        **{"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "dynamic_sampling_memory": True} | settings,
+    )
+    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
+    trainer.train()
+    return trainer
+
+
+def test_what_an_evaluation_saw_counts_half(tmp_path):
+    made = sampler()
+    folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
+    assert learn_from(folder, made, Dataset.from_list(ROWS)) == f"2 of 4 prompts are known from `{folder}`."
+    first, second, third = map(made.memory.pass_rate, made.stream.names()[:3])
+    prior = made.memory.population.pass_rate()
+    assert third == prior  # of another source, and so not asked
+    assert first == pytest.approx((prior[0] + 2 / 2, prior[1] + 6 / 2))
+    assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
+
+
+def test_a_prompt_that_stands_twice_in_the_dataset_is_learnt_once(tmp_path):
+    twice = Dataset.from_list([*ROWS, ROWS[0]])
+    made = sampler(twice)
+    learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made, twice)
+    prior = made.memory.population.pass_rate()
+    assert made.memory.pass_rate(made.stream.names()[0]) == pytest.approx((prior[0] + 1, prior[1] + 3))
+
+
+def test_hopeless_prompts_of_an_evaluation_are_passed_over_in_the_first_pass(tmp_path):
+    rows = [{"prompt": str(i), "solution": "", "source": "sums"} for i in range(200)]
+    made = sampler(Dataset.from_list(rows))
+    learn_from(evaluation(tmp_path, [asked(row, 4 * (i < 20)) for i, row in enumerate(rows)]), made, made_of(rows))
+    memory, names = made.memory, made.stream.names()
+    assert not any(memory.draw_skip(name, 8) for name in names[:20])
+    assert sum(memory.draw_skip(name, 8) for name in names[20:]) > 0.9 * 180
+
+
+def made_of(rows):
+    return Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("of", ["run", "checkpoint"])
+def test_a_run_begins_with_what_an_earlier_one_saw(tiny_model, tmp_path, of, capsys):
+    earlier = trained(tiny_model, tmp_path / "run")
+    folder = tmp_path / "run" if of == "run" else tmp_path / "run" / "checkpoint-2"
+    seen = earlier._sampler.memory.prompts
+    capsys.readouterr()
+    later = trained(tiny_model, tmp_path / "later", dynamic_sampling_memory=str(folder), seed=7)
+    assert f"{len(seen)} of 48 prompts are known from `{folder}`." in " ".join(capsys.readouterr().out.split())
+    assert later._sampler.memory.seed == 7
+    assert seen < later._sampler.memory.prompts
+
+
+def test_a_checkpoints_own_memory_goes_on_at_a_resume(tiny_model, tmp_path):
+    trained(tiny_model, tmp_path / "run", max_steps=8)
+    settings = {"dynamic_sampling_memory": str(tmp_path / "run"), "max_steps": 4}
+    whole = trained(tiny_model, tmp_path / "a", **settings)
+    trained(tiny_model, tmp_path / "b", **settings | {"max_steps": 2})
+    args = tiny_config(tmp_path / "b", **settings, save_strategy="steps", save_steps=2)
+    again = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
+    again.train(resume_from_checkpoint=True)
+    assert again._sampler.memory.state_dict() == whole._sampler.memory.state_dict()
+    assert again._sampler.memory._records == whole._sampler.memory._records
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda folder: str(folder / "nowhere"), "there is no such folder"),
+        (str, "holds no checkpoint with a memory, no ledger of a run, and no evaluation"),
+        (lambda folder: evaluation(folder, [asked({"prompt": "x", "source": "sums"}, 1)]), "knows none of the"),
+    ],
+)
+def test_a_folder_that_says_nothing_of_the_prompts_is_refused(tmp_path, make, error):
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        learn_from(make(tmp_path), sampler(), Dataset.from_list(ROWS))
+
+
+def test_an_evaluation_is_refused_for_a_dataset_without_length(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(ROWS))
+    with pytest.raises(ValueError, match="an evaluation needs a dataset of known length"):
+        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), sampler(stream), stream)
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("False", False), (True, True), ("a/b", "a/b")])
+def test_a_command_line_says_true_false_or_a_folder(tmp_path, word, value):
+    assert tiny_config(tmp_path, dynamic_sampling_memory=word).dynamic_sampling_memory == value
