@@ -50,7 +50,6 @@ from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_va
 from .run.bar import progress_bar, warn_of_shortfall
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
 from .run.files import name_local_models
-from .run.known_prompts import learn_from
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
@@ -191,8 +190,6 @@ class DAPOTrainer(Checkpoints):
     def _set_up_run(self) -> None:
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
         args, sampler = self.args, self._sampler
-        if sampler is not None and isinstance(folder := args.dynamic_sampling_memory, str):
-            self._choice.known = learn_from(folder, sampler, self.train_dataset)
         self._scores = EvaluationScores(self.num_generations_eval)
         self.stopwatch = Stopwatch(self._asks_a_server)
         self._open_engine(sampler, self.stopwatch)

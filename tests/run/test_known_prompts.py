@@ -23,6 +23,10 @@ def sampler(dataset=None):
     return Sampler(stream, target=1, num_generations=8, memory=PromptMemory())
 
 
+def names(made):
+    return list(made.stream.rows_by_name(["prompt"]))
+
+
 def evaluation(folder, problems):
     (folder / "summary.json").write_text(json.dumps({"problems": problems}))
     return str(folder)
@@ -46,8 +50,8 @@ def trained(tiny_model, folder, **settings):
 def test_what_an_evaluation_saw_counts_half(tmp_path):
     made = sampler()
     folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
-    assert learn_from(folder, made, Dataset.from_list(ROWS)) == f"2 of 4 prompts are known from `{folder}`."
-    first, second, third = map(made.memory.pass_rate, made.stream.names()[:3])
+    assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
+    first, second, third = map(made.memory.pass_rate, names(made)[:3])
     prior = made.memory.population.pass_rate()
     assert third == prior  # of another source, and so not asked
     assert first == pytest.approx((prior[0] + 2 / 2, prior[1] + 6 / 2))
@@ -57,22 +61,18 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
 def test_a_prompt_that_stands_twice_in_the_dataset_is_learnt_once(tmp_path):
     twice = Dataset.from_list([*ROWS, ROWS[0]])
     made = sampler(twice)
-    learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made, twice)
+    learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
     prior = made.memory.population.pass_rate()
-    assert made.memory.pass_rate(made.stream.names()[0]) == pytest.approx((prior[0] + 1, prior[1] + 3))
+    assert made.memory.pass_rate(names(made)[0]) == pytest.approx((prior[0] + 1, prior[1] + 3))
 
 
 def test_hopeless_prompts_of_an_evaluation_are_passed_over_in_the_first_pass(tmp_path):
     rows = [{"prompt": str(i), "solution": "", "source": "sums"} for i in range(200)]
     made = sampler(Dataset.from_list(rows))
-    learn_from(evaluation(tmp_path, [asked(row, 4 * (i < 20)) for i, row in enumerate(rows)]), made, made_of(rows))
-    memory, names = made.memory, made.stream.names()
-    assert not any(memory.draw_skip(name, 8) for name in names[:20])
-    assert sum(memory.draw_skip(name, 8) for name in names[20:]) > 0.9 * 180
-
-
-def made_of(rows):
-    return Dataset.from_list(rows)
+    learn_from(evaluation(tmp_path, [asked(row, 4 * (i < 20)) for i, row in enumerate(rows)]), made)
+    memory, asked_for = made.memory, names(made)
+    assert not any(memory.draw_skip(name, 8) for name in asked_for[:20])
+    assert sum(memory.draw_skip(name, 8) for name in asked_for[20:]) > 0.9 * 180
 
 
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
@@ -109,13 +109,13 @@ def test_a_checkpoints_own_memory_goes_on_at_a_resume(tiny_model, tmp_path):
 )
 def test_a_folder_that_says_nothing_of_the_prompts_is_refused(tmp_path, make, error):
     with pytest.raises((ValueError, FileNotFoundError), match=error):
-        learn_from(make(tmp_path), sampler(), Dataset.from_list(ROWS))
+        learn_from(make(tmp_path), sampler())
 
 
 def test_an_evaluation_is_refused_for_a_dataset_without_length(tmp_path):
     stream = IterableDataset.from_generator(lambda: iter(ROWS))
     with pytest.raises(ValueError, match="an evaluation needs a dataset of known length"):
-        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), sampler(stream), stream)
+        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), sampler(stream))
 
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("False", False), (True, True), ("a/b", "a/b")])

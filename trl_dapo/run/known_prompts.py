@@ -5,8 +5,6 @@
 import json
 from pathlib import Path
 
-from datasets import Dataset, IterableDataset
-
 from ..sampling.example_names import problem_id
 from ..sampling.prompt_memory import PromptMemory
 from ..sampling.sampler import Sampler
@@ -17,7 +15,7 @@ from .ledger import read_ledger
 EVALUATED = "summary.json"  # of `trl-dapo eval`
 
 
-def learn_from(folder: str, sampler: Sampler, dataset: Dataset | IterableDataset) -> str:
+def learn_from(folder: str, sampler: Sampler) -> str:
     """
     Teaches the sampler's memory what a folder says of its prompts, and returns one line on it. It was another
     policy's, so it counts half.
@@ -28,16 +26,15 @@ def learn_from(folder: str, sampler: Sampler, dataset: Dataset | IterableDataset
     path, setting = Path(folder).expanduser(), f"`dynamic_sampling_memory={folder!r}`"
     if not path.is_dir():
         raise FileNotFoundError(f"{setting}: there is no such folder.")
-    memory, names = sampler.memory, sampler.stream.names()
+    memory, rows = sampler.memory, sampler.stream.rows_by_name(("id", "source", "prompt"))
     assert memory is not None
     if (path / MEMORY_NAME).is_file():
         state = json.loads((path / STATE_NAME).read_text())["memory"]
         memory.load_state_dict(state | {"records": PromptMemory.read(path / MEMORY_NAME), "seed": memory.seed})
-    elif (path / EVALUATED).is_file() and isinstance(dataset, Dataset):
+    elif (path / EVALUATED).is_file() and rows:
         problems = json.loads((path / EVALUATED).read_text())["problems"]
         found = {(p["source"], p["id"]): (p["num_correct"], p["num_completions"]) for p in problems}
-        rows = dataset.select_columns([column for column in ("id", "source", "prompt") if column in dataset.features])
-        for name, row in dict(zip(names, rows, strict=True)).items():
+        for name, row in rows.items():
             if looked := found.get((str(row.get("source") or "dataset"), problem_id(row))):
                 memory.update(name, *looked, step=0)
     elif (groups := read_ledger(path)) is not None:
@@ -49,10 +46,10 @@ def learn_from(folder: str, sampler: Sampler, dataset: Dataset | IterableDataset
     else:
         raise ValueError(
             f"{setting} holds no checkpoint with a memory, no ledger of a run"
-            f"{', and no evaluation' if names else '; an evaluation needs a dataset of known length'}."
+            f"{', and no evaluation' if rows else '; an evaluation needs a dataset of known length'}."
         )
     memory.halve()
-    known = memory.prompts & {*names} if names else memory.prompts
+    known = memory.prompts & rows.keys() if rows else memory.prompts
     if not known:
         raise ValueError(f"{setting} knows none of the training prompts. Are they the ones that were asked there?")
-    return f"{len(known)}{f' of {len({*names})}' if names else ''} prompts are known from `{folder}`."
+    return f"{len(known)}{f' of {len(rows)}' if rows else ''} prompts are known from `{folder}`."

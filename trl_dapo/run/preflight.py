@@ -19,6 +19,7 @@ from ..config import DAPOConfig
 from ..rewards.checks import check_prompt_column, find_comparison
 from ..sampling.sampler import Sampler
 from ..settings.sampling_defaults import SamplingChoice
+from .known_prompts import learn_from
 from .terminal import wrapped_for
 
 
@@ -52,6 +53,8 @@ class Preflight(TrainerCallback):
         self._reward_names, self._tokenizer, self._context = reward_names, tokenizer, context
         self._example: dict | None = None  # that the reward functions are tried on
         self._choice, self._sampler = choice, sampler
+        if sampler is not None and isinstance(args.dynamic_sampling_memory, str):
+            choice.known = learn_from(args.dynamic_sampling_memory, sampler)
         is_screened = args.use_dynamic_sampling and args.dynamic_sampling_screen != "off"
         self._screen = args.dynamic_sampling_screen if is_screened else None
         self._apart = f"`dynamic_sampling_screen={self._screen!r}` scores the first few completions of a group apart"

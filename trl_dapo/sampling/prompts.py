@@ -98,10 +98,9 @@ class PromptStream:
         self._position += 1
         return row
 
-    def names(self) -> list[str]:
-        """Of every row; of a dataset that can only be read from its start none."""
-        source = self._source
-        return source.names(range(source.length)) if isinstance(source, _MapStyleSource) else []
+    def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
+        """These columns of every prompt; of a dataset that can only be read from its start none."""
+        return self._source.rows_by_name(columns) if isinstance(self._source, _MapStyleSource) else {}
 
     def order(self) -> dict[str, Any]:
         """What says in which order prompts come, JSON-able."""
@@ -166,6 +165,10 @@ class _MapStyleSource:
         for i, example in zip(new, self._named_by.__getitems__(new) if new else (), strict=True):
             self._names[i] = prompt_name(example | {"row": i} if self._has_media else example)
         return [self._names[i] for i in indices]
+
+    def rows_by_name(self, columns: Collection[str]) -> dict[str, dict[str, Any]]:
+        rows = self._named_by.select_columns([name for name in columns if name in self._named_by.column_names])
+        return dict(zip(self.names(range(self.length)), rows, strict=False))  # none without columns
 
     def fingerprint(self) -> dict[str, str]:
         """Its length and the names of prompts all over it, as one hash."""
