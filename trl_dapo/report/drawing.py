@@ -149,7 +149,7 @@ def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
 
 
 def smooth(values: list[float], window: int | None = None) -> list[float]:
-    """Running mean over the last `window` values, by default a twentieth of them; at the start over those there are."""
+    """Running mean over the last `window` values, by default a twentieth of them; at the start over what is there."""
     window = window or smoothing_window(values)
     sums = np.convolve(values, np.ones(window))[: len(values)]
     return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
