@@ -24,10 +24,6 @@ class EvaluationScores:
     source and id are repeats of one problem, and their completions are pooled. Three things are left out: what fills
     the last batch, k in a row that are not of one problem (a stream that `predict` does not repeat), and a problem
     with a completion that could not be scored.
-
-    Args:
-        k (`int`):
-            Completions of each row of the dataset.
     """
 
     def __init__(self, k: int) -> None:
@@ -46,19 +42,9 @@ class EvaluationScores:
         right: Sequence[bool | None],
     ) -> None:
         """
-        Adds the completions of one batch of all processes, in the order of their ranks.
-
-        Args:
-            problems (`Sequence[tuple]` of length B):
-                Source and id of each completion's problem; B is a multiple of k. A source may be `None`; where the id
-                is, the k completions are those of a problem of their own.
-            answers (`Sequence[str | None]` of length B):
-                Extracted answers, `None` where there is none.
-            right (`Sequence[bool | None]` of length B):
-                Verdicts, `None` where there is none.
-
-        Raises:
-            ValueError: If the lengths differ or are no multiple of k.
+        Adds the completions of one batch of all processes, in the order of their ranks: source and id of each one's
+        problem, its extracted answer, and its verdict. Any of them may be `None`; without an id the k completions are
+        those of a problem of their own. Raises `ValueError` if the lengths differ or are no multiple of k.
         """
         if not len(problems) == len(answers) == len(right) or len(problems) % self.k:
             raise ValueError(

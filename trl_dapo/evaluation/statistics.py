@@ -30,36 +30,16 @@ class Estimate(NamedTuple):
 
 
 def avg_at_k(correct: ArrayLike) -> np.ndarray:
-    """
-    Share of correct completions of each problem.
-
-    Args:
-        correct (`array_like` of `bool`):
-            Verdicts of shape (P, K).
-
-    Returns:
-        `np.ndarray` of shape (P,): Shares in `[0, 1]`.
-    """
+    """Share of correct completions of each problem, from verdicts of shape (P, K)."""
     return _verdicts(correct).mean(axis=1)
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """
-    Probability that one of `k` completions of each problem is correct, from K of them, without bias.
+    Probability that one of `k` completions of each problem is correct, from verdicts of shape (P, K), without bias.
 
-    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1).
-
-    Args:
-        correct (`array_like` of `bool`):
-            Verdicts of shape (P, K).
-        k (`int`):
-            Number of tries, from 1 to K.
-
-    Returns:
-        `np.ndarray` of shape (P,): Probabilities.
-
-    Raises:
-        ValueError: If there are fewer than `k` completions a problem.
+    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises
+    `ValueError` if there are fewer than `k` completions a problem.
     """
     correct_PK = _verdicts(correct)
     num_completions = correct_PK.shape[1]
@@ -70,19 +50,10 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
     """
-    Whether the most frequent answer of each problem is correct; 0 where none has an answer.
+    Whether the most frequent answer of each problem is correct, from extracted answers and verdicts of shape (P, K).
 
-    Where several answers are equally frequent, each is taken to win with the same probability: two answers with three
-    votes each, one of them right, count 0.5.
-
-    Args:
-        answers (`Sequence[Sequence[str | None]]`):
-            Extracted answers of shape (P, K). `None` has no vote.
-        correct (`array_like` of `bool`):
-            Verdicts of the same shape.
-
-    Returns:
-        `np.ndarray` of shape (P,): Expected verdicts in `[0, 1]`.
+    `None` has no vote; a problem without an answer counts 0. Where several answers are equally frequent, each is taken
+    to win with the same probability: two answers with three votes each, one of them right, count 0.5.
     """
     correct_PK = _verdicts(correct)
     return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
@@ -107,17 +78,8 @@ def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (0.0, 1.0)) -> 
     """
     Mean over problems, with a 95 % interval that is never without width; docs/evaluation.md has how often it holds.
 
-    Args:
-        values (`array_like` of `float`):
-            One value a problem, of shape (P,).
-        ends (`tuple[float, float]`, *optional*, defaults to `(0.0, 1.0)`):
-            Between which any problem's value lies, the unseen ones' too; `(-1, 1)` for differences.
-
-    Returns:
-        [`Estimate`]: Mean and bounds, between `ends`.
-
-    Raises:
-        ValueError: If there is no value, or one beyond `ends`.
+    Any problem's value, the unseen ones' too, lies between `ends`: `(-1, 1)` for differences. Raises `ValueError` if
+    there is no value, or one beyond `ends`.
     """
     values_P = np.asarray(values, dtype=np.float64)
     if values_P.size == 0:

@@ -61,11 +61,6 @@ def shape_of(config: dict) -> ModelShape:
     shape = ModelShape.from_config(config)
     if config["model_type"] in COUNTED:
         return shape
-    return replace(shape, num_other=_count_on_meta_device(config) - shape.num_parameters)
-
-
-def _count_on_meta_device(config: dict) -> int:
-    """Weights of a model of any family, built without memory."""
     import torch
     import transformers
 
@@ -74,7 +69,8 @@ def _count_on_meta_device(config: dict) -> int:
     auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         model = auto.from_config(family)
-    return sum(weight.numel() for weight in model.parameters())
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    return replace(shape, num_other=num_weights - shape.num_parameters)
 
 
 def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]:

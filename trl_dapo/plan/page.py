@@ -9,11 +9,10 @@ from importlib.metadata import version
 
 from ..number_format import format_bytes, format_count, format_estimate
 from ..settings.arguments import one_line
-from .batches import LONGEST_PROMPT, PROMPT
 from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK, PCIE
 from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
 from .planning import ACCEPTANCE, FRAGMENTS, Plan, plan
-from .sampling import SERVER_UTILIZATION
+from .rollout import LONGEST_PROMPT, PROMPT, SERVER_UTILIZATION
 from .speed import BANDWIDTH, DECODE_MFU, STEP_SECONDS, TRAIN_MFU
 from .suggestions import suggest
 from .training import makes_tiles

@@ -10,11 +10,10 @@ from functools import cached_property
 from ..models import ModelShape
 from ..number_format import format_bytes
 from ..settings.ranges import SHARE, check_value
-from .batches import PROMPT, Batches
 from .memory import VLLM_ASLEEP
 from .model_shapes import TINY, find_shape, shape_of
 from .recipe import Recipe, read
-from .sampling import Sampling
+from .rollout import PROMPT, Batches, Sampling
 from .speed import Lengths
 from .training import Training
 
@@ -28,23 +27,13 @@ OTHER_PROBLEMS = 100  # of an evaluation that is none of these
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    What a run needs: figures are worked out where they are asked for. Bytes are of one GPU that trains, unless they
-    say else; seconds are estimates.
-
-    Args:
-        recipe ([`~recipe.Recipe`]): With settings, sharding and GPUs.
-        shape ([`~models.ModelShape`]): Of its model.
-        source (`str`): Where the shape is from.
-        lengths ([`~speed.Lengths`]): Of completions.
-        acceptance (`float`): Share of groups that are accepted.
-    """
+    """What a run needs. Bytes are of one GPU that trains, unless they say else; seconds are estimates."""
 
     recipe: Recipe
-    shape: ModelShape
-    source: str
-    lengths: Lengths
-    acceptance: float
+    shape: ModelShape  # of its model
+    source: str  # where the shape is from
+    lengths: Lengths  # of completions
+    acceptance: float  # share of groups that are accepted
 
     @cached_property
     def batches(self) -> Batches:
@@ -75,10 +64,9 @@ class Plan:
     def peak_sampling(self) -> float:
         """Bytes at most while completions are sampled, with vLLM where it shares the GPU, or `generate`'s cache."""
         kept = sum(self.training.memory[part] for part in ("weights", "optimizer", "reference", "context"))
-        if self.recipe.asks_a_server:
-            return kept + self.training.gathered_for_sync
         if self.recipe.settings.use_vllm:
-            return kept + self.training.gathered_for_sync + self.sampling.vllm_share
+            shared = 0.0 if self.recipe.asks_a_server else self.sampling.vllm_share
+            return kept + self.training.gathered_for_sync + shared
         rows = self.batches.num_rows / self.recipe.cluster.num_train
         row = PROMPT + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed
@@ -214,15 +202,6 @@ def plan(
 
     Raises:
         ValueError, OSError: Where something is missing or wrong, in one line.
-
-    Example:
-
-    ```python
-    >>> from trl_dapo.plan import plan
-
-    >>> plan("qwen3_1.7b_dapo", gpus="1xH100-80GB").fits
-    True
-    ```
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings = recipe.settings

@@ -172,10 +172,9 @@ def _check(settings: SimpleNamespace) -> None:
     check_rules(settings)
     check_value("lora_r", settings.lora_r, COUNT)
     check_choice("dtype", settings.dtype, DTYPES)
-    if settings.bf16 and settings.fp16:
-        raise ValueError("`bf16` and `fp16` contradict each other.")
-    if settings.load_in_4bit and settings.load_in_8bit:
-        raise ValueError("`load_in_4bit` and `load_in_8bit` contradict each other.")
+    for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
+        if getattr(settings, one) and getattr(settings, other):
+            raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
 

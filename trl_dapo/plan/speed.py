@@ -7,6 +7,7 @@ Estimates. Pure functions.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..models import ModelShape
 from .hardware import GPU
@@ -33,7 +34,7 @@ class Lengths:
     mean: float
     maximum: float
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """`r`, in units of the maximum: where `1 / r - 1 / (exp(r) - 1)` is the mean."""
         low, high = -60.0, 60.0
@@ -49,7 +50,7 @@ class Lengths:
             return 1 - share
         return (math.exp(-rate * share) - math.exp(-rate)) / (1 - math.exp(-rate))
 
-    @property
+    @cached_property
     def mean_square(self) -> float:
         """Mean of the squared length, in tokens squared."""
         # The integral of 2 x survival(x), by the midpoint rule.

@@ -29,18 +29,9 @@ MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many
 
 def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     """
-    Changes that spare time where the recipe fits, or make it fit, the best first; of one setting's values the best.
-    Time is compared for as many prompts. An adapter and more GPUs come last. Where no change makes it fit, what does:
-    several changes, more GPUs, a larger one, a smaller model, at most one of each.
-
-    Args:
-        planned ([`Plan`]):
-            As the recipe is.
-        most (`int`, *optional*, defaults to `3`):
-            How many changes at most.
-
-    Returns:
-        `list[tuple[str, Plan]]`: each change in words, and the plan with it.
+    At most so many changes that spare time where the recipe fits, or make it fit, the best first: each in words, and
+    the plan with it. Time is compared for as many prompts; of one setting's values the best counts. Where no change
+    makes it fit, what does: several changes, more GPUs, a larger one, a smaller model, at most one of each.
     """
     best: dict[str, tuple[tuple, Plan]] = {}
     for about, recipe in _candidates(planned):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ..models import ModelShape
 from .adapters import ENDS, Adapter, read_adapter
-from .batches import PROMPT, Batches
 from .hardware import GPUS_PER_MACHINE, NETWORK
 from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
 from .recipe import Recipe
+from .rollout import PROMPT, Batches
 from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
 
 

@@ -57,6 +57,7 @@ LINE_STYLES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1, 1.5)))  # as mat
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
+OPAQUE: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}  # a legend over what is drawn
 MAX_POINTS = 600  # of a line
 SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a page of 1000 pixels
 
@@ -68,7 +69,7 @@ def plot_panel(
     with _style(theme):
         if panel in ONE_RUN_EACH:
             shown = [i for i, log_history in enumerate(log_histories) if panel.find(log_history)]
-            figure = _one_for_each(shown, labels, lambda place, i: _draw_one(place, panel, log_histories[i]))
+            figure = _one_for_each(shown, labels, lambda place, i: _draw(place, panel, log_histories[i : i + 1]))
         else:
             # The names of the runs stand below and must not make the picture smaller.
             key_height = 0.2 * -(-len(labels) // 2) if len(labels) > 1 else 0.0
@@ -86,10 +87,8 @@ def plot_named(
 
     def draw(place: Axes, i: int) -> None:
         for colour, (name, (steps, values)) in zip(NAME_COLOURS, by_name[i].items(), strict=False):
-            marker = "o" if len(steps) < 15 else None
-            means = smooth(values, smoothing_window(values))
-            place.plot(thin(steps), thin(means), color=colour, marker=marker, markersize=3, label=_shorten(name))
-        place.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none")
+            _draw_mean(place, steps, values, color=colour, label=_shorten(name))
+        place.legend(loc="best", **OPAQUE)
         _label(place, panel)
 
     with _style(theme):
@@ -127,27 +126,14 @@ def plot_runs(
         figure, places = _places(len(panels), num_columns, (4.2, 2.9))
         figure.suptitle(title)
         for place, panel in zip(places, panels, strict=True):
-            if panel in ONE_RUN_EACH:
-                _draw_one(place, panel, log_histories[0])
-            else:
-                _draw(place, panel, log_histories)
+            _draw(place, panel, log_histories)
             place.set_title(panel.title)
         _draw_key(figure, labels, num_columns)
         return figure
 
 
 def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
-    """
-    Draw reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG.
-
-    Args:
-        log_history (`list[dict]`):
-            From [`load_log_history`], or a trainer's `state.log_history`.
-        path (`str` or `os.PathLike`):
-            File to write. Its folder is made if need be.
-        title (`str`, *optional*, defaults to `""`):
-            Heading.
-    """
+    """Draws reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG."""
     figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,8 +148,9 @@ def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
     return buffer.getvalue()
 
 
-def smooth(values: list[float], window: int) -> list[float]:
-    """Running mean over the last `window` values, or over as many as there are at the start."""
+def smooth(values: list[float], window: int | None = None) -> list[float]:
+    """Running mean over the last `window` values, by default a twentieth of them; at the start over what is there."""
+    window = window or smoothing_window(values)
     sums = np.convolve(values, np.ones(window))[: len(values)]
     return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
 
@@ -180,19 +167,19 @@ def smoothing_window(values: list[float]) -> int:
 
 
 def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:
+    if panel in ONE_RUN_EACH:
+        draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
+        return draw(axes, log_histories[0])
     drawn, num_points = {}, 0
     seen: set[int] = set()
     for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
         for label, (steps, values) in panel.find(log_history).items():
             style = LINE_STYLES[list(panel.metrics.values()).index(label)]
-            window = smoothing_window(values)
-            marker = "o" if len(values) < 15 else None
-            if window > 1:
+            if smoothing_window(values) > 1:
                 # Drawn as pixels where a line would be megabytes.
                 raster = len(values) > MAX_POINTS
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.7, rasterized=raster)
-            means = smooth(values, window)
-            axes.plot(thin(steps), thin(means), color=colour, linestyle=style, marker=marker, markersize=3)
+            _draw_mean(axes, steps, values, color=colour, linestyle=style)
             drawn[label] = style
             num_points += len(values)
             seen.update(steps)
@@ -216,9 +203,10 @@ def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
         figure.legend(handles, list(map(_shorten, labels)), loc="outside lower center", ncols=num_columns)
 
 
-def _draw_one(axes: Axes, panel: Panel, log_history: list[dict]) -> None:
-    draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
-    draw(axes, log_history)
+def _draw_mean(axes: Axes, steps: list[int], values: list[float], **style: Any) -> None:
+    """The running mean of a line, of which a few points are marked."""
+    marker = "o" if len(values) < 15 else None
+    axes.plot(thin(steps), thin(smooth(values)), marker=marker, markersize=3, **style)
 
 
 def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
@@ -255,13 +243,13 @@ def _draw_outcomes(axes: Axes, log_history: list[dict]) -> None:
     shares = OUTCOMES.find(log_history)
     if shares:
         steps, _ = shares["accepted"]
-        stack = [thin(smooth(values, smoothing_window(values))) for _, values in shares.values()]
+        stack = [thin(smooth(values)) for _, values in shares.values()]
         others = cycle(OTHER_COLOURS)
         colours = [OUTCOME_COLOURS.get(outcome) or next(others) for outcome in shares]
         axes.stackplot(thin(steps), stack, labels=list(shares), colors=colours, linewidth=0)
         axes.margins(x=0)
         handles, outcomes = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], outcomes[::-1], loc="lower left", frameon=True, framealpha=0.85, edgecolor="none")
+        axes.legend(handles[::-1], outcomes[::-1], loc="lower left", **OPAQUE)
     else:
         _say_not_logged(axes)
     _label(axes, OUTCOMES)

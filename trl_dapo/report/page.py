@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from ..number_format import format_share
 from ..version import __version__
-from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth, smoothing_window
+from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth
 from .panels import BY_NAME, ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
 from .runs import Run, is_number, load_runs, series
 
@@ -28,6 +28,12 @@ NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
+
+
+class Picture(NamedTuple):
+    panel: Panel
+    by_run: list[dict[str, Points]]  # what it shows of each run
+    plot: Callable[..., Figure]  # takes a title and a theme
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
@@ -47,53 +53,43 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     Raises:
         FileNotFoundError: If a folder holds no log.
         ValueError: If there are more runs than colours, or nothing to draw.
-
-    Example:
-
-    ```python
-    write_report(["outputs/dapo", "outputs/grpo"], "outputs/comparison")
-    ```
     """
     runs = load_runs(run_dirs)
     if len(runs) > len(RUN_COLOURS):
         raise ValueError(
             f"At most {len(RUN_COLOURS)} runs can be told apart by colour, got {len(runs)}. Report on fewer at a time."
         )
-    shown = [panel for panel in PANELS if any(panel.find(run.log_history) for run in runs)]
+    histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
+    found = [(panel, list(map(panel.find, histories))) for panel in PANELS]
+    shown = [(panel, by_run) for panel, by_run in found if any(by_run)]
     if not shown:
         raise ValueError(f"The log of {' and '.join(map(str, run_dirs))} holds no figure that a report draws.")
     output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
-    for panel in shown:
-        (output_dir / f"{panel.name}.png").write_bytes(
-            render(plot_panel(panel, histories, labels, panel.title), "png")
-        )
     # Outcomes of several runs do not fit into one small picture.
-    overview = [panel for panel in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
+    overview = [panel for panel, _ in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
-    for panel, by_name in _named(runs):
-        (output_dir / f"{panel.name}.png").write_bytes(render(plot_named(panel, by_name, labels, panel.title), "png"))
+    pictures = [Picture(*each, partial(plot_panel, each[0], histories, labels)) for each in shown]
+    pictures += [Picture(*each, partial(plot_named, *each, labels)) for each in _named(runs)]
+    for panel, _, plot in pictures:
+        (output_dir / f"{panel.name}.png").write_bytes(render(plot(panel.title), "png"))
     path = output_dir / PAGE_NAME
-    path.write_text(_page(runs, labels, shown), encoding="utf-8")
+    path.write_text(_page(runs, labels, pictures), encoding="utf-8")
     return path
 
 
-def _page(runs: list[Run], labels: list[str], shown: list[Panel]) -> str:
+def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
-    logs = [run.log_history for run in runs]
+    shown = [picture.panel for picture in pictures]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
-        panels=[
-            *(_picture(p, [*map(p.find, logs)], labels, partial(plot_panel, p, logs, labels)) for p in shown),
-            *(_picture(p, by_name, labels, partial(plot_named, p, by_name, labels)) for p, by_name in _named(runs)),
-        ],
+        panels=[_described(picture, labels) for picture in pictures],
         settings=_settings(runs),
         outcomes=_outcomes(runs),
-        evaluated=list(map(_evaluated, logs)),
+        evaluated=[_evaluated(run.log_history) for run in runs],
         left_out=[panel.title for panel in PANELS if panel not in shown],
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
@@ -128,7 +124,7 @@ def _summary(run: Run) -> dict[str, str | None]:
 def _latest(log_history: list[dict], metric: str, template: str) -> str | None:
     """The end of the line in the picture: the mean over the last twentieth of the run."""
     _, values = series(log_history, metric)
-    return template.format(smooth(values, smoothing_window(values))[-1]) if values else None
+    return template.format(smooth(values)[-1]) if values else None
 
 
 def _last_evaluation(log_history: list[dict]) -> str | None:
@@ -190,11 +186,10 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
 # ---- Pictures ----
 
 
-def _picture(
-    panel: Panel, by_run: list[dict[str, Points]], labels: list[str], plot: Callable[..., Figure]
-) -> dict[str, Any]:
+def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
     """A panel as the page shows it, its picture on each paper as an address that holds it."""
-    pictures = {theme: base64.b64encode(render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
+    panel, by_run, plot = picture
+    papers = {theme: base64.b64encode(render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
         _in_words(panel, f"{label}, {name}", *points)
         for label, of_run in zip(labels, by_run, strict=True)
@@ -206,7 +201,7 @@ def _picture(
         "caption": panel.caption,
         "is_wide": panel in (*ONE_RUN_EACH, *BY_NAME) and sum(map(bool, by_run)) > 1,
         "alt": f"{panel.title}, {panel.unit} over optimizer steps. {' '.join(sentences)}",
-        **{theme: f"data:image/svg+xml;base64,{picture}" for theme, picture in pictures.items()},
+        **{theme: f"data:image/svg+xml;base64,{drawn}" for theme, drawn in papers.items()},
     }
 
 
@@ -214,7 +209,7 @@ def _in_words(panel: Panel, line: str, steps: list[int], values: list[float]) ->
     """What a line shows, for those who do not see it."""
     between = ""
     if panel not in BY_NAME:
-        values = smooth(values, smoothing_window(values))
+        values = smooth(values)
         between = f", between {min(values):.3g} and {max(values):.3g}"
     return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{between}."
 

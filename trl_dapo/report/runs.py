@@ -59,14 +59,8 @@ class Run:
 
 def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
     """
-    Reads several runs. A label is the folder's name, with the parent folders that make it unique.
-
-    Args:
-        run_dirs (`Sequence[str | os.PathLike]`):
-            Output folders. One that is named twice is read once.
-
-    Raises:
-        FileNotFoundError: If a folder holds no log.
+    Reads runs from their output folders, one that is named twice once. A label is the folder's name, with the parent
+    folders that make it unique. Raises `FileNotFoundError` if a folder holds no log.
     """
     folders = list(dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs))
     depth = 1
@@ -77,18 +71,10 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run that has ended, is going on or was killed. Files that could not be read whole are noted.
+    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints.
 
     The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`.
-
-    Args:
-        run_dir (`str` or `os.PathLike`):
-            The run's `output_dir`, or one of its checkpoints.
-        label (`str`, *optional*):
-            Name of the run. Defaults to the folder's.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or no log in it.
+    Files that could not be read whole are noted. Raises `FileNotFoundError` if there is no such folder, or no log.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -203,16 +189,13 @@ def _read_table(path: Path, notes: list[str]) -> list[dict]:
     try:
         with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
             rows = pq.read_table(file).to_pylist()
-        return [_sample(group) for group in _groups(rows)[:NUM_SAMPLED_PROMPTS]]
+        # Rows that only filled the batch have no reward.
+        scored = [row for row in rows if any(map(is_number, _rewards(row).values()))]
+        groups = [list(group) for _, group in groupby(scored, key=lambda row: row["prompt"])]
+        return [_sample(group) for group in groups[:NUM_SAMPLED_PROMPTS]]
     except (OSError, ValueError, KeyError, TypeError):  # what pyarrow raises, and a table of another kind
         notes.append(f"completions/{path.name} cannot be read and is passed over.")
         return []
-
-
-def _groups(rows: list[dict]) -> list[list[dict]]:
-    """Rows of each prompt, without those that only filled the batch and have no reward."""
-    scored = [row for row in rows if any(is_number(value) for value in _rewards(row).values())]
-    return [list(group) for _, group in groupby(scored, key=lambda row: row["prompt"])]
 
 
 def _rewards(row: dict) -> dict[str, Any]:
@@ -274,8 +257,7 @@ def _read_settings(path: Path) -> dict[str, dict] | None:
 
 def _is_summary(summary: Any) -> bool:
     """Whether a `summary.json` is one of `trl-dapo eval`: another program may have left a file of that name."""
-    metrics = summary.get("metrics") if isinstance(summary, dict) else None
-    return isinstance(metrics, dict) and all(
+    return has_fields(summary, {"metrics": dict}) and all(
         isinstance(estimate, dict) and all(is_number(estimate.get(end)) for end in ("mean", "low", "high"))
-        for estimate in metrics.values()
+        for estimate in summary["metrics"].values()
     )
