@@ -24,12 +24,27 @@ from trl.scripts import grpo
 from trl.scripts.utils import DatasetConfig
 
 from ..config import DAPOConfig
-from ..data import BAD_ROWS, FILE_SUFFIXES, PROMPT_STYLES, load_math_dataset, refuse_overlap
+from ..data import (
+    BAD_ROWS,
+    FILE_SUFFIXES,
+    PROMPT_STYLES,
+    has_prompts,
+    load_math_dataset,
+    load_rows,
+    refuse_overlap,
+)
 from ..engines.swap import swapped
 from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
+from ..settings.arguments import (
+    _read_recipe,
+    check_model_path,
+    load_function,
+    one_line,
+    refuse_unknown_fields,
+    settle_for_the_cache,
+)
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 from . import processes
@@ -40,6 +55,9 @@ from .processes import split_options, tell_once
 WAYS_OUT = {
     "bf16/gpu": "Without a GPU `--bf16 false` trains on the CPU, a large model slowly; `--config smoke_cpu` tries out "
     "a run, and `trl-dapo plan` tells what a recipe needs.",
+    "none of the known schemas": "For rewards of your own a file needs a column `prompt` alone, and keeps all others, "
+    "if neither `prompt_style` nor `on_bad_rows` is set.",
+    "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
@@ -313,6 +331,9 @@ def trainer_arguments(
     def hand(**given: Any) -> NoReturn:
         raise _Handed(given)
 
+    for name in filter(None, (launch_args.dataset_name, launch_args.eval_dataset_name)):
+        if Path(name).suffix not in FILE_SUFFIXES and not Path(name).exists():
+            settle_for_the_cache()
     names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
     script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(str(name)) for name in names])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
@@ -330,6 +351,11 @@ def trainer_arguments(
             f"The dataset has no split {split!r}. `dataset_train_split` and `dataset_test_split` name its splits; "
             "without one to evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`."
         ) from None
+    except (FileNotFoundError, ConnectionError) as error:
+        if (asked := launch_args.dataset_name) is None or problems or Path(asked).exists():
+            raise
+        said = f"`{asked}` is no file and no folder here, and no dataset on the Hub that can be reached"
+        raise FileNotFoundError(f"{said}: {error}") from error
     if problems:
         given["train_dataset"], given["eval_dataset"] = problems
     if training_args.eval_on_start and given["eval_dataset"] is None:
@@ -368,27 +394,32 @@ def load_datasets(
         if launch_args.eval_dataset_name is None and value != off:
             value = getattr(value, "value", value)  # of an enumeration
             raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
-    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split)
+    as_they_are = keeps_rows(launch_args)
+    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split, as_they_are)
     assert train_dataset is not None
-    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split)
+    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split, as_they_are)
     if eval_dataset is not None:
-        refuse_overlap(train_dataset, eval_dataset)
+        refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
     return train_dataset, eval_dataset
 
 
-def _load_dataset(launch_args: LaunchArguments, prefix: str, split: str) -> datasets.Dataset | None:
-    name = getattr(launch_args, f"{prefix}dataset_name")
+def keeps_rows(launch_args: LaunchArguments) -> bool:
+    """Whether a file has rows that `GRPOTrainer` takes, and nothing asks for the gold answers of problems in them."""
+    rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
+    # Of the math rewards alone: where they are, no function reads a column that would be renamed.
+    asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
+    return not asked and has_prompts(str(launch_args.dataset_name))
+
+
+def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: bool) -> datasets.Dataset | None:
+    name = getattr(args, f"{prefix}dataset_name")
     if name is None:
         return None
-    return load_math_dataset(
-        name,
-        split,
-        getattr(launch_args, f"{prefix}dataset_offset"),
-        getattr(launch_args, f"{prefix}dataset_limit"),
-        launch_args.prompt_style or "answer_line",
-        launch_args.dataset_config if name == launch_args.dataset_name else None,
-        launch_args.on_bad_rows,
-    )
+    offset, limit = (getattr(args, f"{prefix}dataset_{part}") for part in ("offset", "limit"))
+    if as_they_are:
+        return load_rows(name, offset, limit)
+    style, config = args.prompt_style or "answer_line", args.dataset_config if name == args.dataset_name else None
+    return load_math_dataset(name, split, offset, limit, style, config, args.on_bad_rows)
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

