@@ -151,7 +151,7 @@ def test_duplicates_go_but_for_the_first_and_conflicts_go_altogether(write, capl
     assert record.levelno == logging.WARNING
     assert "2 problems from 7 rows; removed 2 duplicates" in record.message
     assert "and 1 problems with conflicting answers (3 rows)." in record.message
-    assert dataset.info.description.splitlines()[0] == record.message
+    assert dataset.info.description == record.message
 
 
 def test_clean_data_is_no_warning(write, caplog):
@@ -540,7 +540,7 @@ def test_a_dataset_that_the_hub_does_not_have_is_a_missing_file(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'sums.parqet' doesn't exist")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(FileNotFoundError, match=r"`sums.parqet` is no folder and no .parquet.*doesn't exist"):
+    with pytest.raises(FileNotFoundError, match=r"`sums.parqet` is no file and no folder here, and .*doesn't exist"):
         load_math_dataset("sums.parqet")
 
 

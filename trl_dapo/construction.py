@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
-from .data import MADE_BY_THE_LOADER
 from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .rewards.task_reward import TaskReward
@@ -115,10 +114,7 @@ def check_rewards_and_data(
         if columns is not None and kept_columns is not None:
             columns = [column for column in columns if column in kept_columns]
         if not has_rollout_func:  # which may add columns
-            told = (getattr(getattr(dataset, "info", None), "description", None) or "").rpartition("\n")[2]
-            origin = told if told.startswith(MADE_BY_THE_LOADER) else ""
-            known = (reward_funcs, reward_names, columns)
-            check_reward_columns(*known, dataset=name, has_environments=has_environments, origin=origin)
+            check_reward_columns(reward_funcs, reward_names, columns, dataset=name, has_environments=has_environments)
 
 
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import pyarrow.parquet as pq
 
 from .rewards.dapo_math import content_text, loggable
 from .rewards.golds import BadRow, read_gold
+from .settings.arguments import settle_for_the_cache
 from .settings.ranges import Range, check_choice, check_value
 from .settings.recipe_files import RECIPES
 
@@ -28,7 +31,6 @@ DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 BAD_ROWS = ("error", "skip")
 _LISTED_PLACES = 5
-MADE_BY_THE_LOADER = "The math loader made"  # begins the last line of a dataset's description
 
 PROMPT_STYLES = {
     "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
@@ -216,8 +218,7 @@ def load_math_dataset(
         raise ValueError(f"`offset` {offset} is beyond the end of {label}, which has {len(kept)} problems.")
     chosen = kept[offset : None if limit is None else offset + limit]
     columns = {column: [problem[column] for problem in chosen] for column in ("prompt", "solution", "source", "id")}
-    info = datasets.DatasetInfo(description=f"{report}\n{_describe_columns(schema)}")
-    dataset = datasets.Dataset.from_dict(columns, info=info)
+    dataset = datasets.Dataset.from_dict(columns, info=datasets.DatasetInfo(description=report))
     images = [problem["images"] for problem in chosen]
     return dataset.add_column("images", images, feature=datasets.List(datasets.Image())) if any(images) else dataset
 
@@ -283,7 +284,7 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
             raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
     hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
-    raise FileNotFoundError(f"There is no {looked}{hint}.")
+    raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
 
 
 def _open_rows(
@@ -295,14 +296,29 @@ def _open_rows(
     return f"`{path_or_hub_id}` ({split})", Path(path_or_hub_id).name, _hub_rows(str(path_or_hub_id), split, name)
 
 
-def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+@contextmanager
+def naming_missing_data(name: str | None) -> Iterator[None]:
+    """Says of a dataset that is not found that it is no folder here either, and what is called nearly so."""
+    if name is not None and not Path(name).exists():
+        settle_for_the_cache()
     try:
-        dataset = datasets.load_dataset(hub_id, name, split=split)
+        yield
     except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(
-            f"`{hub_id}` is no folder and no {', '.join(FILE_SUFFIXES)} file here, and no hub dataset that can be "
-            f"reached: {error}"
-        ) from error
+        if name is None or Path(name).exists():
+            raise
+        said = f"`{name}` is no file and no folder here{_nearest(Path(name))}, and no dataset on the Hub that can be"
+        raise FileNotFoundError(f"{said} reached: {error}") from error
+
+
+def _nearest(path: Path) -> str:
+    there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    nearest = get_close_matches(path.name, there, n=1)
+    return f" (nearest: `{path.parent / nearest[0]}`)" if nearest else ""
+
+
+def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    with naming_missing_data(hub_id):
+        dataset = datasets.load_dataset(hub_id, name, split=split)
     for column in _IMAGE_COLUMNS:
         if column in dataset.column_names:  # as they are stored: they are decoded where they are trained on
             stored = datasets.Image(decode=False)
@@ -359,14 +375,6 @@ def _json_rows(path: Path) -> list[Any]:
 
 def _expected_columns() -> str:
     return " or ".join(f"`{schema.problem}` and `{schema.answer}` ({schema.name})" for schema in _SCHEMAS)
-
-
-def _describe_columns(schema: _Schema) -> str:
-    return (
-        f"{MADE_BY_THE_LOADER} `prompt` of `{schema.problem}` and `solution` of `{schema.answer}`, and kept no other "
-        "column. Without `prompt_style` and `on_bad_rows` a file with a column `prompt` is taken as it is by "
-        "`trl-dapo train`; in a script `datasets` loads it."
-    )
 
 
 def _recognise(label: str, row: dict[str, Any]) -> _Schema:

@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pytest
-from helpers import run_alone
+from helpers import run_alone, tiny_config
 from PIL import Image
 
 from trl_dapo import DAPOTrainer
@@ -120,27 +120,32 @@ def test_a_file_without_prompts_is_one_of_problems(given, capsys):
     assert capsys.readouterr().err.endswith("if neither `prompt_style` nor `on_bad_rows` is set.\n")
 
 
-def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_the_files_column_and_how_to_keep_it(
-    given, tmp_path, tiny_model
+def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_how_to_keep_the_files_own(
+    given, tmp_path, tiny_model, capsys
 ):
-    from helpers import tiny_config
-
     def graded(completions, answer, **kwargs):
         return [0.0 for _ in completions]
 
     problems = given("train.jsonl", "--prompt_style", "as_is", train=QUESTIONS)["train_dataset"]
-    said = (
-        r"asks for `answer`, which `train_dataset` does not have; its columns are `prompt`, `solution`, .*\. The math "
-        r"loader made `prompt` of `prompt` and `solution` of `answer`, and kept no other column\. Without "
-        r"`prompt_style` and `on_bad_rows` a file with a column `prompt` is taken as it is"
-    )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="asks for `answer`, which `train_dataset` does not have") as told:
         DAPOTrainer(tiny_model, graded, tiny_config(tmp_path), train_dataset=problems)
+    tell_mistake(told.value)
+    assert capsys.readouterr().err.endswith(
+        "The math loader has read these from the file's. Without `prompt_style` and `on_bad_rows` a file with a "
+        "column `prompt` keeps its own.\n"
+    )
 
 
-def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given):
+def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^`dataa` is no file and no folder here, and no dataset on the Hub"):
         given("dataa")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        FileNotFoundError, match=r"^`dataa` is no file and no folder here \(nearest: `data`\), and no "
+    ):
+        given("dataa")
+    with pytest.raises(FileNotFoundError, match=r"^There is no .*trian\.jsonl.* \(nearest: `train\.jsonl`\)\.$"):
+        given("trian.jsonl", train=QUESTIONS)
 
 
 def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, monkeypatch, capsys):

@@ -156,6 +156,9 @@ def test_every_command_parses(command, launched_on):
     if "&&" in argv:
         argv = argv[: argv.index("&&")]
     if program == "accelerate" or argv[0] == "train":
+        if "--config" not in argv:
+            make_parser().parse_args_and_config([*argv[1:], "--use_cpu", "true", "--bf16", "false"])
+            return
         named = argv[argv.index("--config") + 1]
         recipe = ROOT / named if program == "accelerate" else find_recipe(named)
         start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))

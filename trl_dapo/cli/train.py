@@ -31,20 +31,14 @@ from ..data import (
     has_prompts,
     load_math_dataset,
     load_rows,
+    naming_missing_data,
     refuse_overlap,
 )
 from ..engines.swap import swapped
 from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
-from ..settings.arguments import (
-    _read_recipe,
-    check_model_path,
-    load_function,
-    one_line,
-    refuse_unknown_fields,
-    settle_for_the_cache,
-)
+from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
 from . import processes
@@ -58,6 +52,8 @@ WAYS_OUT = {
     "none of the known schemas": "For rewards of your own a file needs a column `prompt` alone, and keeps all others, "
     "if neither `prompt_style` nor `on_bad_rows` is set.",
     "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
+    "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "
+    "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
@@ -256,7 +252,8 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     launch_args, training_args, model_args = parser.parse_args_and_config(argv)
     if not launch_args.tiny_model and model_args.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
-    for name in filter(None, (model_args.model_name_or_path, launch_args.reward_model_name_or_path)):
+    trained = None if launch_args.tiny_model else model_args.model_name_or_path
+    for name in filter(None, (trained, launch_args.reward_model_name_or_path)):
         check_model_path(name)
     settle_idle(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
@@ -331,16 +328,14 @@ def trainer_arguments(
     def hand(**given: Any) -> NoReturn:
         raise _Handed(given)
 
-    for name in filter(None, (launch_args.dataset_name, launch_args.eval_dataset_name)):
-        if Path(name).suffix not in FILE_SUFFIXES and not Path(name).exists():
-            settle_for_the_cache()
+    asked = launch_args.dataset_name
     names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
     script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(str(name)) for name in names])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
     loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
     try:
-        with swapped(trl, GRPOTrainer=hand), loaded:
+        with swapped(trl, GRPOTrainer=hand), loaded, naming_missing_data(None if problems else asked):
             grpo.main(script_args, training_args, model_args, script_args)
     except _Handed as handed:
         (given,) = handed.args
@@ -351,11 +346,6 @@ def trainer_arguments(
             f"The dataset has no split {split!r}. `dataset_train_split` and `dataset_test_split` name its splits; "
             "without one to evaluate on, set `eval_strategy: 'no'`, or `test_split_size` beside `datasets`."
         ) from None
-    except (FileNotFoundError, ConnectionError) as error:
-        if (asked := launch_args.dataset_name) is None or problems or Path(asked).exists():
-            raise
-        said = f"`{asked}` is no file and no folder here, and no dataset on the Hub that can be reached"
-        raise FileNotFoundError(f"{said}: {error}") from error
     if problems:
         given["train_dataset"], given["eval_dataset"] = problems
     if training_args.eval_on_start and given["eval_dataset"] is None:

@@ -43,12 +43,8 @@ def check_reward_columns(
     *,
     dataset: str = "train_dataset",
     has_environments: bool = False,
-    origin: str = "",
 ) -> None:
-    """
-    Refuses a reward function that TRL cannot call on a dataset's rows. `None` are columns that are not known, and
-    `origin` says what was made of those of a file.
-    """
+    """Refuses a reward function that TRL cannot call on a dataset's rows; `None` are columns that are not known."""
     if columns is None:
         return
     if taken := [column for column in columns if column in ("prompts", "completions")]:
@@ -68,8 +64,6 @@ def check_reward_columns(
         if missing := [p.name for p in parameters if _is_required(p) and p.name not in given]:
             if missing[0] in ("prompt", "completion"):
                 hint = f"TRL passes `{missing[0]}s`, a list."
-            elif origin:
-                hint = origin
             else:
                 # A column that no function reads yet, where there is one.
                 free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)

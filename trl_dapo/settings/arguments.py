@@ -13,16 +13,16 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import NoReturn
 
 from .recipe_files import find_accelerate_config, find_recipe
 from .secrets import without_secrets
 
 
-# Fields whose nearest today is another.
 PATIENCE = 4.0  # seconds for the Hub to answer
 FETCHED = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what `trl-dapo fetch` makes
+# Fields whose nearest today is another.
 OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "torch_dtype": "now: `dtype`"}
 
 
@@ -51,9 +51,17 @@ def check_output_dir(folder: str | os.PathLike) -> None:
 
 
 def check_model_path(name: str) -> None:
-    """Refuses what can only be the path of a model, and leads nowhere."""
-    if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
+    """Refuses what is no folder and no name on the Hub, or not in its cache where the Hub does not answer."""
+    if os.path.exists(name):
+        return
+    if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
         raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
+    if settle_for_the_cache():
+        from huggingface_hub import try_to_load_from_cache
+
+        configs = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
+        if not any(isinstance(config, str) for config in configs):
+            raise OSError(f"`{name}` is no folder here, and the Hub does not answer. {_without_the_hub(name)}")
 
 
 @contextmanager
@@ -62,8 +70,6 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
     names = [model for model in models if isinstance(model, str)]
     for name in names:
         check_model_path(name)
-    if not all(map(os.path.exists, names)):
-        settle_for_the_cache()
     try:
         yield
     except OSError as error:
@@ -84,16 +90,6 @@ def _without_the_hub(models: str) -> str:
     return "Without the Hub, give the path of a folder that holds it."
 
 
-def refuse_model_out_of_reach(name: str) -> None:
-    """Refuses a model that is neither here nor cached where the Hub does not answer, before torch is imported."""
-    if os.path.exists(name) or not settle_for_the_cache():
-        return
-    from huggingface_hub import try_to_load_from_cache
-
-    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        raise OSError(f"`{name}` is no folder here, and the Hub does not answer. {_without_the_hub(name)}")
-
-
 @cache
 def settle_for_the_cache() -> bool:
     """Where the Hub does not answer, has what follows read its cache, in place of asking again for half a minute."""
@@ -101,18 +97,16 @@ def settle_for_the_cache() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    answered = Event()
+    answers = []
 
     def ask() -> None:
         with suppress(Exception):  # of any kind that a network knows
-            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-            answered.set()
-        asked.set()
+            answers.append(get_session().head(constants.ENDPOINT, timeout=PATIENCE))
 
-    asked = Event()
-    Thread(target=ask, daemon=True).start()  # a name that is looked up in vain has a timeout of its own
-    asked.wait(PATIENCE)
-    if answered.is_set():
+    asking = Thread(target=ask, daemon=True)  # a name that is looked up in vain has a timeout of its own
+    asking.start()
+    asking.join(PATIENCE)
+    if answers:
         return False
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"  # of the processes to come
@@ -191,9 +185,10 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             "the recipe trains a small random model (`tiny_model: true`), not that of `--model_name_or_path`. Add "
             "`--tiny_model false`."
         )
-    if (model := settings.get("model_name_or_path")) is not None and not options & {"__help", "_h"}:
-        check_model_path(str(model))
-        refuse_model_out_of_reach(str(model))
+    if (model := settings.get("model_name_or_path")) is not None and not (
+        settings.get("tiny_model") or options & {"__help", "_h", "__tiny_model"}
+    ):
+        check_model_path(str(model))  # before torch is imported
     return argv
 
 
