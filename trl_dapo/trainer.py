@@ -211,7 +211,8 @@ class DAPOTrainer(Checkpoints):
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
-        print_to_terminal(self, TerminalCallback(args, self.stop, self.stopwatch, sampler, self.train_dataset))
+        self._terminal = TerminalCallback(args, self.stop, self.stopwatch, sampler, self.train_dataset)
+        print_to_terminal(self, self._terminal)
 
     # ---- Data and reward functions ----
 
@@ -433,7 +434,8 @@ class DAPOTrainer(Checkpoints):
         if self._sampler is not None:
             line = self._task.describe(filtered=self._group_filter is not None)
             self.accelerator.print(wrapped_for(sys.stdout, line))
-        with bars_on_terminals_only(loading=False):
+        speaks = self.accelerator.is_main_process and self._terminal in self.callback_handler.callbacks
+        with bars_on_terminals_only(loading=False), self._terminal.speaking() if speaks else nullcontext():
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)

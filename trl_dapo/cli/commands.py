@@ -119,6 +119,8 @@ def _train(argv: list[str]) -> int:
         argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
+    if "RANK" not in os.environ and not {"--help", "-h"} & {*argv}:
+        print("Loading torch and TRL.", flush=True)
     # Here, so that these mistakes are told in a moment.
     from .train import launch
 

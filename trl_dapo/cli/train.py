@@ -293,6 +293,7 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
 
     if PartialState().is_main_process:
         print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
+        print(f"Loading {given['model'] if not launch_args.tiny_model else 'a tiny model'}.", flush=True)
     if launch_args.tiny_model:
         given["model"] = tiny_model(training_args)
     try:

@@ -343,7 +343,8 @@ class EvaluationSeam(EngineSeam):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        with self.stopwatch.timing("evaluation"):
+        how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
+        with self.stopwatch.timing("evaluation", how_much):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
