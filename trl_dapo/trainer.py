@@ -243,7 +243,7 @@ class DAPOTrainer(Checkpoints):
         """What decides, by today's weights: a callback may have changed them."""
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
-            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights)
+            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights, self.reward_funcs)
             self._weights_of_task = weights
 
     def _add_overlong_punishment(self) -> None:
@@ -274,6 +274,7 @@ class DAPOTrainer(Checkpoints):
         if torch.isinf(rewards).any():
             raise_on_every_rank(error, "The reward functions failed")
             refuse_infinite(rewards, self.reward_func_names)
+        self._task = self._task.having_seen(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))

@@ -454,3 +454,18 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_a_count_has_no_right_and_no_scores(tiny_model, tmp_path, capsys):
+    """Two values are two verdicts; with the third, in the first rollout, `right` is a dash and avg@k is left out."""
+
+    def count(completions, **kwargs):
+        return [float(i % 3) for i in range(len(completions))]
+
+    config = tiny_config(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+    data = {"train_dataset": prompts(4), "eval_dataset": prompts(4)}
+    trainer = ScriptedTrainer(tiny_model, count, config, script=half_right, **data)
+    trainer.train()
+    assert not [name for entry in trainer.state.log_history for name in entry if "avg@" in name or "accuracy" in name]
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     1 "))
+    assert row.split()[2] == "-"
