@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import IO, Any, NamedTuple
 
+from accelerate import PartialState
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -252,8 +253,11 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._started = self._said_at = time.perf_counter()
 
     @contextmanager
-    def speaking(self) -> Iterator[None]:
-        """Has a run that is silent for a while say what it is doing."""
+    def speaking(self, callbacks: Sequence[Any]) -> Iterator[None]:
+        """Has a run that is silent for a while say what it is doing, if it prints at all."""
+        if self not in callbacks or not PartialState().is_main_process:
+            yield
+            return
         ended = Event()
 
         def watch() -> None:
@@ -405,10 +409,12 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer: Trainer, terminal: TerminalCallback) -> None:
+def print_to_terminal(trainer: Trainer, *shown: Any) -> TerminalCallback:
     """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
+    terminal = TerminalCallback(*shown)
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
             trainer.add_callback(terminal)
-            return
+            break
+    return terminal
