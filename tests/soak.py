@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run that was stopped anywhere go on bit by bit? Run by hand, on two CPU cores:
+"""Does a run that was stopped anywhere go on bit for bit? Run by hand, on two CPU cores:
 
     python tests/soak.py matrix                         # 64 resumes of one process: 4 minutes
     python tests/soak.py matrix --num-processes 2       # and of two: 3 to 11 minutes, as busy as the cores are

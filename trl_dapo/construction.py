@@ -158,7 +158,9 @@ def make_overlong_punishment(
     return soft_overlong_punishment
 
 
-def choose_task_reward(args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor) -> TaskReward:
+def choose_task_reward(
+    args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor, reward_funcs: Sequence[Any] = ()
+) -> TaskReward:
     """The reward that decides, as the settings name it."""
     task = TaskReward.choose(
         reward_names,
@@ -169,6 +171,7 @@ def choose_task_reward(args: DAPOConfig, reward_names: Sequence[str], reward_wei
         accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
         best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
         drops_groups=args.use_dynamic_sampling,
+        models=[n for n, func in zip(reward_names, reward_funcs, strict=False) if isinstance(func, torch.nn.Module)],
     )
     if args.reward_scaling is not None and task.knows_right and len(task.names) == 1:
         weight = task.weights_F[task.is_task_F].item()

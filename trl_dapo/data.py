@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Math datasets in one schema: `prompt`, `solution`, `source`, `id`."""
+"""Rows of a file as they are, or math datasets in one schema: `prompt`, `solution`, `source`, `id`."""
 
 import hashlib
 import json
@@ -8,14 +8,19 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import pandas as pd
 import pyarrow.parquet as pq
 
 from .rewards.dapo_math import content_text, loggable
 from .rewards.golds import BadRow, read_gold
+from .settings.arguments import settle_for_the_cache
 from .settings.ranges import Range, check_choice, check_value
 from .settings.recipe_files import RECIPES
 
@@ -23,7 +28,7 @@ from .settings.recipe_files import RECIPES
 logger = logging.getLogger(__name__)
 
 DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
-FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
+FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 BAD_ROWS = ("error", "skip")
 _LISTED_PLACES = 5
 
@@ -113,9 +118,9 @@ def load_math_dataset(
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
-            A `.parquet`, `.jsonl` or `.json` file, or the id of a hub dataset. A relative path that does not exist in
-            the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA` names, then
-            among the recipes of this package.
+            A `.parquet`, `.jsonl`, `.json` or `.csv` file, or the id of a hub dataset. A relative path that does not
+            exist in the working directory is looked up in the folder that the environment variable `TRL_DAPO_DATA`
+            names, then among the recipes of this package.
         split (`str`, *optional*, defaults to `"train"`):
             Split of a hub dataset. A file is one split.
         offset (`int`, *optional*, defaults to `0`):
@@ -218,51 +223,102 @@ def load_math_dataset(
     return dataset.add_column("images", images, feature=datasets.List(datasets.Image())) if any(images) else dataset
 
 
-def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> None:
+def load_rows(file: str, offset: int = 0, limit: int | None = None) -> datasets.Dataset:
+    """The rows of a file as they are, with every column, from `offset` on and at most `limit`."""
+    check_value("dataset_offset", offset, Range(0, is_whole=True))
+    check_value("dataset_limit", limit, Range(1, is_whole=True, or_none=True, hint="Leave it out for all rows."))
+    if (path := find_file(file)) is None:
+        raise ValueError(f"`{file}` is no file. Rows that are taken as they are come from files alone.")
+    rows = [row for _, row in _file_rows(path)]
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
+    features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if path.suffix == ".parquet" else None
+    dataset = datasets.Dataset.from_dict(columns, features, on_mixed_types=None if features else "use_json")
+    if offset >= len(dataset):
+        raise ValueError(f"`dataset_offset` {offset} is beyond the end of `{file}`, which has {len(dataset)} rows.")
+    return dataset.select(range(offset, min(offset + (limit or len(dataset)), len(dataset))))
+
+
+def has_prompts(path_or_hub_id: str) -> bool:
+    """Whether the first row of a file has a `prompt`, of which `GRPOTrainer` asks no more."""
+    path = find_file(path_or_hub_id)
+    return path is not None and any("prompt" in row for _, row in islice(_file_rows(path), 1))
+
+
+def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset, by: str | None = "id") -> None:
     """
-    Raise if a problem is in both datasets of [`load_math_dataset`]: an evaluation on it would measure memory.
+    Raise if a problem is in both datasets: an evaluation on it would measure memory.
+
+    Problems are the same `by` a column, such as the `id` of [`load_math_dataset`], or, where it is `None`, in all.
 
     Raises:
-        ValueError: If they share an `id`.
+        ValueError: If they share one.
     """
-    train_ids = set(train_dataset["id"])
-    if shared := [id_ for id_ in eval_dataset["id"] if id_ in train_ids]:
+    train_ids, eval_ids = (
+        dataset[by][:] if by else [json.dumps(row, sort_keys=True, default=str) for row in dataset]
+        for dataset in (train_dataset, eval_dataset)
+    )
+    known = set(train_ids)
+    if shared := [place for place, id_ in enumerate(eval_ids) if id_ in known]:
         raise ValueError(
-            f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (ids "
-            f"{', '.join(shared[:3])}{', ...' if len(shared) > 3 else ''}). Choose ranges that do not overlap with "
-            f"`offset` and `limit`: {len(train_dataset)} problems are used for training."
+            f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (row "
+            f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}). Choose ranges that do not "
+            f"overlap with `offset` and `limit`: {len(train_dataset)} problems are used for training."
         )
+
+
+def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
+    """The local file that is meant; `None` for the name of a hub dataset."""
+    path = Path(path_or_hub_id).expanduser()
+    if path.suffix not in FILE_SUFFIXES:
+        if path.exists():
+            raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
+        return None
+    candidates = [path]
+    if not path.is_absolute() and DATA_FOLDER_VARIABLE in os.environ:
+        candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
+    for candidate in [*candidates, RECIPES / path]:
+        if candidate.is_file():
+            return candidate
+        if candidate.is_dir():
+            raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
+    looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
+    hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
+    raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
 
 
 def _open_rows(
     path_or_hub_id: str | os.PathLike, split: str, name: str | None
 ) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
     """What the rows come from, in words; the source of rows that name none; and the rows, each with its place."""
-    path = Path(path_or_hub_id).expanduser()
-    if path.suffix not in FILE_SUFFIXES:
-        if path.exists():
-            raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
-        return f"`{path_or_hub_id}` ({split})", path.name, _hub_rows(str(path_or_hub_id), split, name)
-    candidates = [path]
-    if not path.is_absolute() and DATA_FOLDER_VARIABLE in os.environ:
-        candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
-    for candidate in [*candidates, RECIPES / path]:
-        if candidate.is_file():
-            return f"`{candidate}`", path.stem, _file_rows(candidate)
-        if candidate.is_dir():
-            raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
-    looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
-    hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
-    raise FileNotFoundError(f"There is no {looked}{hint}.")
+    if path := find_file(path_or_hub_id):
+        return f"`{path}`", path.stem, _file_rows(path)
+    return f"`{path_or_hub_id}` ({split})", Path(path_or_hub_id).name, _hub_rows(str(path_or_hub_id), split, name)
+
+
+@contextmanager
+def naming_missing_data(name: str | None) -> Iterator[None]:
+    """Says of a dataset that is not found that it is no folder here either, and what is called nearly so."""
+    if name is not None and not Path(name).exists():
+        settle_for_the_cache()
+    try:
+        yield
+    except (FileNotFoundError, ConnectionError) as error:
+        if name is None or Path(name).exists():
+            raise
+        said = f"`{name}` is no file and no folder here{_nearest(Path(name))}, and no dataset on the Hub that can be"
+        raise FileNotFoundError(f"{said} reached: {error}") from error
+
+
+def _nearest(path: Path) -> str:
+    there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    nearest = get_close_matches(path.name, there, n=1)
+    return f" (nearest: `{path.parent / nearest[0]}`)" if nearest else ""
 
 
 def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
+    with naming_missing_data(hub_id):
         dataset = datasets.load_dataset(hub_id, name, split=split)
-    except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(
-            f"`{hub_id}` is no local {', '.join(FILE_SUFFIXES)} file, and no hub dataset that can be reached: {error}"
-        ) from error
     for column in _IMAGE_COLUMNS:
         if column in dataset.column_names:  # as they are stored: they are decoded where they are trained on
             stored = datasets.Image(decode=False)
@@ -276,6 +332,9 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
                 yield from _numbered(row for batch in file.iter_batches(1_000) for row in batch.to_pylist())
+            return
+        if path.suffix == ".csv":
+            yield from _numbered(datasets.Dataset.from_pandas(pd.read_csv(path)))
             return
         for place, row in _json_lines(path) if path.suffix == ".jsonl" else _numbered(_json_rows(path)):
             if isinstance(row, list) and all(isinstance(part, dict) for part in row):  # ORZ's, as the hub has them

@@ -55,7 +55,7 @@ from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
-from .run.terminal import TerminalCallback, bars_on_terminals_only, print_to_terminal, wrapped_for
+from .run.terminal import bars_on_terminals_only, print_to_terminal, wrapped_for
 from .sampling.example_names import problem_source
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.refill import Batch, Group
@@ -211,7 +211,7 @@ class DAPOTrainer(Checkpoints):
             self.add_callback(self._ledger)
         self.add_callback(self.stop)
         self.add_callback(LogHistoryCallback())
-        print_to_terminal(self, TerminalCallback(args, self.stop, self.stopwatch, sampler, self.train_dataset))
+        self._terminal = print_to_terminal(self, args, self.stop, self.stopwatch, sampler, self.train_dataset)
 
     # ---- Data and reward functions ----
 
@@ -242,8 +242,8 @@ class DAPOTrainer(Checkpoints):
         """What decides, by today's weights: a callback may have changed them."""
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
-            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights)
             self._weights_of_task = weights
+            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights, self.reward_funcs)
 
     def _add_overlong_punishment(self) -> None:
         """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
@@ -273,6 +273,7 @@ class DAPOTrainer(Checkpoints):
         if torch.isinf(rewards).any():
             raise_on_every_rank(error, "The reward functions failed")
             refuse_infinite(rewards, self.reward_func_names)
+        self._task = self._task.having_seen(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))
@@ -431,9 +432,8 @@ class DAPOTrainer(Checkpoints):
             warn_of_earlier_run(self.args)
         self._last_loaded_step = -1  # vLLM's weights may be of any step of an earlier `train`
         if self._sampler is not None:
-            line = self._task.describe(filtered=self._group_filter is not None)
-            self.accelerator.print(wrapped_for(sys.stdout, line))
-        with bars_on_terminals_only(loading=False):
+            self.accelerator.print(wrapped_for(sys.stdout, self._task.describe(self._group_filter is not None)))
+        with bars_on_terminals_only(loading=False), self._terminal.speaking(self.callback_handler.callbacks):
             self.preflight.check_example()
             try:
                 return super().train(resume_from_checkpoint, *args, **kwargs)

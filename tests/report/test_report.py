@@ -288,6 +288,9 @@ def test_the_figures_in_the_table_are_the_logs(tmp_path):
     assert "38%" in text  # 6 of 16 groups accepted
     assert "2.00" in text  # (480 + 800) / (320 + 320) tokens
     assert "12.5%\navg@32 at step 2" in text
+    history = [{**history[0], "eval_avg@32": 0.0625}, {**history[0], "eval_avg@32": 0.5}, history[1]]
+    text = Page(write_report([write_state(tmp_path / "longer", history)])).text
+    assert "6.2% -> 12.5%\navg@32 at step 2" in text
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():

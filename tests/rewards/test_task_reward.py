@@ -172,3 +172,23 @@ def test_a_rule_may_change_the_rows_that_it_is_handed():
 def test_a_rule_that_returns_neither_none_nor_a_reason_is_named(returned):
     with pytest.raises(TypeError, match=r"`group_filter` returned .*: it must return `None`"):
         apply_group_filter(lambda rewards, rows: returned, torch.zeros(2, 1), ["accuracy"], [{}, {}], 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "rewards", "accuracy"),
+    [
+        ({}, [0.0, 1.0, 1.0, math.nan], 2 / 3),
+        ({}, [-1.0, 1.0, -1.0, -1.0], 1 / 4),
+        ({}, [0.0, 1.0, 2.0, 2.0], None),  # a count: all but the first were "right"
+        ({"models": ["score"]}, [-0.5, -0.5, -0.5, -0.5], None),  # none ever would be
+        ({"models": ["score"], "accuracy_threshold": -1.0}, [-0.5, -0.5, -2.0, -0.25], 3 / 4),
+        ({"chosen": ["score"]}, [0.0, 0.5, 1.0, 1.0], 3 / 4),
+    ],
+)
+def test_a_completion_is_right_by_two_values_or_by_what_was_said_and_not_by_a_grade(options, rewards, accuracy):
+    task, rewards_BF = choose(["score"], **options), torch.tensor(rewards)[:, None]
+    # Two values at a time, as rounds show them.
+    seen = task.having_seen(rewards_BF[:2]).having_seen(rewards_BF[2:])
+    assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
+    assert ("is right if" in seen.describe()) == (accuracy is not None)
+    assert seen.drop_reasons(rewards_BF, None, 4) == task.drop_reasons(rewards_BF, None, 4)

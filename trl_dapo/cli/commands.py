@@ -4,6 +4,8 @@
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -11,8 +13,9 @@ from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare,
 from ..plan.page import add_plan_arguments, run_plan
 from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line
 from ..settings.ranges import RANGES
-from ..settings.recipe_files import find_recipe, list_recipes
+from ..settings.recipe_files import RECIPES, find_recipe, list_recipes
 from ..version import __version__
+from .fetch import add_fetch_arguments
 
 
 PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
@@ -85,6 +88,13 @@ def _make_parser() -> argparse.ArgumentParser:
     recipes.add_argument("--show", metavar="NAME", help="print one")
     recipes.set_defaults(run=_recipes, mistakes=(OSError, UnicodeDecodeError))
 
+    new = commands.add_parser("new", help="a recipe, data and a reward of your own to start from")
+    new.add_argument("folder", help="made, with the four files in it")
+    new.set_defaults(run=_new)
+
+    fetch = commands.add_parser("fetch", help="a model without the Hub", formatter_class=formatter)
+    add_fetch_arguments(fetch)
+
     evaluation = commands.add_parser(
         "eval", help="measure a model: avg@k, pass@k and maj@k", formatter_class=formatter
     )
@@ -109,6 +119,8 @@ def _train(argv: list[str]) -> int:
         argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
+    if "RANK" not in os.environ and not {"--help", "-h"} & {*argv}:
+        print("Loading torch and TRL.", flush=True)
     # Here, so that these mistakes are told in a moment.
     from .train import launch
 
@@ -117,6 +129,13 @@ def _train(argv: list[str]) -> int:
 
 def _recipes(args: argparse.Namespace) -> int:
     print(list_recipes() if args.show is None else find_recipe(args.show, "--show").read_text().rstrip())
+    return 0
+
+
+def _new(args: argparse.Namespace) -> int:
+    check_output_dir(args.folder)
+    shutil.copytree(RECIPES / "new", args.folder, ignore=shutil.ignore_patterns("__pycache__"))
+    print(f"Made {args.folder}. Now: cd {shlex.quote(args.folder)} && trl-dapo train --config recipe.yaml")
     return 0
 
 

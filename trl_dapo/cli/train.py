@@ -24,7 +24,16 @@ from trl.scripts import grpo
 from trl.scripts.utils import DatasetConfig
 
 from ..config import DAPOConfig
-from ..data import BAD_ROWS, FILE_SUFFIXES, PROMPT_STYLES, load_math_dataset, refuse_overlap
+from ..data import (
+    BAD_ROWS,
+    FILE_SUFFIXES,
+    PROMPT_STYLES,
+    has_prompts,
+    load_math_dataset,
+    load_rows,
+    naming_missing_data,
+    refuse_overlap,
+)
 from ..engines.swap import swapped
 from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
@@ -40,6 +49,11 @@ from .processes import split_options, tell_once
 WAYS_OUT = {
     "bf16/gpu": "Without a GPU `--bf16 false` trains on the CPU, a large model slowly; `--config smoke_cpu` tries out "
     "a run, and `trl-dapo plan` tells what a recipe needs.",
+    "none of the known schemas": "For rewards of your own a file needs a column `prompt` alone, and keeps all others, "
+    "if neither `prompt_style` nor `on_bad_rows` is set.",
+    "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
+    "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "
+    "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C
@@ -238,7 +252,8 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     launch_args, training_args, model_args = parser.parse_args_and_config(argv)
     if not launch_args.tiny_model and model_args.model_name_or_path is None:
         raise ValueError("`model_name_or_path` is not set. Name a model, or set `tiny_model: true` for a trial run.")
-    for name in filter(None, (model_args.model_name_or_path, launch_args.reward_model_name_or_path)):
+    trained = None if launch_args.tiny_model else model_args.model_name_or_path
+    for name in filter(None, (trained, launch_args.reward_model_name_or_path)):
         check_model_path(name)
     settle_idle(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
@@ -278,6 +293,7 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
 
     if PartialState().is_main_process:
         print(wrapped_for(sys.stdout, training_args.batch_arithmetic))
+        print(f"Loading {given['model'] if not launch_args.tiny_model else 'a tiny model'}.", flush=True)
     if launch_args.tiny_model:
         given["model"] = tiny_model(training_args)
     try:
@@ -313,13 +329,14 @@ def trainer_arguments(
     def hand(**given: Any) -> NoReturn:
         raise _Handed(given)
 
+    asked = launch_args.dataset_name
     names = launch_args.reward_funcs or ([] if launch_args.reward_model_name_or_path else ["dapo_math"])
     script_args = replace(launch_args, reward_funcs=[_as_trl_finds_it(str(name)) for name in names])
     problems = load_datasets(launch_args, training_args) if reads_problems(launch_args) else None
     loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
     try:
-        with swapped(trl, GRPOTrainer=hand), loaded:
+        with swapped(trl, GRPOTrainer=hand), loaded, naming_missing_data(None if problems else asked):
             grpo.main(script_args, training_args, model_args, script_args)
     except _Handed as handed:
         (given,) = handed.args
@@ -368,27 +385,32 @@ def load_datasets(
         if launch_args.eval_dataset_name is None and value != off:
             value = getattr(value, "value", value)  # of an enumeration
             raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
-    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split)
+    as_they_are = keeps_rows(launch_args)
+    train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split, as_they_are)
     assert train_dataset is not None
-    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split)
+    eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split, as_they_are)
     if eval_dataset is not None:
-        refuse_overlap(train_dataset, eval_dataset)
+        refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
     return train_dataset, eval_dataset
 
 
-def _load_dataset(launch_args: LaunchArguments, prefix: str, split: str) -> datasets.Dataset | None:
-    name = getattr(launch_args, f"{prefix}dataset_name")
+def keeps_rows(launch_args: LaunchArguments) -> bool:
+    """Whether a file has rows that `GRPOTrainer` takes, and nothing asks for the gold answers of problems in them."""
+    rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
+    # Of the math rewards alone: where they are, no function reads a column that would be renamed.
+    asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
+    return not asked and has_prompts(str(launch_args.dataset_name))
+
+
+def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: bool) -> datasets.Dataset | None:
+    name = getattr(args, f"{prefix}dataset_name")
     if name is None:
         return None
-    return load_math_dataset(
-        name,
-        split,
-        getattr(launch_args, f"{prefix}dataset_offset"),
-        getattr(launch_args, f"{prefix}dataset_limit"),
-        launch_args.prompt_style or "answer_line",
-        launch_args.dataset_config if name == launch_args.dataset_name else None,
-        launch_args.on_bad_rows,
-    )
+    offset, limit = (getattr(args, f"{prefix}dataset_{part}") for part in ("offset", "limit"))
+    if as_they_are:
+        return load_rows(name, offset, limit)
+    style, config = args.prompt_style or "answer_line", args.dataset_config if name == args.dataset_name else None
+    return load_math_dataset(name, split, offset, limit, style, config, args.on_bad_rows)
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

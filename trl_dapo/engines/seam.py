@@ -343,18 +343,19 @@ class EvaluationSeam(EngineSeam):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        with self.stopwatch.timing("evaluation"):
+        how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
+        with self.stopwatch.timing("evaluation", how_much):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-        scores = self._scores.means()
+        scores = self._scores.means() if self._task.tells_right else {}
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
         """Source, id and answer of each row of a batch, asked before a reward function can change it."""
-        if not self._task.knows_right:
+        if not self._task.tells_right:
             return []
         answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
@@ -364,7 +365,7 @@ class EvaluationSeam(EngineSeam):
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: torch.Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
-        if not self._task.knows_right:
+        if not self._task.tells_right:
             logger.warning_once(SCORES_LEFT_OUT)
             return
         rows = gather_object(own_rows)

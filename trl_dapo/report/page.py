@@ -128,11 +128,14 @@ def _latest(log_history: list[dict], metric: str, template: str) -> str | None:
 
 
 def _last_evaluation(log_history: list[dict]) -> str | None:
-    for entry in reversed(log_history):
-        for metric, value in entry.items():
-            if re.fullmatch(r"eval_avg@\d+", metric) and is_number(value):
-                return f"{value:.1%}\n{metric.removeprefix('eval_')} at step {entry['step']:,}"
-    return None
+    scores = [
+        (value, f"{metric.removeprefix('eval_')} at step {entry['step']:,}")
+        for entry in log_history
+        for metric, value in entry.items()
+        if re.fullmatch(r"eval_avg@\d+", metric) and is_number(value)
+    ]
+    before = f"{scores[0][0]:.1%} -> " if len(scores) > 1 else ""
+    return f"{before}{scores[-1][0]:.1%}\n{scores[-1][1]}" if scores else None
 
 
 # ---- Tables of several runs ----

@@ -3,8 +3,8 @@
 """The task reward: what decides whether a group trains, and what counts as right, in training and in evaluation."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,6 +35,22 @@ class TaskReward:
     # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
     # for well-formatted nonsense.
     knows_right: bool
+    # Of rewards that nobody named: three values, or a model's, are no verdicts. Groups train by their spread still.
+    is_named: bool = False
+    is_graded: bool = False
+    values: frozenset[float] = frozenset()  # seen so far
+
+    @property
+    def tells_right(self) -> bool:
+        """Whether completions may be called right."""
+        return self.knows_right and not self.is_graded
+
+    def having_seen(self, rewards_BF: torch.Tensor) -> "TaskReward":
+        if self.is_named or self.is_graded:
+            return self
+        rewards_B = self.of(rewards_BF)
+        values = self.values | {round(value, 6) for value in rewards_B[~rewards_B.isnan()].unique().tolist()}
+        return self if values == self.values else replace(self, values=values, is_graded=len(values) > 2)
 
     @classmethod
     def choose(
@@ -48,6 +64,7 @@ class TaskReward:
         accuracy_threshold: float = 0.0,
         best: float = 1.0,
         drops_groups: bool = True,
+        models: Collection[str] = (),
     ) -> "TaskReward":
         """Those decide that are `chosen`, or all but length penalties and those of weight 0."""
         weighted = {name for name, weight in zip(names, weights_F.tolist(), strict=True) if weight}
@@ -112,6 +129,8 @@ class TaskReward:
             is_task_F=is_task_F,
             criterion=criterion,
             knows_right=knows_right,
+            is_named=bool(chosen) or (min_accuracy, max_accuracy, accuracy_threshold) != (0.0, 1.0, 0.0),
+            is_graded=accuracy_threshold == 0.0 and not {*models}.isdisjoint(deciding),
         )
 
     def why_refused(self, setting: str) -> str | None:
@@ -154,8 +173,8 @@ class TaskReward:
         return is_correct(self.of(rewards_BF), self.criterion)
 
     def metrics(self, rounds: list[torch.Tensor]) -> dict[str, float]:
-        """The share of scored completions that are right; nothing where none is scored, or several rewards decide."""
-        if not (self.knows_right and rounds):
+        """The share of scored completions that are right; nothing where none is scored, or none is called right."""
+        if not (self.tells_right and rounds):
             return {}
         # Of all rounds at once: their mean would also weigh completions that were not scored.
         rewards_BF = torch.cat(rounds)
@@ -176,7 +195,7 @@ class TaskReward:
             low, high = self.criterion.min_accuracy, self.criterion.max_accuracy
             band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
             parts.append(f"A group trains if {subject} differs within it{band}.")
-        if self.knows_right:
+        if self.tells_right:
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}.")
         else:
             parts.append(SCORES_LEFT_OUT)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is seen of a rollout while it is sampled, and said where it falls short."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,26 +17,19 @@ from ..sampling.sampler import Sampler
 
 logger = logging.get_logger(__name__)
 
-SECONDS_A_LINE = 30  # at least, where no bar is shown
-
 
 @contextmanager
 def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], None]]:
-    """The groups found so far, in a bar or in lines; yields what shows a round, and warns of passes without any."""
+    """The groups found so far, in a bar; yields what shows a round, and warns of passes without any."""
     rollout = sampler.rollout
     # `None`: shown on a terminal only. In a file a bar is one endless line.
     disable = True if is_hidden else None
     bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
     with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
-        said_at = time.monotonic()
 
         def show() -> None:
-            nonlocal said_at
             bar.n = rollout.target - rollout.shortfall
-            bar.set_postfix_str(state := f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
-            if bar.disable and not is_hidden and time.monotonic() - said_at >= SECONDS_A_LINE:
-                said_at = time.monotonic()
-                print(f"       sampling: {bar.n} of {rollout.target} groups, {state}", flush=True)
+            bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
             if (num_passes := sampler.new_passes_without_group()) and PartialState().is_main_process:
                 passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
                 said = f"No group was accepted in {passes} over the training dataset."

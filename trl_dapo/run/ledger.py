@@ -213,7 +213,7 @@ def describe_groups(
         "source": _texts(rollout.round_of(group).sources[group.index] for group in groups),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
         "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
-        "correct": pa.array(total(correct_B) if task.knows_right else unknown, pa.int16()),
+        "correct": pa.array(total(correct_B) if task.tells_right else unknown, pa.int16()),
         "scored": pa.array(total(~task_B.isnan()), pa.int16()),
         "tokens": pa.array(total(lengths_B), pa.int32()),
         "seconds": pa.array([rollout.sampled[n - 1].seconds if n else None for n in numbers], pa.float32()),

@@ -15,21 +15,22 @@ class Stopwatch:
         self._has_server = has_server
         self._seconds: dict[str, float] = defaultdict(float)
         self._started: float | None = None
-        self._is_timing: str | None = None
+        self.doing: str | None = None  # what is timed now, and of how much
+        self.how_much = ""
 
     @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
+    def timing(self, name: str, how_much: str = "") -> Iterator[None]:
         """Adds the time that the block takes to what is called `name`; inside another block that counts already."""
-        if self._is_timing is not None:
+        if self.doing is not None:
             yield
             return
-        started, self._is_timing = time.perf_counter(), name
+        started, self.doing, self.how_much = time.perf_counter(), name, how_much
         if self._started is None:
             self._started = started
         try:
             yield
         finally:
-            self._is_timing = None
+            self.doing, self.how_much = None, ""
             self._seconds[name] += time.perf_counter() - started
 
     def add(self, name: str, seconds: float) -> None:

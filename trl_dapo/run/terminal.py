@@ -11,8 +11,10 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
 from typing import IO, Any, NamedTuple
 
+from accelerate import PartialState
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -30,6 +32,9 @@ from .stopwatch import Stopwatch
 
 
 HEADER_EVERY = 30  # rows
+SILENCE = 15.0  # seconds, after which a run says what it is doing
+DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
+DOING |= {"checkpoint": "saving a checkpoint"}
 # What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
 SHARED_PHASES = {"rewards": "rewards", "update": "updates", "other": "evaluations and checkpoints"}
 PHASES = ({"sampling": "sampling", **SHARED_PHASES}, {"wait": "waiting for the server", **SHARED_PHASES})
@@ -244,10 +249,43 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._stopwatch, self.every, self.file = stopwatch, every, file
         self.has_bar = not args.disable_tqdm and sys.stderr.isatty()  # in a file it is one endless line
         self._window: list[dict] = []
-        self._num_rows = 0
+        self._num_rows = self._num_batches = 0
+        self._started = self._said_at = time.perf_counter()
+
+    @contextmanager
+    def speaking(self, callbacks: Sequence[Any]) -> Iterator[None]:
+        """Has a run that is silent for a while say what it is doing, if it prints at all."""
+        if self not in callbacks or not PartialState().is_main_process:
+            yield
+            return
+        ended = Event()
+
+        def watch() -> None:
+            while not ended.wait(1.0):
+                self.break_silence(time.perf_counter())
+
+        watcher = Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def break_silence(self, now: float) -> None:
+        if now - self._said_at < SILENCE:
+            return
+        what, how_much = DOING.get(self._stopwatch.doing or "", "updating"), self._stopwatch.how_much
+        if what == "evaluating":
+            how_much += f", {self._num_batches} batches done"
+        elif what == "sampling" and self._sampler is not None and (rollout := self._sampler.rollout) is not None:
+            found = rollout.target - rollout.shortfall
+            how_much = f"{found} of {rollout.target} groups after {rollout.num_rounds} rounds"
+        self.say(f"       {what} {how_much}".rstrip() + f" ({format_duration(now - self._started)})")
 
     def say(self, text: str) -> None:
         """Writes a line, above the bar."""
+        self._said_at = time.perf_counter()
         file = self.file or sys.stdout
         text = wrapped_for(file, text)
         if self.training_bar is not None:
@@ -281,6 +319,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             super().on_step_end(*args, **kwargs)
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self._num_batches += 1
         if self.has_bar:
             super().on_prediction_step(*args, **kwargs)
 
@@ -303,6 +342,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         logs = logs or {}
         entry = {**logs, "step": state.global_step}
         if (line := format_evaluation(entry)) is not None:
+            self._num_batches = 0
             self.say(line)
         elif "loss" in logs:
             self._window.append(entry)
@@ -369,10 +409,12 @@ def bars_on_terminals_only(loading: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def print_to_terminal(trainer: Trainer, terminal: TerminalCallback) -> None:
+def print_to_terminal(trainer: Trainer, *shown: Any) -> TerminalCallback:
     """Puts [`TerminalCallback`] in the place of transformers' own; a notebook keeps its table."""
+    terminal = TerminalCallback(*shown)
     for callback in trainer.callback_handler.callbacks:
         if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
             trainer.add_callback(terminal)
-            return
+            break
+    return terminal

