@@ -31,6 +31,7 @@ DATA_FOLDER_VARIABLE = "TRL_DAPO_DATA"
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 BAD_ROWS = ("error", "skip")
 _LISTED_PLACES = 5
+NUM_MEASURED = 2_000  # rows of which the length is measured
 
 PROMPT_STYLES = {
     "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
@@ -243,6 +244,20 @@ def has_prompts(path_or_hub_id: str) -> bool:
     """Whether the first row of a file has a `prompt`, of which `GRPOTrainer` asks no more."""
     path = find_file(path_or_hub_id)
     return path is not None and any("prompt" in row for _, row in islice(_file_rows(path), 1))
+
+
+def prompt_lengths(file: str, prompt_style: str, limit: int | None) -> tuple[float, int]:
+    """Characters of the prompts in a file: the mean, and the most, among the first of them."""
+    path = find_file(file)
+    if path is None:
+        raise ValueError(f"`{file}` is no file.")
+    around = len(PROMPT_STYLES[prompt_style] or "{problem}") - len("{problem}")
+    lengths = []
+    for _, row in islice(_file_rows(path), min(limit or NUM_MEASURED, NUM_MEASURED)):
+        prompt = next(filter(None, (_at(row, schema.problem) for schema in _SCHEMAS)), "")
+        messages = [{"content": prompt}] if isinstance(prompt, str) else prompt
+        lengths.append(around + sum(len(content_text(message["content"])) for message in messages))
+    return sum(lengths) / len(lengths), max(lengths)
 
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset, by: str | None = "id") -> None:

@@ -55,7 +55,7 @@ def test_a_plan_for_one_gpu_by_hand(write):
     assert planned.batches.num_microbatches == math.ceil(256 * 2_256 / 0.9 / 16_384)
     # Forward, backward (twice as much), and forward again; without checkpointing three of these.
     flops = training_flops(planned.shape, 1_024, planned.lengths, 256, 4, causal=False)
-    assert planned.seconds["update"] == pytest.approx(flops / 0.9 / (0.35 * 989e12))
+    assert planned.seconds["update"] == pytest.approx(flops / 0.9 / (0.31 * 989e12))
     assert planned.seconds["logps"] == pytest.approx(planned.seconds["update"] / 4)
     # Weights are copied beside themselves.
     assert planned.seconds["sync"] == pytest.approx(4 * num / (0.7 * 3.35e12))
@@ -195,9 +195,23 @@ def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(write):
     planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **evaluates}))
     assert (planned.num_problems, planned.evaluation_every) == (30, 2)
     sampled, _ = sampling_seconds(planned.shape, planned.sampling.engine, 60, planned.lengths, 256, 2)
-    padded = training_flops(planned.shape, 60, Lengths(8_110.08, 8_192), 256, 2, causal=False) / 0.9 / (0.35 * 989e12)
+    padded = training_flops(planned.shape, 60, Lengths(8_110.08, 8_192), 256, 2, causal=False) / 0.9 / (0.31 * 989e12)
     assert planned.evaluation_seconds == pytest.approx(sampled + padded)
     assert planned.seconds_with_evaluation == planned.rollout_seconds + planned.evaluation_seconds / 2
+
+
+def test_prompts_are_as_long_as_those_of_the_file(write, tmp_path):
+    rows = [{"problem": "x" * length, "answer": "1"} for length in (40, 80)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"dataset_name": str(tmp_path / "rows.jsonl"), "prompt_style": "as_is"}
+    recipe = plan(write("one GPU of 80 GB", {**ONE_GPU, **data})).recipe
+    # Four characters a token, and a chat template of 32.
+    assert (recipe.prompt, recipe.longest_prompt) == (60 / 4 + 32, 80 / 4 + 32)
+    boxed = plan(write("one GPU of 80 GB", {**ONE_GPU, **data, "prompt_style": "boxed"})).recipe
+    around = len("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
+    assert boxed.longest_prompt == pytest.approx((80 + around) / 4 + 32, abs=1)
+    elsewhere = plan(write("one GPU of 80 GB", {**ONE_GPU, "dataset_name": "nowhere.jsonl"})).recipe
+    assert (elsewhere.prompt, elsewhere.longest_prompt) == (256, 2_048)
 
 
 def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):

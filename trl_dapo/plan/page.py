@@ -11,8 +11,8 @@ from ..number_format import format_bytes, format_count, format_estimate
 from ..settings.arguments import one_line
 from .hardware import GPUS, GPUS_PER_MACHINE, NETWORK, PCIE
 from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
-from .planning import ACCEPTANCE, FRAGMENTS, Plan, plan
-from .rollout import LONGEST_PROMPT, PROMPT, SERVER_UTILIZATION
+from .planning import ACCEPTANCE, FRAGMENTS, START, Plan, plan
+from .rollout import SERVER_UTILIZATION
 from .speed import BANDWIDTH, DECODE_MFU, STEP_SECONDS, TRAIN_MFU
 from .suggestions import suggest
 from .training import makes_tiles
@@ -153,9 +153,8 @@ def _times(planned: Plan) -> list[str]:
     if planned.num_problems:
         every = f"every {planned.evaluation_every:.3g} rollouts"
         said += f" An evaluation: {format_estimate(planned.evaluation_seconds)}, {every}."
-    if batches.num_rollouts is not None:
-        run = format_estimate(batches.num_rollouts * planned.seconds_with_evaluation)
-        said += f" The run: {batches.num_rollouts:,.0f} rollouts, {run}."
+    if (run := planned.run_seconds) is not None:
+        said += f" The run: {batches.num_rollouts:,.0f} rollouts, {format_estimate(run)}, {START} s of it to start."
     return [*lines, *_wrapped(said)]
 
 
@@ -182,7 +181,7 @@ def _suggestions(planned: Plan) -> list[str]:
 
 def assumptions(planned: Plan) -> list[str]:
     """What the figures rest on."""
-    settings, cluster = planned.recipe.settings, planned.recipe.cluster
+    recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     processor = "CPU" if cluster.gpu.name == "CPU" else "GPU"
     allowances = [] if processor == "CPU" else [f"{format_bytes(CONTEXT)} a process for CUDA and NCCL"]
     if settings.use_vllm:
@@ -192,7 +191,7 @@ def assumptions(planned: Plan) -> list[str]:
     of_what = "the memory" if processor == "CPU" else "a GPU"
     found = [
         f"completions of {planned.lengths.mean:,.0f} tokens in the mean, {planned.lengths.maximum:,.0f} at most "
-        f"(--lengths); prompts of {PROMPT}, at most {LONGEST_PROMPT:,}",
+        f"(--lengths); prompts of {recipe.prompt:,.0f}, at most {recipe.longest_prompt:,.0f}",
         f"reached: {TRAIN_MFU:.0%} of the {processor}'s operations in training, {DECODE_MFU:.0%} in decoding, "
         f"{BANDWIDTH:.0%} of its bandwidth; {1000 * STEP_SECONDS:.0f} ms a decoding step besides",
         f"allowances: {allowed}{FRAGMENTS:.0%} of {of_what} for fragments",

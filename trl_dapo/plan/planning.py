@@ -13,7 +13,7 @@ from ..settings.ranges import SHARE, check_value
 from .memory import VLLM_ASLEEP
 from .model_shapes import TINY, find_shape, shape_of
 from .recipe import Recipe, read
-from .rollout import PROMPT, Batches, Sampling
+from .rollout import Batches, Sampling
 from .speed import Lengths
 from .training import Training
 
@@ -23,6 +23,7 @@ MEAN_SHARE = 1 / 3  # of `max_completion_length`
 FRAGMENTS = 0.05  # of a GPU's memory stays free: what the allocator cannot use
 EVALUATION_PROBLEMS = {"aime": 30, "math-500": 500, "math500": 500, "gsm8k": 1319}
 OTHER_PROBLEMS = 100  # of an evaluation that is none of these
+START = 15  # seconds of imports, the model and the dataset; an engine takes longer
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Plan:
             shared = 0.0 if self.recipe.asks_a_server else self.sampling.vllm_share
             return kept + self.training.gathered_for_sync + shared
         rows = self.batches.num_rows / self.recipe.cluster.num_train
-        row = PROMPT + self.recipe.settings.max_completion_length
+        row = self.recipe.prompt + self.recipe.settings.max_completion_length
         return kept + rows * row * self.shape.kv_bytes / 2 * self.training.weights.computed
 
     @property
@@ -149,6 +150,12 @@ class Plan:
     def seconds_with_evaluation(self) -> float:
         """Seconds of a rollout with its share of the evaluations."""
         return self.rollout_seconds + self.evaluation_seconds / self.evaluation_every
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Of the whole run, where `max_steps` says its end."""
+        num = self.batches.num_rollouts
+        return None if num is None else START + num * self.seconds_with_evaluation
 
     # Verdict
 

@@ -5,6 +5,7 @@
 import ast
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -44,6 +45,8 @@ KINDS = {"bool": "true or false", "float": "a number", "int": "a number"}
 KINDS |= {"list": "a list", "dict": "a mapping", "str": "a text"}
 TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
+PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
+CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
 
@@ -73,6 +76,8 @@ class Recipe:
     settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
     sharding: Sharding
     cluster: Cluster
+    prompt: float  # tokens, in the mean
+    longest_prompt: float
 
     @property
     def asks_a_server(self) -> bool:
@@ -158,12 +163,24 @@ def read(
         raise ValueError(
             f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."
         )
-    recipe = Recipe(file.stem, settings, _find_sharding(header, accelerate_config, cluster), cluster)
+    sharding = _find_sharding(header, accelerate_config, cluster)
+    recipe = Recipe(file.stem, settings, sharding, cluster, *_read_prompts(settings))
     if recipe.asks_a_server != bool(cluster.num_serve):
         if cluster.num_serve:
             raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
         raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
     return recipe
+
+
+def _read_prompts(settings: SimpleNamespace) -> tuple[float, float]:
+    """Tokens of a prompt in the mean and at most, by the characters of a file's."""
+    if Path(str(settings.dataset_name)).suffix:  # importing what reads files takes longer than the rest
+        from ..data import prompt_lengths
+
+        with suppress(OSError, ValueError):  # a run says what is wrong with it
+            mean, most = prompt_lengths(settings.dataset_name, settings.prompt_style, settings.dataset_limit)
+            return mean / CHARACTERS + TEMPLATE, most / CHARACTERS + TEMPLATE
+    return PROMPT, LONGEST_PROMPT
 
 
 def _check(settings: SimpleNamespace) -> None:

@@ -23,7 +23,6 @@ from .speed import (
 )
 
 
-PROMPT, LONGEST_PROMPT = 256, 2048  # tokens
 SERVER_UTILIZATION, SERVER_SEQUENCES = 0.9, 1024  # `vllm serve`'s own, on GPUs of 70 GiB and more
 
 
@@ -86,7 +85,7 @@ class Batches:
     def longest_row(self) -> int:
         """Tokens of a prompt and a completion at most."""
         settings = self.recipe.settings
-        row = LONGEST_PROMPT + settings.max_completion_length
+        row = self.recipe.longest_prompt + settings.max_completion_length
         return min(row, settings.vllm_max_model_length or row) if settings.use_vllm else row
 
     @property
@@ -103,7 +102,7 @@ class Batches:
         if not self.recipe.settings.max_tokens_per_microbatch:
             return self.sizes["gradient_accumulation_steps"]
         rows = self.sizes["gradient_accumulation_steps"] * self.recipe.settings.per_device_train_batch_size
-        return math.ceil(rows * (PROMPT + self.mean_length) / (1 - PADDING) / self.microbatch_tokens)
+        return math.ceil(rows * (self.recipe.prompt + self.mean_length) / (1 - PADDING) / self.microbatch_tokens)
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class Sampling:
     def seconds_of(self, num_rows: float, num_generations: int) -> tuple[float, float]:
         """Seconds until some rows are sampled, and those of them in which less than half of an engine's are left."""
         each = max(1.0, num_rows / self.engine.num_engines)
-        return sampling_seconds(self.shape, self.engine, each, self.lengths, PROMPT, num_generations)
+        return sampling_seconds(self.shape, self.engine, each, self.lengths, self.recipe.prompt, num_generations)
 
     @cached_property
     def seconds(self) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from .hardware import GPU
 
 
 # Shares of the peak that are reached, all of them assumptions that a plan prints.
-TRAIN_MFU = 0.35  # of the floating point operations, in training and log-probabilities
+TRAIN_MFU = 0.31  # of the floating point operations, in training and log-probabilities; measured on one H100
 DECODE_MFU = 0.50  # the same, in vLLM
 BANDWIDTH = 0.70  # of a memory's, or a link's, bandwidth
 STEP_SECONDS = 0.004  # a decoding step beyond reading and computing: scheduler, sampler, launches

@@ -12,7 +12,7 @@ from .adapters import ENDS, Adapter, read_adapter
 from .hardware import GPUS_PER_MACHINE, NETWORK
 from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
 from .recipe import Recipe
-from .rollout import PROMPT, Batches
+from .rollout import Batches
 from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
 
 
@@ -137,7 +137,7 @@ class Training:
         self, rows: float, lengths: Lengths, passes: float, microbatches: float, gathers: int = 1, reduced: float = 0.0
     ) -> float:
         """Passes over some rows, where each micro-batch gathers all weights `gathers` times."""
-        flops = training_flops(self.shape, rows, lengths, PROMPT, passes, "flash" in self.attention)
+        flops = training_flops(self.shape, rows, lengths, self.recipe.prompt, passes, "flash" in self.attention)
         cluster = self.recipe.cluster
         received = 2.0 * self.shape.num_parameters * gathers * self.recipe.sharding.shards_weights + reduced
         return training_seconds(flops, cluster.gpu, cluster.num_train, received, microbatches, cluster.link)
