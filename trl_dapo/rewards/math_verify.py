@@ -164,14 +164,10 @@ class MathVerifyReward:
     first completions, are replaced when they die, and end with this process. The object can be pickled and survives a
     fork; the copy starts workers of its own. POSIX only.
 
-    Args:
-        timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds of processor time that one completion may take, its gold answer included. By the clock it may take
-            ten times as long, so that a busy machine makes no answer wrong.
-        num_workers (`int`, *optional*):
-            Worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, at most 8.
-        memory_limit (`int`, *optional*, defaults to `1073741824`):
-            Address space of one worker in bytes, held by the operating system where it can (Linux).
+    `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
+    ten times as long, so that a busy machine makes no answer wrong. `num_workers` defaults to the cores of this
+    process divided by `LOCAL_WORLD_SIZE`, at most 8. `memory_limit` is the address space of one worker in bytes, held
+    by the operating system where it can (Linux).
 
     Raises:
         ValueError: If a limit cannot be met: no time, no worker, or less than 256 MiB.
@@ -347,16 +343,6 @@ def math_verify_reward(
 ) -> list[float | None]:
     """
     [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
-
-    Args:
-        completions (`list[str]` or `list[list[dict]]`), solution (`list[str]`):
-            As in [`dapo_math_reward`].
-        **kwargs:
-            Whatever else the trainer passes: `log_extra`, `log_metric`.
-
-    Returns:
-        `list[float | None]`:
-            1.0 if the answer equals the gold answer, 0.0 if not, `None` if the gold answer cannot be parsed.
 
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.
