@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,9 +203,8 @@ def exact_answer_reward(
     completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
 ) -> list[float | None]:
     """Reward function: 1.0 where the completion is the solution, else 0.0."""
-    return [
-        float(completion[0]["content"] == answer) for completion, answer in zip(completions, solution, strict=True)
-    ]
+    answers = (completion[0]["content"] for completion in completions)
+    return [float(answer == right) for answer, right in zip(answers, solution, strict=True)]
 
 
 def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAPOConfig:
@@ -258,23 +258,16 @@ def run_quickstart(
     columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
         task = progress.add_task("Warm-up", total=num_warm_up_steps, info="")
-        warm_up(
-            model,
-            tokenizer,
-            problems,
-            num_warm_up_steps,
-            on_step=lambda loss: progress.update(task, advance=1, info=f"loss {loss:.2f}"),
-        )
+
+        def show(loss: float) -> None:
+            progress.update(task, advance=1, info=f"loss {loss:.2f}")
+
+        warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=show)
     tiny.save(model, tokenizer, output_dir / "warm_up")
     before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
 
-    trainer = DAPOTrainer(
-        model,
-        exact_answer_reward,
-        dapo_config(output_dir, seed, num_steps),
-        train_dataset=_prompts(problems.draw(4096)),
-        processing_class=tokenizer,
-    )
+    args, dataset = dapo_config(output_dir, seed, num_steps), _prompts(problems.draw(4096))
+    trainer = DAPOTrainer(model, exact_answer_reward, args, train_dataset=dataset, processing_class=tokenizer)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TerminalCallback):
             callback.every, callback.file = max(1, num_steps // 10), console.file
@@ -284,24 +277,21 @@ def run_quickstart(
     after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
     plot_run(trainer.state.log_history, output_dir / "run.png", title="trl-dapo quickstart")
 
+    say = partial(console.print, highlight=False, soft_wrap=True)
     for name, summary in (("before", before), ("after", after)):
         accuracy = summary["metrics"]["avg@4"]
-        console.print(
+        say(
             f"Accuracy {name} DAPO on {summary['num_problems']:,} held-out problems, 4 samples each at temperature 1: "
-            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}",
-            highlight=False,
-            soft_wrap=True,
+            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}"
         )
     change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
     print_comparison(change, console, in_brief=True)
-    console.print(
+    say(
         f"Checkpoint: {output_dir / 'trained'}\n"
         f"Plot:       {output_dir / 'run.png'}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
         "Next, a real model, on one GPU of 80 GB (others: trl-dapo recipes):\n"
-        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu",
-        highlight=False,
-        soft_wrap=True,
+        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu"
     )
     return change
 

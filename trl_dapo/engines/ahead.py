@@ -137,7 +137,7 @@ class RoundAhead:
                 with self._describing_loss():
                     self._answer = call.result()
             finally:
-                if call.has_ended:  # else it was Ctrl-C, and the request is still to be ended
+                if call.done():  # else it was Ctrl-C, and the request is still to be ended
                     self._stopwatch.add("ahead", call.seconds)
                     self._call = None
 
@@ -147,7 +147,7 @@ class RoundAhead:
         """Waits as [`RoundAhead.join`], and says whether that would raise an error."""
         if not self._is_asked or self._is_answered:
             return False
-        is_lost = [self._call is not None and self._call.fails()]
+        is_lost = [self._call is not None and self._call.exception() is not None]
         broadcast_object_list(is_lost)
         return is_lost[0]
 

@@ -274,10 +274,7 @@ _paper_rule = DapoMathReward()
 
 
 def dapo_math_reward(
-    completions: Sequence[str | list[dict[str, Any]]],
-    solution: list[str | None],
-    log_extra: Callable[[str, list], None] | None = None,
-    **kwargs: Any,
+    completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
     Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line, else -1.
@@ -289,4 +286,4 @@ def dapo_math_reward(
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.
     """
-    return _paper_rule(completions=completions, solution=solution, log_extra=log_extra, **kwargs)
+    return _paper_rule(completions, solution, **kwargs)

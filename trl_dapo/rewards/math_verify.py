@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
@@ -108,13 +109,11 @@ class _Worker:
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
         poll = select.poll()
         poll.register(self.stdin, select.POLLOUT)
-        try:
+        with suppress(BrokenPipeError):
             while unsent:
                 if not poll.poll(1000 * patience):  # it was stopped from outside: what is written now breaks
                     self.process.kill()
                 unsent = unsent[os.write(self.stdin.fileno(), unsent[: select.PIPE_BUF]) :]
-        except BrokenPipeError:
-            pass
 
     def receive(self) -> bool:
         """Notes the answers that have arrived; returns whether the worker is still there."""

@@ -51,14 +51,8 @@ class Tally:
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
         low, high, dual = (where * weight for where in clipped)
         length = weight.sum(1).clamp(min=1.0)
-        self.add(
-            tokens=mask.sum(),
-            entropy=(entropies * mask).sum(),
-            clip_units=weight.sum(),
-            low=low.sum(),
-            high=high.sum(),
-            dual=dual.sum(),
-        )
+        self.add(tokens=mask.sum(), entropy=(entropies * mask).sum())
+        self.add(clip_units=weight.sum(), low=low.sum(), high=high.sum(), dual=dual.sum())
         if ages is not None:
             for age in range(MAX_AGE + 1):
                 is_of_age = ages.eq(age).unsqueeze(1)
