@@ -35,9 +35,6 @@ from . import tiny
 MAX_ANSWER_TOKENS = 8
 
 
-# ---- Problems ----
-
-
 class Problem(NamedTuple):
     family: str
     text: str
@@ -106,9 +103,6 @@ def _units_first(number: int) -> str:
     return f"{number:03d}"[::-1]
 
 
-# ---- Model ----
-
-
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Tokenizer of one token a character; its chat template puts `=` behind a problem."""
     return tiny.build_character_tokenizer(
@@ -128,8 +122,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> 
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": 64,
         # Problems are ten tokens long: positions must be told apart over that distance, not over a book's.
@@ -169,9 +161,6 @@ def warm_up(
         on_step(loss.item())
 
 
-# ---- Accuracy ----
-
-
 def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
@@ -194,9 +183,6 @@ def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: i
 def exact_answer(text: str, solution: str) -> tuple[bool, str]:
     """Scorer of an evaluation: right if the whole completion is the solution."""
     return text == solution, text
-
-
-# ---- The run ----
 
 
 def exact_answer_reward(

@@ -26,13 +26,10 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     """
     Paired differences between two evaluations, as in `compare("outputs/base/aime", "outputs/trained/aime")`.
 
-    Each metric's difference is the mean over problems of trained minus base, with a 95 % interval over the problems.
-    It is much tighter than the intervals of the two evaluations, which come mostly from how the problems differ. Where
-    no problem differs, it says how much unseen ones may: up to one in eight after 30 problems.
-
-    Args:
-        base (`str` or `os.PathLike`), trained (`str` or `os.PathLike`):
-            `summary.json` of each evaluation, or the folder that holds it.
+    Either is a `summary.json` or the folder that holds it, of the same problems. Each metric's difference is the mean
+    over problems of trained minus base, with a 95 % interval over the problems. It is much tighter than the intervals
+    of the two evaluations, which come mostly from how the problems differ. Where no problem differs, it says how much
+    unseen ones may: up to one in eight after 30 problems.
 
     Returns:
         `dict`:

@@ -146,12 +146,6 @@ def _stop_all(workers: list[_Worker]) -> None:
     workers.clear()
 
 
-def _default_num_workers() -> int:
-    """The cores of this process, shared with the other processes that train on this machine; 8 at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
 class MathVerifyReward:
     """
     Reward function that compares answers symbolically with math-verify, each completion under hard limits.
@@ -184,8 +178,11 @@ class MathVerifyReward:
                 f"`memory_limit` must be at least {_SMALLEST_MEMORY_LIMIT} bytes, which math-verify itself may need, "
                 f"got {memory_limit}."
             )
+        if num_workers is None:  # this process shares its cores with the others that train on this machine
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            num_workers = max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self.timeout = timeout
-        self.num_workers = _default_num_workers() if num_workers is None else num_workers
+        self.num_workers = num_workers
         self.memory_limit = memory_limit
         self._patience = STARTUP_LIMIT + 2 * CLOCK_FACTOR * timeout  # seconds in which some worker says something
         self._workers: list[_Worker] = []
@@ -207,10 +204,9 @@ class MathVerifyReward:
         **kwargs: Any,
     ) -> list[float | None]:
         """
-        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`, and
-        `log_metric` the share of completions that were killed as `math_verify/killed`, the number of workers that
-        ended and had to be replaced as `math_verify/worker_restarts`, and the number of gold answers given up so far
-        as `math_verify/hopeless_golds`.
+        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`.
+        `log_metric` receives the share of completions that were killed (`math_verify/killed`), workers that had to be
+        replaced (`math_verify/worker_restarts`) and gold answers given up so far (`math_verify/hopeless_golds`).
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -308,15 +304,12 @@ class MathVerifyReward:
                 job.verdict = _Verdict(0.0, _KILLED)
             elif is_final:
                 job.verdict = _Verdict(None, _KILLED)
-                self._give_up(job.gold)
-
-    def _give_up(self, gold: str) -> None:
-        if gold not in self._hopeless_golds:
-            self._hopeless_golds.add(gold)
-            logger.warning(
-                f"math-verify did not finish reading the gold answer {gold!r:.80}, tried twice (`timeout` "
-                f"{self.timeout:g} s): its completions get no reward."
-            )
+                if job.gold not in self._hopeless_golds:
+                    self._hopeless_golds.add(job.gold)
+                    logger.warning(
+                        f"math-verify did not finish reading the gold answer {job.gold!r:.80}, tried twice (`timeout` "
+                        f"{self.timeout:g} s): its completions get no reward."
+                    )
 
 
 _instances: weakref.WeakSet[MathVerifyReward] = weakref.WeakSet()
