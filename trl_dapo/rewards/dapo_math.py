@@ -55,12 +55,6 @@ class DapoMathScore(NamedTuple):
     answer: str
 
 
-def _keep_dollar_maths(line: str) -> str:
-    """`text $a$ text` becomes `$a$`: of a line with two dollars, what is between the first two."""
-    parts = line.split("$", 2)
-    return f"${parts[1]}$" if len(parts) == 3 else line
-
-
 def _unwrap(line: str, macro: str) -> str:
     """Replace each `macro{x}` by `x`, where `x` ends at the first closing brace."""
     opening = macro + "{"
@@ -98,7 +92,9 @@ def normalize_answer(answer: str) -> str:
     # The reference does this with backtracking regexes that stop at line ends; line by line it takes linear time.
     lines = []
     for line in answer.split("\n"):
-        line = _keep_dollar_maths(line)
+        parts = line.split("$", 2)
+        if len(parts) == 3:  # `text $a$ text` becomes `$a$`: what is between the first two dollars
+            line = f"${parts[1]}$"
         for macro in ("\\text", "\\textbf", "\\overline"):
             line = _unwrap(line, macro)
         lines.append(_unwrap_boxed(line))
