@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPO for TRL: a drop-in for `GRPOTrainer` that refills each batch until every prompt teaches something."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -14,14 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["DAPOConfig", "DAPOTrainer", "__version__"]
 
 
+_MODULES = {"DAPOConfig": ".config", "DAPOTrainer": ".trainer"}
+
+
 # Lazy, so that the reward functions' worker processes and `trl-dapo --help` do not pay for importing torch.
 def __getattr__(name: str) -> Any:
-    if name == "DAPOConfig":
-        from .config import DAPOConfig
-
-        return DAPOConfig
-    if name == "DAPOTrainer":
-        from .trainer import DAPOTrainer
-
-        return DAPOTrainer
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

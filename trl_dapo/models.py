@@ -15,17 +15,9 @@ if TYPE_CHECKING:
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # What the cost of attention depends on.
 _COST_FIELDS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_experts_per_tok",
-    "n_shared_experts",
-    "shared_expert_intermediate_size",
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *("intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
+    *("n_shared_experts", "shared_expert_intermediate_size"),
 )
 # Layers in which every token sees its whole row; `hybrid` ones join attention and a state.
 SEE_THEIR_ROW = ("full_attention", "hybrid")
@@ -163,9 +155,9 @@ class ModelShape:
 
         A token takes `6 N + 12 L H Q T` floating point operations, forward and backward: appendix B of
         [PaLM](https://huggingface.co/papers/2204.02311), where `N` counts the weights that it is multiplied with, `L`
-        layers, `H` heads, `Q` the head dimension and `T` the tokens of its row. Nothing is taken off for the causal
-        mask: attention under a padding mask does not exploit it either.
+        layers, `H` heads, `Q` the head dimension and `T` the tokens of its row.
         """
+        # Nothing is taken off for the causal mask: attention under a padding mask does not exploit it either.
         num_full_layers = self.num_layers if self.num_full_layers is None else self.num_full_layers
         pairs = 2 * num_full_layers * self.num_heads * self.head_dim
         return pairs / self._multiplied(self.num_active_experts + self.num_shared_experts)

@@ -54,15 +54,8 @@ def describe(error: Exception | None) -> str | None:
 
 def exchange(sent: torch.Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> torch.Tensor:
     """
-    Sends lines of a tensor to other ranks. Every rank calls it.
-
-    Args:
-        sent (`torch.Tensor`): Lines, those for rank 0 first.
-        to_ranks (`Sequence[int]`): Lines for each rank.
-        from_ranks (`Sequence[int]`): Lines that each rank has for this one.
-
-    Returns:
-        `torch.Tensor`: What arrived, that of rank 0 first.
+    Sends lines of a tensor to other ranks, so many `to_ranks`, and returns what arrived, so many `from_ranks`: those
+    for and of rank 0 first. Every rank calls it.
     """
     received = sent.new_empty(sum(from_ranks), *sent.shape[1:])
     dist.all_to_all_single(received, sent, list(from_ranks), list(to_ranks))

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +33,6 @@ from . import tiny
 
 
 MAX_ANSWER_TOKENS = 8
-
-
-# ---- Problems ----
 
 
 class Problem(NamedTuple):
@@ -105,9 +103,6 @@ def _units_first(number: int) -> str:
     return f"{number:03d}"[::-1]
 
 
-# ---- Model ----
-
-
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Tokenizer of one token a character; its chat template puts `=` behind a problem."""
     return tiny.build_character_tokenizer(
@@ -127,8 +122,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, **sizes: int) -> 
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": 64,
         # Problems are ten tokens long: positions must be told apart over that distance, not over a book's.
@@ -168,9 +161,6 @@ def warm_up(
         on_step(loss.item())
 
 
-# ---- Accuracy ----
-
-
 def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
@@ -195,16 +185,12 @@ def exact_answer(text: str, solution: str) -> tuple[bool, str]:
     return text == solution, text
 
 
-# ---- The run ----
-
-
 def exact_answer_reward(
     completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
 ) -> list[float | None]:
     """Reward function: 1.0 where the completion is the solution, else 0.0."""
-    return [
-        float(completion[0]["content"] == answer) for completion, answer in zip(completions, solution, strict=True)
-    ]
+    answers = (completion[0]["content"] for completion in completions)
+    return [float(answer == right) for answer, right in zip(answers, solution, strict=True)]
 
 
 def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAPOConfig:
@@ -258,23 +244,16 @@ def run_quickstart(
     columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
         task = progress.add_task("Warm-up", total=num_warm_up_steps, info="")
-        warm_up(
-            model,
-            tokenizer,
-            problems,
-            num_warm_up_steps,
-            on_step=lambda loss: progress.update(task, advance=1, info=f"loss {loss:.2f}"),
-        )
+
+        def show(loss: float) -> None:
+            progress.update(task, advance=1, info=f"loss {loss:.2f}")
+
+        warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=show)
     tiny.save(model, tokenizer, output_dir / "warm_up")
     before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
 
-    trainer = DAPOTrainer(
-        model,
-        exact_answer_reward,
-        dapo_config(output_dir, seed, num_steps),
-        train_dataset=_prompts(problems.draw(4096)),
-        processing_class=tokenizer,
-    )
+    args, dataset = dapo_config(output_dir, seed, num_steps), _prompts(problems.draw(4096))
+    trainer = DAPOTrainer(model, exact_answer_reward, args, train_dataset=dataset, processing_class=tokenizer)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TerminalCallback):
             callback.every, callback.file = max(1, num_steps // 10), console.file
@@ -284,24 +263,21 @@ def run_quickstart(
     after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
     plot_run(trainer.state.log_history, output_dir / "run.png", title="trl-dapo quickstart")
 
+    say = partial(console.print, highlight=False, soft_wrap=True)
     for name, summary in (("before", before), ("after", after)):
         accuracy = summary["metrics"]["avg@4"]
-        console.print(
+        say(
             f"Accuracy {name} DAPO on {summary['num_problems']:,} held-out problems, 4 samples each at temperature 1: "
-            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}",
-            highlight=False,
-            soft_wrap=True,
+            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}"
         )
     change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
     print_comparison(change, console, in_brief=True)
-    console.print(
+    say(
         f"Checkpoint: {output_dir / 'trained'}\n"
         f"Plot:       {output_dir / 'run.png'}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
         "Next, a real model, on one GPU of 80 GB (others: trl-dapo recipes):\n"
-        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu",
-        highlight=False,
-        soft_wrap=True,
+        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu"
     )
     return change
 

@@ -137,19 +137,11 @@ class RoundAhead:
                 with self._describing_loss():
                     self._answer = call.result()
             finally:
-                if call.has_ended:  # else it was Ctrl-C, and the request is still to be ended
+                if call.done():  # else it was Ctrl-C, and the request is still to be ended
                     self._stopwatch.add("ahead", call.seconds)
                     self._call = None
 
         on_main_process(wait, failed="The main process could not sample")
-
-    def _is_lost(self) -> bool:
-        """Waits as [`RoundAhead.join`], and says whether that would raise an error."""
-        if not self._is_asked or self._is_answered:
-            return False
-        is_lost = [self._call is not None and self._call.fails()]
-        broadcast_object_list(is_lost)
-        return is_lost[0]
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
@@ -194,9 +186,12 @@ class RoundAhead:
         What a checkpoint keeps of the round in flight, once it is answered, loadable with `weights_only=True`. A lost
         one is left out, and its error raised when it is due: the checkpoint need not be lost too.
         """
-        if self._is_lost():
-            return {"is_asked": False, "answer": None}
-        self.join()
+        if self._is_asked and not self._is_answered:
+            is_lost = [self._call is not None and self._call.exception() is not None]
+            broadcast_object_list(is_lost)
+            if is_lost[0]:
+                return {"is_asked": False, "answer": None}
+            self.join()
         answer = None if self._answer is None else self._answer.state_dict()
         return {"is_asked": self._is_asked, "answer": answer}
 

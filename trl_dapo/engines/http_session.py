@@ -56,7 +56,7 @@ class TimedAdapter(HTTPAdapter):
                 raise ReadTimeout(f"no whole answer in {seconds:g} s", request=request)
             return call.result()
         finally:
-            if not call.has_ended:
+            if not call.done():
                 self.close()
 
     def _whole(self, ask: Callable[[], Response], is_last: bool = False) -> Response:

@@ -109,10 +109,9 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             with swapped(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
                 super()._init_vllm()
         else:
-            self._refuse_merging(why)
+            self._agree_to_merge(why)
             with self._asking_by(BoundClient):
                 super()._init_vllm()
-            self._say_merged(why)
         if self.serves_adapter:
             self.accelerator.print(
                 f"vLLM keeps the base and gets the LoRA adapter alone: {self._adapter_size / 2**20:.3g} MiB a rollout."
@@ -132,8 +131,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         return None
 
-    def _refuse_merging(self, why: str) -> None:
-        """Refuses to merge where an adapter was asked for, or where merged weights cannot travel."""
+    def _agree_to_merge(self, why: str) -> None:
+        """Refuses where an adapter was asked for, or merged weights cannot travel; warns where one was expected to."""
         if self.lora_sync == "adapter":
             raise ValueError(
                 f"`vllm_lora_sync='adapter'` cannot be honoured, because {why}. Change that, or leave it `None` for "
@@ -144,9 +143,6 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
                 "vLLM takes no weights merged into a quantized base, and cannot get the adapter of a quantized model "
                 f"alone, because {why}. Change that, load the model without quantization, or set `use_vllm=False`."
             )
-
-    def _say_merged(self, why: str) -> None:
-        """Said where an adapter would have been expected to travel."""
         if is_peft_model(self.model) and self.lora_sync is None and self.accelerator.is_main_process:
             logger.warning(f"At every sync vLLM gets all weights, with the adapter merged into them, because {why}.")
 
@@ -201,9 +197,8 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             why = on_main_process(self._why_refused, self._gather_adapter())
         self.serves_adapter = why is None
         if why is not None:
-            self._refuse_merging(why)
+            self._agree_to_merge(why)
             on_main_process(self._join_group, why)
-            self._say_merged(why)
         return why
 
     def _asking_by(self, client: type) -> AbstractContextManager[None]:

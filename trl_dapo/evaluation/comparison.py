@@ -24,17 +24,12 @@ _NAMED_IDS = 3
 
 def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, Any]:
     """
-    Paired differences between two evaluations of the same problems.
+    Paired differences between two evaluations, as in `compare("outputs/base/aime", "outputs/trained/aime")`.
 
-    Each metric's difference is the mean over problems of trained minus base, with a 95 % interval over the problems.
-    It is much tighter than the intervals of the two evaluations, which come mostly from how the problems differ. Where
-    no problem differs, it says how much unseen ones may: up to one in eight after 30 problems.
-
-    Args:
-        base (`str` or `os.PathLike`):
-            `summary.json` of an evaluation, or the folder that holds it.
-        trained (`str` or `os.PathLike`):
-            The same of the other evaluation.
+    Either is a `summary.json` or the folder that holds it, of the same problems. Each metric's difference is the mean
+    over problems of trained minus base, with a 95 % interval over the problems. It is much tighter than the intervals
+    of the two evaluations, which come mostly from how the problems differ. Where no problem differs, it says how much
+    unseen ones may: up to one in eight after 30 problems.
 
     Returns:
         `dict`:
@@ -47,13 +42,6 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     Raises:
         FileNotFoundError: If there is no summary.
         ValueError: If the problems or the numbers of completions differ.
-
-    Example:
-
-    ```python
-    change = compare("outputs/base/aime", "outputs/trained/aime")
-    print(change["metrics"]["avg@32"]["difference"])
-    ```
     """
     summaries = [_load_summary(Path(path)) for path in (base, trained)]
     settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]

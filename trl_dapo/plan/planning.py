@@ -188,24 +188,12 @@ def plan(
     overrides: Sequence[str] = (),
 ) -> Plan:
     """
-    Plans a run: what it needs, before a GPU is rented.
+    Plans a run of a recipe, or of one by its name: what it needs, before a GPU is rented.
 
-    Args:
-        config (`str`):
-            The recipe, or its name.
-        gpus (`str`, *optional*):
-            `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Defaults to the recipe's header.
-        lengths (`tuple[float, float]`, *optional*):
-            Mean and maximum of completions, in tokens. Default: a third of `max_completion_length`, and that.
-        acceptance (`float`, *optional*, defaults to `1 / 3`):
-            Share of groups that dynamic sampling accepts.
-        accelerate_config (`str`, *optional*):
-            Name or file of accelerate's configuration. Defaults to the one in the recipe's header.
-        overrides (`Sequence[str]`, *optional*):
-            `--field value ...`, as `trl-dapo train` takes them.
-
-    Returns:
-        [`Plan`].
+    `gpus` are such as `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. These and the name or file
+    of accelerate's configuration default to those in the recipe's header. `lengths` are mean and maximum of
+    completions in tokens, by default a third of `max_completion_length`, and that; `acceptance` is the share of groups
+    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them.
 
     Raises:
         ValueError, OSError: Where something is missing or wrong, in one line.

@@ -38,17 +38,8 @@ class Picture(NamedTuple):
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
     """
-    Writes a page about one or several runs, and its pictures.
-
-    Args:
-        run_dirs (`Sequence[str | os.PathLike]`):
-            Output folders of the runs.
-        output_dir (`str` or `os.PathLike`, *optional*):
-            Folder for `report.html`, which needs no other file, and the pictures as PNGs. Defaults to `report` in the
-            first run's folder.
-
-    Returns:
-        `pathlib.Path`: The page.
+    Writes a page about the runs of one or several output folders, `report.html`, which needs no other file, and its
+    pictures as PNGs. `output_dir` defaults to `report` in the first run's folder. Returns the page.
 
     Raises:
         FileNotFoundError: If a folder holds no log.

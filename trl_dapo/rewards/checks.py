@@ -9,7 +9,7 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -213,12 +213,10 @@ def find_comparison(
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:
     if isinstance(reward_func, (str, torch.nn.Module)):
         return []
-    try:
+    with suppress(TypeError, ValueError):
         # Of the outermost function: what a decorator takes is what it is given.
-        signature = inspect.signature(reward_func, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return []
-    return list(signature.parameters.values())
+        return list(inspect.signature(reward_func, follow_wrapped=False).parameters.values())
+    return []
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

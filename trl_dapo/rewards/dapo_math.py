@@ -55,12 +55,6 @@ class DapoMathScore(NamedTuple):
     answer: str
 
 
-def _keep_dollar_maths(line: str) -> str:
-    """`text $a$ text` becomes `$a$`: of a line with two dollars, what is between the first two."""
-    parts = line.split("$", 2)
-    return f"${parts[1]}$" if len(parts) == 3 else line
-
-
 def _unwrap(line: str, macro: str) -> str:
     """Replace each `macro{x}` by `x`, where `x` ends at the first closing brace."""
     opening = macro + "{"
@@ -84,17 +78,10 @@ def _unwrap_boxed(line: str) -> str:
 
 def normalize_answer(answer: str) -> str:
     r"""
-    Minerva normalisation of a final answer, as DAPO's reference scorer applies it.
+    Minerva normalisation of a final answer, as DAPO's reference scorer applies it: `x = 1,234 dollars` becomes `1234`.
 
     Keeps what follows the last `=`, drops articles, spaces, units and LaTeX decoration, unwraps `\text{}`,
     `\boxed{}` and the like, completes shorthand (`\frac12` to `\frac{1}{2}`) and drops the commas of an integer.
-
-    Args:
-        answer (`str`):
-            The answer as written, such as `x = 1,234 dollars`.
-
-    Returns:
-        `str`: The normal form, such as `1234`; two answers are equal if theirs are.
     """
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
@@ -105,7 +92,9 @@ def normalize_answer(answer: str) -> str:
     # The reference does this with backtracking regexes that stop at line ends; line by line it takes linear time.
     lines = []
     for line in answer.split("\n"):
-        line = _keep_dollar_maths(line)
+        parts = line.split("$", 2)
+        if len(parts) == 3:  # `text $a$ text` becomes `$a$`: what is between the first two dollars
+            line = f"${parts[1]}$"
         for macro in ("\\text", "\\textbf", "\\overline"):
             line = _unwrap(line, macro)
         lines.append(_unwrap_boxed(line))
@@ -140,23 +129,13 @@ def score_dapo_math(
     text: str, solution: str | float, *, boxed: str = "never", wrong_score: float = -1.0
 ) -> DapoMathScore:
     r"""
-    Score one completion by the rule of the DAPO paper (arXiv 2503.14476).
+    Score the last 300 characters of a completion by the rule of the DAPO paper (arXiv 2503.14476): `1.0` if its answer
+    is the gold one, around which dollars do not count, else `wrong_score`.
 
-    Args:
-        text (`str`):
-            The completion. Only its last 300 characters are read.
-        solution (`str` or `float`):
-            The gold answer. Dollars around it do not count.
-        boxed (`str`, *optional*, defaults to `"never"`):
-            What a `\boxed{}` is worth. `"never"`: nothing, only the last `Answer:` line counts, which is the paper's
-            rule. `"fallback"`: where there is no `Answer:` line, the last `\boxed{}` within the last 100 characters
-            must equal the gold answer exactly, without normalisation. `"strict"`: that exact `\boxed{}` is the only
-            answer read.
-        wrong_score (`float`, *optional*, defaults to `-1.0`):
-            Score of a wrong or missing answer. A correct one scores `1.0`.
-
-    Returns:
-        [`DapoMathScore`]: Such as `DapoMathScore(score=1.0, correct=True, answer='6')`.
+    `boxed` says what a `\boxed{}` is worth. `"never"`: nothing, only the last `Answer:` line counts, which is the
+    paper's rule. `"fallback"`: where there is no `Answer:` line, the last `\boxed{}` within the last 100 characters
+    must equal the gold answer exactly, without normalisation. `"strict"`: that exact `\boxed{}` is the only answer
+    read.
 
     Raises:
         TypeError: If the gold answer is neither text nor a number.
@@ -250,13 +229,8 @@ def loggable(text: str) -> str:
 
 class DapoMathReward:
     """
-    [`dapo_math_reward`] with other settings; picklable, for any TRL trainer's `reward_funcs`.
-
-    Args:
-        boxed (`str`, *optional*, defaults to `"never"`):
-            As in [`score_dapo_math`].
-        wrong_score (`float`, *optional*, defaults to `-1.0`):
-            As in [`score_dapo_math`]; `0.0` gives 0/1 rewards.
+    [`dapo_math_reward`] with the settings of [`score_dapo_math`]: a `wrong_score` of `0.0` gives 0/1 rewards. It is
+    picklable, for any TRL trainer's `reward_funcs`.
 
     Raises:
         ValueError: If `boxed` is none of the three, or `wrong_score` is not below the 1.0 of a correct answer.
@@ -296,27 +270,16 @@ _paper_rule = DapoMathReward()
 
 
 def dapo_math_reward(
-    completions: Sequence[str | list[dict[str, Any]]],
-    solution: list[str | None],
-    log_extra: Callable[[str, list], None] | None = None,
-    **kwargs: Any,
+    completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
     Reward function with the rule scorer of the DAPO paper: +1 for the gold answer on the last `Answer:` line, else -1.
 
-    Args:
-        completions (`list[str]` or `list[list[dict]]`):
-            Completions, plain or conversational. Of a conversational one the last message is scored.
-        solution (`list[str]`):
-            Gold answers, text or numbers. A completion whose gold answer is `None`, NaN or empty gets no reward, TRL's
-            way to skip a sample.
-        log_extra (`callable`, *optional*):
-            Provided by the trainer. Receives the extracted answers as the column `dapo_math_answer`.
-
-    Returns:
-        `list[float | None]`: One reward a completion: `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`.
+    `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. Of a conversational completion the last message is scored.
+    One whose gold answer, text or a number, is `None`, NaN or empty gets no reward, TRL's way to skip a sample.
+    `log_extra`, the trainer's, receives the extracted answers as the column `dapo_math_answer`.
 
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.
     """
-    return _paper_rule(completions=completions, solution=solution, log_extra=log_extra, **kwargs)
+    return _paper_rule(completions, solution, **kwargs)

@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
@@ -108,13 +109,11 @@ class _Worker:
         unsent = memoryview(line.encode("utf-8", "surrogatepass"))  # json.loads reads lone surrogates back
         poll = select.poll()
         poll.register(self.stdin, select.POLLOUT)
-        try:
+        with suppress(BrokenPipeError):
             while unsent:
                 if not poll.poll(1000 * patience):  # it was stopped from outside: what is written now breaks
                     self.process.kill()
                 unsent = unsent[os.write(self.stdin.fileno(), unsent[: select.PIPE_BUF]) :]
-        except BrokenPipeError:
-            pass
 
     def receive(self) -> bool:
         """Notes the answers that have arrived; returns whether the worker is still there."""
@@ -147,12 +146,6 @@ def _stop_all(workers: list[_Worker]) -> None:
     workers.clear()
 
 
-def _default_num_workers() -> int:
-    """The cores of this process, shared with the other processes that train on this machine; 8 at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
 class MathVerifyReward:
     """
     Reward function that compares answers symbolically with math-verify, each completion under hard limits.
@@ -164,14 +157,10 @@ class MathVerifyReward:
     first completions, are replaced when they die, and end with this process. The object can be pickled and survives a
     fork; the copy starts workers of its own. POSIX only.
 
-    Args:
-        timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds of processor time that one completion may take, its gold answer included. By the clock it may take
-            ten times as long, so that a busy machine makes no answer wrong.
-        num_workers (`int`, *optional*):
-            Worker processes. Defaults to the cores of this process divided by `LOCAL_WORLD_SIZE`, at most 8.
-        memory_limit (`int`, *optional*, defaults to `1073741824`):
-            Address space of one worker in bytes, held by the operating system where it can (Linux).
+    `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
+    ten times as long, so that a busy machine makes no answer wrong. `num_workers` defaults to the cores of this
+    process divided by `LOCAL_WORLD_SIZE`, at most 8. `memory_limit` is the address space of one worker in bytes, held
+    by the operating system where it can (Linux).
 
     Raises:
         ValueError: If a limit cannot be met: no time, no worker, or less than 256 MiB.
@@ -189,8 +178,11 @@ class MathVerifyReward:
                 f"`memory_limit` must be at least {_SMALLEST_MEMORY_LIMIT} bytes, which math-verify itself may need, "
                 f"got {memory_limit}."
             )
+        if num_workers is None:  # this process shares its cores with the others that train on this machine
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            num_workers = max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self.timeout = timeout
-        self.num_workers = _default_num_workers() if num_workers is None else num_workers
+        self.num_workers = num_workers
         self.memory_limit = memory_limit
         self._patience = STARTUP_LIMIT + 2 * CLOCK_FACTOR * timeout  # seconds in which some worker says something
         self._workers: list[_Worker] = []
@@ -212,10 +204,9 @@ class MathVerifyReward:
         **kwargs: Any,
     ) -> list[float | None]:
         """
-        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`, and
-        `log_metric` the share of completions that were killed as `math_verify/killed`, the number of workers that
-        ended and had to be replaced as `math_verify/worker_restarts`, and the number of gold answers given up so far
-        as `math_verify/hopeless_golds`.
+        As [`math_verify_reward`]. `log_extra` receives the extracted answers as the column `math_verify_answer`.
+        `log_metric` receives the share of completions that were killed (`math_verify/killed`), workers that had to be
+        replaced (`math_verify/worker_restarts`) and gold answers given up so far (`math_verify/hopeless_golds`).
         """
         # A group often repeats itself: one completion and gold answer, one job.
         golds = [gold_text(gold) for gold in solution]
@@ -313,15 +304,12 @@ class MathVerifyReward:
                 job.verdict = _Verdict(0.0, _KILLED)
             elif is_final:
                 job.verdict = _Verdict(None, _KILLED)
-                self._give_up(job.gold)
-
-    def _give_up(self, gold: str) -> None:
-        if gold not in self._hopeless_golds:
-            self._hopeless_golds.add(gold)
-            logger.warning(
-                f"math-verify did not finish reading the gold answer {gold!r:.80}, tried twice (`timeout` "
-                f"{self.timeout:g} s): its completions get no reward."
-            )
+                if job.gold not in self._hopeless_golds:
+                    self._hopeless_golds.add(job.gold)
+                    logger.warning(
+                        f"math-verify did not finish reading the gold answer {job.gold!r:.80}, tried twice (`timeout` "
+                        f"{self.timeout:g} s): its completions get no reward."
+                    )
 
 
 _instances: weakref.WeakSet[MathVerifyReward] = weakref.WeakSet()
@@ -347,16 +335,6 @@ def math_verify_reward(
 ) -> list[float | None]:
     """
     [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
-
-    Args:
-        completions (`list[str]` or `list[list[dict]]`), solution (`list[str]`):
-            As in [`dapo_math_reward`].
-        **kwargs:
-            Whatever else the trainer passes: `log_extra`, `log_metric`.
-
-    Returns:
-        `list[float | None]`:
-            1.0 if the answer equals the gold answer, 0.0 if not, `None` if the gold answer cannot be parsed.
 
     Raises:
         TypeError: If a completion or a gold answer is of no kind that can be read.

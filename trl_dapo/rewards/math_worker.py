@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -73,10 +74,8 @@ def _limit_memory(memory_limit: int) -> None:
     _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
     if ceiling != resource.RLIM_INFINITY:
         memory_limit = min(memory_limit, ceiling)
-    try:
+    with suppress(OSError, ValueError):  # macOS knows the limit but does not set it
         resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    except (OSError, ValueError):
-        pass  # macOS knows the limit but does not set it
 
 
 def _address_space() -> float:

@@ -22,28 +22,15 @@ def soft_overlong_punishment(
     lengths: Iterable[int], *, max_length: int, buffer_length: int, penalty_factor: float = 1.0
 ) -> list[float]:
     r"""
-    Equation 13 of the DAPO paper for completions of the given lengths.
+    Equation 13 of the DAPO paper for completions of these lengths, in tokens that the model wrote, without padding.
 
-    With L_max = `max_length` and L_cache = `buffer_length`, a completion of |y| tokens gets
+    With L_max = `max_length` and L_cache = `buffer_length` tokens, a completion of |y| tokens gets
 
         0                                   if |y| <= L_max - L_cache
         ((L_max - L_cache) - |y|) / L_cache if L_max - L_cache < |y| <= L_max
         -1                                  if L_max < |y|
 
     times `penalty_factor`. The floor is `-penalty_factor`: no length costs more.
-
-    Args:
-        lengths (`Iterable[int]`):
-            Completion lengths in tokens, without padding and without tokens that the model did not write.
-        max_length (`int`):
-            L_max in tokens.
-        buffer_length (`int`):
-            L_cache in tokens: how far below L_max the punishment begins.
-        penalty_factor (`float`, *optional*, defaults to `1.0`):
-            The punishment at L_max and beyond.
-
-    Returns:
-        `list[float]`: One punishment a completion, in `[-penalty_factor, 0]`.
 
     Raises:
         ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
@@ -59,14 +46,9 @@ class SoftOverlongPunishment:
     """
     [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors.
 
-    The paper's buffer is a fifth of the maximum, 4,096 of 20,480 tokens. Whoever changes the maximum should move both,
-    `SoftOverlongPunishment(n, n // 5)`: a buffer left at 4,096 would punish every token under a maximum of 4,096.
-
-    Args:
-        max_completion_length (`int`):
-            L_max in tokens; the trainer's `max_completion_length`.
-        buffer_length (`int`), penalty_factor (`float`, *optional*, defaults to `1.0`):
-            As in [`soft_overlong_punishment`].
+    L_max is the trainer's `max_completion_length`. The paper's buffer is a fifth of it, 4,096 of 20,480 tokens.
+    Whoever changes the maximum should move both, `SoftOverlongPunishment(n, n // 5)`: a buffer left at 4,096 would
+    punish every token under a maximum of 4,096.
     """
 
     __name__ = "soft_overlong_punishment"

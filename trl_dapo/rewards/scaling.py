@@ -12,18 +12,8 @@ def scale_reward(
     values: Iterable[float | None], source_min: float, source_max: float, target_min: float, target_max: float
 ) -> list[float]:
     """
-    Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`.
-
-    Args:
-        values (`Iterable[float]`):
-            Rewards. `None` and NaN, TRL's marks of a sample without a reward, become NaN.
-        source_min (`float`), source_max (`float`):
-            Rewards that become `target_min` and `target_max`; those beyond count as them.
-        target_min (`float`), target_max (`float`):
-            Ends of the result.
-
-    Returns:
-        `list[float]`: The scaled rewards.
+    Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`. `None`
+    and NaN, TRL's marks of a sample without a reward, become NaN.
 
     Raises:
         ValueError: If a bound is not finite, or a range is empty.

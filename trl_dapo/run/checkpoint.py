@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,7 @@ def warn_of_earlier_run(args: TrainingArguments) -> None:
 
 
 def _is_json(path: Path) -> bool:
-    try:
+    with suppress(ValueError, RecursionError):
         json.loads(path.read_text())
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False

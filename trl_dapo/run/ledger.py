@@ -311,16 +311,9 @@ def _read(path: Path) -> pa.Table | None:
 
 def read_ledger(folder: str | os.PathLike, notes: list[str] | None = None) -> pa.Table | None:
     """
-    The ledger of a run, as in `read_ledger("outputs/run").to_pandas().groupby("drop_reason").size()`.
-
-    Args:
-        folder (`str` or `os.PathLike`):
-            The run's `output_dir`.
-        notes (`list[str]`, *optional*):
-            A list to which a sentence is added for each part that cannot be read.
-
-    Returns:
-        `pyarrow.Table`: A row for each group, in the order of sampling, or `None` where there is no ledger.
+    The ledger in a run's `output_dir`, as in `read_ledger("outputs/run").to_pandas().groupby("drop_reason").size()`: a
+    row for each group, in the order of sampling, or `None` where there is no ledger. For each part that cannot be read
+    a sentence is added to `notes`.
     """
     tables = []
     for path in _paths(Path(folder) / LEDGER_NAME):

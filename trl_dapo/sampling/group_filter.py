@@ -41,7 +41,6 @@ def ask_group_filter(group_filter: GroupFilter, round_: Round, reward_names: Seq
     """Asks a user's rule about a round's groups, once, on the main process. Collective."""
     completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
     facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
-
     asks = [ask for ask in round_.asks for _ in range(num_generations)]
 
     def ask() -> list[str | None]:

@@ -34,9 +34,8 @@ class PromptStream:
         self.num_skipped = 0
         self.num_passes = 0  # that have ended
         self.taken_at: list[tuple[int, int]] = []  # what was taken last: passes before it, and its position
-        source: Callable[..., _MapStyleSource | _IterableSource]
-        source = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
-        self._source = source(dataset, seed, shuffle, columns)
+        source: Any = _IterableSource if isinstance(dataset, IterableDataset) else _MapStyleSource
+        self._source: _MapStyleSource | _IterableSource = source(dataset, seed, shuffle, columns)
         self._position = 0
         self._rows: Iterator[tuple[str, Any]] | None = None
 

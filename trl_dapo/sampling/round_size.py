@@ -3,12 +3,14 @@
 """How often groups are accepted, and how many prompts a round asks for because of it. Integers and floats only."""
 
 import math
+from dataclasses import asdict, dataclass
 
 
 # The lowest acceptance rate a round is sized for: below it, more rounds rather than ever larger ones.
 MIN_RATE = 1 / 32
 
 
+@dataclass(eq=False)
 class AcceptanceRate:
     """Running estimate of the share of groups that are accepted, fitted with its trend by least squares."""
 
@@ -35,15 +37,12 @@ class AcceptanceRate:
     RARE_ROUND_COST = 2.56
     MIN_RARE_ROUND_COST = 48
 
-    _STATE = ("num_groups", "num_accepted", "_sum_age", "_sum_age_squared", "_sum_age_accepted")
-
-    def __init__(self) -> None:
-        # Faded sums over the groups sampled, each at its age in rounds, which is negative: -1 is the latest round.
-        self.num_groups = 0.0
-        self.num_accepted = 0.0
-        self._sum_age = 0.0
-        self._sum_age_squared = 0.0
-        self._sum_age_accepted = 0.0
+    # Faded sums over the groups sampled, each at its age in rounds, which is negative: -1 is the latest round.
+    num_groups: float = 0.0
+    num_accepted: float = 0.0
+    _sum_age: float = 0.0
+    _sum_age_squared: float = 0.0
+    _sum_age_accepted: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -86,10 +85,10 @@ class AcceptanceRate:
 
     def state_dict(self) -> dict[str, float]:
         """What a resumed run needs, JSON-able."""
-        return {name: getattr(self, name) for name in self._STATE}
+        return asdict(self)
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        for name in self._STATE:
+        for name in asdict(self):
             setattr(self, name, state[name])
 
     def round_size(self, deficit: int, target: int, *, carries: bool = False, is_rare: bool = False) -> int:

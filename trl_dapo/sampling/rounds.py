@@ -338,10 +338,7 @@ def assign_to_ranks(
 
 
 def select_groups(
-    rounds: Sequence[Round],
-    columns: Sequence[Sequence | torch.Tensor],
-    groups: Sequence[Group],
-    num_generations: int,
+    rounds: Sequence[Round], columns: Sequence[Sequence | torch.Tensor], groups: Sequence[Group], num_generations: int
 ) -> list:
     """The entries of `groups`, as [`assign_to_ranks`] hands out their rows, of a column for each round."""
     sizes = [round_.num_generations for round_ in rounds]

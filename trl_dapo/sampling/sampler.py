@@ -145,7 +145,11 @@ class Sampler:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
         if num := num_missing + num_ahead:
-            size = self._round_size(num)
+            if self.batch_multiplier is not None:
+                size = int(self.batch_multiplier * self.target)
+            else:
+                size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.is_ahead)
+            size = -(-size // self.multiple_of) * self.multiple_of
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
             asks += draw.take(min(size, most or size), num, enough, room, num_ahead / num)
@@ -166,13 +170,6 @@ class Sampler:
     def num_skipped(self) -> int:
         """Prompts passed over for this rollout so far."""
         return self.stream.num_skipped - self.rollout.num_skipped_before
-
-    def _round_size(self, shortfall: int) -> int:
-        if self.batch_multiplier is not None:
-            size = int(self.batch_multiplier * self.target)
-        else:
-            size = self.acceptance.round_size(shortfall, self.target, carries=self.carries, is_rare=self.is_ahead)
-        return -(-size // self.multiple_of) * self.multiple_of
 
     def add_round(
         self,

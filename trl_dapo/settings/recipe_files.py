@@ -32,15 +32,13 @@ def list_recipes() -> str:
     for name in names_in(RECIPES):
         first_lines = find_recipe(name).read_text().splitlines()[:_NUM_FIRST_LINES]
         lines += [name, *(f"  {line.removeprefix('# ')}" for line in first_lines), ""]
-    return "\n".join(
-        [
-            *lines,
-            "Read one:    trl-dapo recipes --show NAME",
-            "Launch one:  trl-dapo train --config NAME [--accelerate_config CONFIG] [--field value ...]",
-            f"CONFIG:      {', '.join(names_in(ACCELERATE_CONFIGS))}",
-            f"Their files: {RECIPES}",
-        ]
-    )
+    lines += [
+        "Read one:    trl-dapo recipes --show NAME",
+        "Launch one:  trl-dapo train --config NAME [--accelerate_config CONFIG] [--field value ...]",
+        f"CONFIG:      {', '.join(names_in(ACCELERATE_CONFIGS))}",
+        f"Their files: {RECIPES}",
+    ]
+    return "\n".join(lines)
 
 
 def _find(given: str, folder: Path, option: str) -> Path:

@@ -54,10 +54,6 @@ def _asks_a_server(s: SimpleNamespace) -> bool:
     return s.use_vllm and s.vllm_mode == "server"
 
 
-def _runs_rounds_as_one_batch(s: SimpleNamespace) -> bool:
-    return s.use_dynamic_sampling and not (s.use_vllm or s.use_transformers_continuous_batching)
-
-
 def _carries(s: SimpleNamespace) -> bool:
     return s.use_dynamic_sampling and s.dynamic_sampling_surplus == "carry"
 
@@ -146,7 +142,11 @@ def _not_screened(fact: str, what: str) -> Rule:
 
 def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> Rule:
     return Rule(
-        lambda s: _runs_rounds_as_one_batch(s) and size_of(s) > s.groups_per_rollout,
+        lambda s: (
+            s.use_dynamic_sampling
+            and not (s.use_vllm or s.use_transformers_continuous_batching)
+            and size_of(s) > s.groups_per_rollout
+        ),
         lambda s: (
             f"`{name}={getattr(s, name)}` asks for rounds of {size_of(s):g} prompts, but without vLLM or continuous "
             f"batching a round runs as one batch and holds at most the generation batch, {s.groups_per_rollout} "
@@ -175,8 +175,14 @@ def _rounds_what_trains(given: str, dtype: str) -> Rule:
     )
 
 
-def _shared_name(s: SimpleNamespace) -> str | None:
-    return next((name for name in s.reward_names if s.reward_names.count(name) > 1), None)
+def _why_names_are_shared(s: SimpleNamespace) -> str | None:
+    shared = [name for name in s.reward_names if s.reward_names.count(name) > 1]
+    if not (s.has_group_filter and shared):
+        return None
+    return (
+        f"A `group_filter` is given a group's rewards by name, but {shared.count(shared[0])} reward functions are "
+        f"called {shared[0]!r}. Give each a name of its own (`__name__`)."
+    )
 
 
 # In the order in which they are asked: a user is told of the first that is broken.
@@ -381,15 +387,7 @@ RULES: tuple[Rule, ...] = (
         "`use_dynamic_sampling=True`.",
         ("has_group_filter",),
     ),
-    Rule(
-        lambda s: s.has_group_filter and _shared_name(s) is not None,
-        lambda s: (
-            "A `group_filter` is given a group's rewards by name, but "
-            f"{s.reward_names.count(_shared_name(s))} reward functions are called {_shared_name(s)!r}. Give each a "
-            "name of its own (`__name__`)."
-        ),
-        ("has_group_filter", "reward_names"),
-    ),
+    Rule(_why_names_are_shared, facts=("has_group_filter", "reward_names")),
     _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0),
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0),
     _idle_beside_a_filter("dynamic_sampling_memory", False),

@@ -15,11 +15,7 @@ class SkipEmptyStep(TrainerCallback):
     """
     Keeps momentum and weight decay from moving the weights on an optimizer step without a loss token.
 
-    Args:
-        is_empty (`Callable[[], bool]`):
-            Whether the optimizer step under way is.
-        deepspeed_optimizer (`Callable[[], Optimizer | None]`):
-            The optimizer inside DeepSpeed's, which steps in its backward pass; `None` without DeepSpeed.
+    `deepspeed_optimizer` returns the optimizer inside DeepSpeed's, which steps in its backward pass, or `None`.
     """
 
     def __init__(self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any]) -> None:

@@ -12,17 +12,11 @@ import torch
 # exp(20) is far outside every clip range; beyond it the ratio overflows and a clipped, weightless token yields NaN.
 MAX_LOG_RATIO = 20.0
 
-
 # What each of TRL's losses is a mean over: the rows of a micro-batch, its tokens, or the tokens of a rollout.
 LOSS_MEANS = {
-    "grpo": "rows",
-    "sapo": "rows",
-    "dr_grpo": "rows",
-    "luspo": "rows",
+    **dict.fromkeys(("grpo", "sapo", "dr_grpo", "luspo"), "rows"),
     "bnpo": "tokens",
-    "cispo": "tokens of the rollout",
-    "vespo": "tokens of the rollout",
-    "dapo": "tokens of the rollout",
+    **dict.fromkeys(("cispo", "vespo", "dapo"), "tokens of the rollout"),
 }
 
 
@@ -60,12 +54,10 @@ def clipped_tokens(
     ratio: torch.Tensor, advantages: torch.Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where [`clipped_loss`] has no gradient (boolean): at the lower clip, at the upper clip, at the dual clip."""
+    delta = torch.inf if delta is None else delta
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
-    if delta is None:
-        return low, (ratio > 1 + epsilon_high) & (advantages > 0), torch.zeros_like(low)
-    dual = (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
-    ratio = ratio.clamp(max=delta)
-    return low, (ratio > 1 + epsilon_high) & (advantages > 0), dual
+    high = (ratio.clamp(max=delta) > 1 + epsilon_high) & (advantages > 0)
+    return low, high, (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
 
 
 def engine_weight(
@@ -92,10 +84,8 @@ def token_mean(
     values: torch.Tensor, mask: torch.Tensor, num_tokens: torch.Tensor | int, num_ranks: int = 1
 ) -> torch.Tensor:
     """
-    A micro-batch's share of the optimizer step's mean over tokens (equation 12), a scalar.
-
-    `num_tokens` counts those of the whole optimizer step, over all ranks and micro-batches; 0 is read as 1. Gradients
-    are averaged over `num_ranks`, which turns the average back into a sum.
+    A micro-batch's share of the mean over the `num_tokens` of the whole optimizer step (equation 12), a scalar; 0 is
+    read as 1. Gradients are averaged over `num_ranks`, which turns the average back into a sum.
     """
     return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)
 

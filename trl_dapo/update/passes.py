@@ -21,11 +21,8 @@ def syncs_each_batch(accelerator: Accelerator) -> bool:
 def ranks_are_in_step(accelerator: Accelerator, shards_weights: bool) -> bool:
     """Whether ranks wait for one another at every micro-batch, as where they share weights or gradients."""
     is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-    return (
-        shards_weights
-        or (is_deepspeed and accelerator.state.deepspeed_plugin.zero_stage >= 2)
-        or syncs_each_batch(accelerator)
-    )
+    zero_stage = accelerator.state.deepspeed_plugin.zero_stage if is_deepspeed else 0
+    return shards_weights or zero_stage >= 2 or syncs_each_batch(accelerator)
 
 
 @contextmanager

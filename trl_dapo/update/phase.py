@@ -267,10 +267,7 @@ class UpdatePhase(GRPOTrainer):
     # ---- The steps of the training loop ----
 
     def training_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
         if not self._window_microbatches:

@@ -38,14 +38,8 @@ ROLLOUT_KEYS = {
     "token_type_ids": ("sequence", 0),
     "mm_token_type_ids": ("sequence", 0),
     "num_items_in_batch": ("step", None),
-    "pixel_values": ("image", None),
-    "image_grid_thw": ("image", None),
-    "pixel_attention_mask": ("image", None),
-    "spatial_shapes": ("image", None),
-    "image_sizes": ("image", None),
-    "image_position_ids": ("image", None),
-    "num_images": ("image", None),
-    "num_tiles": ("image", None),
+    **dict.fromkeys(("pixel_values", "pixel_attention_mask", "spatial_shapes", "image_sizes"), ("image", None)),
+    **dict.fromkeys(("image_grid_thw", "image_position_ids", "num_images", "num_tiles"), ("image", None)),
 }
 # What a rollout holds for the model besides tokens and masks.
 MODEL_INPUTS = [key for key, (layout, _) in ROLLOUT_KEYS.items() if layout in ("image", "sequence")]

@@ -13,9 +13,7 @@ from ..sampling.sampler import MAX_AGE
 class Tally:
     """
     Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once.
-
-    Training keeps one for the step under way. Each batch of an evaluation has its own: evaluation may run between two
-    micro-batches of a step.
+    Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
     """
 
     def __init__(self) -> None:
@@ -43,7 +41,6 @@ class Tally:
     ) -> None:
         """
         Adds the loss tokens of a micro-batch: their entropies (nats), and where they are clipped ([`clipped_tokens`]).
-
         Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens. `ages` says how many
         rollouts ago each row was sampled, where it is of interest.
         """
@@ -51,14 +48,8 @@ class Tally:
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
         low, high, dual = (where * weight for where in clipped)
         length = weight.sum(1).clamp(min=1.0)
-        self.add(
-            tokens=mask.sum(),
-            entropy=(entropies * mask).sum(),
-            clip_units=weight.sum(),
-            low=low.sum(),
-            high=high.sum(),
-            dual=dual.sum(),
-        )
+        self.add(tokens=mask.sum(), entropy=(entropies * mask).sum())
+        self.add(clip_units=weight.sum(), low=low.sum(), high=high.sum(), dual=dual.sum())
         if ages is not None:
             for age in range(MAX_AGE + 1):
                 is_of_age = ages.eq(age).unsqueeze(1)

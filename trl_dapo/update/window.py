@@ -138,11 +138,11 @@ class Cutter:
         """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
         if self.budget is None:
             return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.multiple_of)
-        cost = self.budget, self.multiple_of, self.attention
-        num_passes = Rows(lengths, *cost).fewest()
+        rows = Rows(lengths, self.budget, self.multiple_of, self.attention)
+        num_passes = rows.fewest()
         if self.in_step:
             num_passes = int(self.accelerator.gather(self._tensor([num_passes])).max())
-        return cut(lengths, num_passes, *cost)
+        return rows.cut(range(len(lengths)), num_passes)
 
     def _tensor(self, values: int | list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.accelerator.device)
