@@ -260,7 +260,7 @@ class DAPOConfig(GRPOConfig):
         if self.dynamic_sampling_screen is not None:  # a recipe's is a number, and its `off` is false
             self.dynamic_sampling_screen = str(self.dynamic_sampling_screen or "off")
         if str(self.dynamic_sampling_memory).lower() in ("true", "false"):  # of a command line
-            self.dynamic_sampling_memory = str(self.dynamic_sampling_memory).lower() == "true"
+            self.dynamic_sampling_memory = str(self.dynamic_sampling_memory).lower() == "true"  # type: ignore[assignment]
         check_rules(self)
         if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
             self.epsilon_high = None  # TRL takes `epsilon`

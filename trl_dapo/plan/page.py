@@ -153,8 +153,9 @@ def _times(planned: Plan) -> list[str]:
     if planned.num_problems:
         every = f"every {planned.evaluation_every:.3g} rollouts"
         said += f" An evaluation: {format_estimate(planned.evaluation_seconds)}, {every}."
-    if (run := planned.run_seconds) is not None:
-        said += f" The run: {batches.num_rollouts:,.0f} rollouts, {format_estimate(run)}, {START} s of it to start."
+    if (num := batches.num_rollouts) is not None:
+        run = format_estimate(START + num * planned.seconds_with_evaluation)
+        said += f" The run: {num:,.0f} rollouts, {run}, {START} s of it to start."
     return [*lines, *_wrapped(said)]
 
 

@@ -151,12 +151,6 @@ class Plan:
         """Seconds of a rollout with its share of the evaluations."""
         return self.rollout_seconds + self.evaluation_seconds / self.evaluation_every
 
-    @property
-    def run_seconds(self) -> float | None:
-        """Of the whole run, where `max_steps` says its end."""
-        num = self.batches.num_rollouts
-        return None if num is None else START + num * self.seconds_with_evaluation
-
     # Verdict
 
     @cached_property
