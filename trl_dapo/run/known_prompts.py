@@ -16,7 +16,7 @@ EVALUATED = "summary.json"  # of `trl-dapo eval`
 
 
 def learn_from(folder: str, sampler: Sampler) -> str:
-    """Teaches the sampler's memory what a folder says of its prompts: half, of another policy. Returns one line on it."""
+    """Teaches the sampler's memory what a folder says of its prompts, at half its weight; returns one line on it."""
     path, setting = Path(folder).expanduser(), f"`dynamic_sampling_memory={folder!r}`"
     if not path.is_dir():
         raise FileNotFoundError(f"{setting}: there is no such folder.")
