@@ -172,7 +172,7 @@ class Observer:
             "num_syncs": dict(self.num_syncs),
             "step": self.step,
             "logs": [log for log in self.trainer.state.log_history if "loss" in log],
-            "evaluations": [log for log in self.trainer.state.log_history if "eval_avg@4" in log],
+            "evaluations": [log for log in self.trainer.state.log_history if "eval_reward" in log],
         }
 
 
