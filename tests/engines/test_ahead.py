@@ -622,6 +622,7 @@ def test_an_engine_that_sleeps_is_awake_from_a_rollouts_first_round_to_its_last(
     # Of prompts 0 to 3 two are solved, of 4 to 7 three: two rounds a rollout, one push.
     rollout = ["wake weights", "push", "wake kv_cache", "generate", "generate", "sleep"]
     assert calls == ["sleep", *rollout, *rollout]
+    assert trainer.vllm_generation._llm_weights_sleeping  # TRL's own next call would push
     assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 2.0]
 
 

@@ -29,6 +29,12 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_completion(num_correct
     assert probability == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
+@pytest.mark.parametrize("verdicts", [[True, False], [[], []]], ids=["one axis", "no completion"])
+def test_verdicts_without_completions_of_problems_are_refused(verdicts):
+    with pytest.raises(ValueError, match=r"Verdicts must be of shape \(problems, completions\)"):
+        avg_at_k(verdicts)
+
+
 def test_pass_at_k_by_hand():
     # 5 completions, 2 correct, 3 tries: one way in C(5, 3) = 10 to draw the three wrong ones
     assert pass_at_k(verdicts(2, 5), 3).tolist() == pytest.approx([0.9])

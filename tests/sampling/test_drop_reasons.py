@@ -44,6 +44,11 @@ def test_full_score_is_the_callers():
     assert reason_of([2.0, 2.0], full_score=2.0) == "all_correct"
 
 
+def test_what_is_short_of_the_full_score_by_the_tolerance_is_all_correct():
+    assert reason_of([1.5, 1.5], full_score=2.0, tolerance=0.5) == "all_correct"
+    assert reason_of([1.25, 1.25], full_score=2.0, tolerance=0.5) == "constant"
+
+
 @pytest.mark.parametrize("num_generations", [8, 16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_of_a_constant_group_never_passes(num_generations, dtype):

@@ -67,6 +67,16 @@ def test_rows_that_only_fill_the_batch_are_cut_to_one_token_and_the_round_keeps_
     assert [len(ids) for ids in rounds[0].rows.completion_ids] == [5, 5, 7, 7]
 
 
+def test_three_first_of_eight_fill_the_place_of_a_whole_group_and_no_more(monkeypatch):
+    rows = Rows.from_generated(generated([5, 6, 7]), ["p"] * 3)
+    first = Round.of_groups(rows, torch.zeros(3, 1), ages=[0])
+    # Several ranks would look for the owner of a place beyond the last.
+    monkeypatch.setattr(Rows, "exchange", lambda rows, places, total, device: (rows.completions, places, total))
+    texts, places, total = assign_to_ranks([first], [], [Group(0, 0)], 8, CPU)
+    assert [text[-1] for text in texts] == ["0", "1", "2", "0", "1", "2", "0", "1"]
+    assert (places, total) == (list(range(8)), 8)
+
+
 def test_what_was_dropped_is_let_go_of_at_once():
     rows = Rows.from_generated(generated([5, 6], logprobs=[[-1.0] * 5, [-1.0] * 6]), ["a", "b"])
     rows.shorten([0])

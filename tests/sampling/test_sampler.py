@@ -309,6 +309,21 @@ def test_passes_that_accept_nothing_are_told_of_ever_more_rarely():
     assert told == [1, 2, 0, 4, 0, 0, 0, 8, 0]
 
 
+@pytest.mark.parametrize("num_before", range(1, 7))
+def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stopped(num_before):
+    sampler, told = new(1, stream(4), max_rounds=0, batch_multiplier=4.0), []
+    for i, reasons in enumerate([[YES] * 4] + [[NO] * 4] * 6):  # a pass a round
+        if i == num_before:
+            again = Sampler(stream(4), target=1, num_generations=G, max_rounds=0, batch_multiplier=4.0)
+            again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)
+            sampler = again
+        sampler.begin()
+        sampler.next_prompts()
+        play(sampler, reasons)
+        told.append(sampler.new_passes_without_group())
+    assert told == [0, 1, 2, 0, 4, 0, 0]
+
+
 def test_the_memory_learns_what_it_is_told_and_skips_by_it():
     sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_rounds=0)
     for _ in range(3):
@@ -715,6 +730,15 @@ def test_no_group_trains_that_is_older_than_two_rollouts():
     sampler.begin()
     with pytest.raises(RuntimeError, match=r"3 rollouts old.*2"):
         sampler.batch()
+
+
+def test_what_is_half_asked_is_given_up_once_its_first_few_are_two_rollouts_old():
+    sampler = new(4, carries=True, screen=1)
+    blank_B = torch.zeros(2)
+    half = half_asked(sampler.stream, 2, num=1)
+    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], half)
+    sampler.begin()
+    assert sampler.batch().half == [Group(0, 1)]
 
 
 def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():

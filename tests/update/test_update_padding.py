@@ -311,11 +311,12 @@ def test_a_linear_layer_in_4_bits_computes_in_float32_while_a_model_is_asked():
 
 def test_a_model_of_attention_alone_is_not_run_when_its_trainer_is_made():
     passes = []
-    for make in (tiny_policy, lambda: lfm2(has_bias=False)):
-        model = make()
+    for model in (tiny_policy(), lfm2(has_bias=False), tiny_policy()):
+        if passes:  # a convolution of somebody's own, beside plain attention
+            model.model.layers[0].convolution = torch.nn.Conv1d(4, 4, kernel_size=2)
         model.register_forward_pre_hook(lambda *_: passes.append(1))
         ScriptedUpdate(model=model)
-    assert len(passes) == 4  # of the second: alone, padded on each side, and with a jitter
+    assert len(passes) == 2 * 4  # of the others: alone, padded on each side, and with a jitter
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -346,3 +347,9 @@ def test_ours_reads_every_field_that_it_claims_to_honour():
     source = "".join(map(inspect.getsource, methods)).replace(" args.", " self.args.")
     ours = {field for field in HONOURED if field in source}
     assert ours == HONOURED
+
+
+@pytest.mark.parametrize(("entropy", "coef"), [(0.4, 0.03), (0.5, 0.03), (0.6, 0.01)])
+def test_the_entropy_coefficient_rises_at_the_target_as_below_it(entropy, coef):
+    args = SimpleNamespace(entropy_target=0.5, entropy_coef_delta=0.01, entropy_coef_min=0.0, entropy_coef_max=1.0)
+    assert adapted_entropy_coef(0.02, entropy, args) == pytest.approx(coef)
