@@ -195,7 +195,7 @@ class DAPOTrainer(Checkpoints):
         self._open_engine(sampler, self.stopwatch)
         self.preflight = Preflight(
             args,
-            first_example=None if self.rollout_func or self.environment_factories else self._first_example,
+            examples=None if self.rollout_func or self.environment_factories else self._some_examples,
             score=self.score_made_up,
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,

@@ -349,6 +349,55 @@ def test_a_reward_that_compares_the_completions_of_a_group_is_not_screened(tiny_
     assert trainer.sampled == []
 
 
+def is_right(text, answer):
+    return answer in (text.strip(), said_of(text))
+
+
+def shortest_right(completions, answer, **kwargs):
+    right = [len(text) for text, gold in zip(completions, answer, strict=True) if is_right(text, gold)]
+    best = min(right, default=0)
+    return [is_right(text, gold) * (1.0 + (len(text) == best)) for text, gold in zip(completions, answer, strict=True)]
+
+
+def above_the_pass_rate(completions, answer, **kwargs):
+    right = [float(text.strip() == gold) for text, gold in zip(completions, answer, strict=True)]
+    return [one - sum(right) / len(right) for one in right]
+
+
+def hard_ones(completions, answer, **kwargs):
+    right = [float(said_of(text) == gold) for text, gold in zip(completions, answer, strict=True)]
+    return [one * (1 - sum(right) / len(right)) for one in right]
+
+
+@pytest.mark.parametrize("column", ["answer", "letters"])
+@pytest.mark.parametrize("num", [4, 5, 8])
+@pytest.mark.parametrize("compares", [shortest_right, above_the_pass_rate, hard_ones])
+def test_a_reward_that_compares_right_completions_alone_is_not_screened(tiny_model, tmp_path, compares, num, column):
+    dataset = Dataset.from_dict({"prompt": ["2+35:"] * 16, "id": range(16), column: ["37"] * 16})
+    settings = {**SCREENED, "num_generations": num, "per_device_train_batch_size": num}
+
+    def reward(completions, **kwargs):
+        return compares(completions, answer=kwargs[column])
+
+    with pytest.raises(SetupError, match="the reward function 'reward' gave one completion"):
+        run_preflight(make_trainer(tiny_model, tmp_path, reward, dataset, **settings))
+
+
+@pytest.mark.parametrize("place", [0, 8, 15])
+def test_a_reward_that_compares_for_some_prompts_is_found_by_the_first_the_middle_and_the_last(
+    tiny_model, tmp_path, place
+):
+    dataset = Dataset.from_dict(
+        {"prompt": ["2+35:"] * 16, "kind": ["poem" if i == place else "sum" for i in range(16)]}
+    )
+
+    def reward(completions, kind, **kwargs):
+        return rank(completions) if kind[0] == "poem" else [0.0] * len(completions)
+
+    with pytest.raises(SetupError, match="the reward function 'reward' gave one completion"):
+        run_preflight(make_trainer(tiny_model, tmp_path, reward, dataset, **SCREENED))
+
+
 def test_both_values_are_told(tiny_model, tmp_path):
     # Of eight two are the shortest but one; among the first two it is the longest.
     with pytest.raises(SetupError, match=r"gave one completion 0 beside the other 7 of its group, and 1 beside fewer"):
@@ -387,7 +436,7 @@ def test_a_reward_of_each_completion_alone_is_screened_without_a_word(tiny_model
     prompt = [{"role": "user", "content": "2+2"}] if chat else "2+2:"
     dataset = Dataset.from_dict({"prompt": [prompt] * 16, "answer": [7] * 16})
     run_preflight(make_trainer(tiny_model, tmp_path, [alone, unsure], dataset, **SCREENED))
-    assert calls == [8, 2, 6]
+    assert calls == [8, 2, 6] * 4  # a group for every answer, and one for each of three examples
     assert "screen" not in caplog.text
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,10 +157,12 @@ class RecordReplay(UpdatePhase):
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
 
-    def _first_example(self) -> dict | None:
-        """The first example, with the columns that reward functions are given; `None` where there is none."""
-        example, columns = next(iter(self.train_dataset), None), self._kept_columns()
-        return example and {name: value for name, value in example.items() if columns is None or name in columns}
+    def _some_examples(self) -> list[dict]:
+        """The first example, and the middle and last of a dataset with places, as reward functions are given them."""
+        dataset, columns, examples = self.train_dataset, self._kept_columns(), [*islice(self.train_dataset, 1)]
+        if has_length(dataset) and hasattr(dataset, "__getitem__"):
+            examples += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
+        return [{name: x for name, x in row.items() if columns is None or name in columns} for row in examples]
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable

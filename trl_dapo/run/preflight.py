@@ -5,8 +5,8 @@
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal
 
 from ..config import DAPOConfig
 from ..rewards.checks import check_prompt_column, find_comparison
+from ..rewards.golds import BadRow, read_gold
 from ..sampling.sampler import Sampler
 from ..settings.sampling_defaults import SamplingChoice
 from .known_prompts import learn_from
@@ -26,6 +27,7 @@ from .terminal import wrapped_for
 logger = logging.get_logger(__name__)
 
 MADE_UP = "Answer: 0"
+ANSWERS, NO_ANSWERS = ("answer", "solution", "ground_truth", "target", "label"), ("prompt", "id", "source")
 
 
 class SetupError(ValueError):
@@ -33,25 +35,23 @@ class SetupError(ValueError):
 
 
 class Preflight(TrainerCallback):
-    """Tries a run out on its first example: the reward functions as it begins, when they may read the run's state."""
+    """Tries a run out on some examples: the reward functions as it begins, when they may read the run's state."""
 
     def __init__(
         self,
         args: DAPOConfig,
         *,
-        first_example: Callable[[], dict | None] | None,  # not given where what is asked comes with the rollout
-        score: Callable[
-            [list, list, list, Callable], torch.Tensor
-        ],  # of rows, completions, their ids, and within what
+        examples: Callable[[], list[dict]] | None,  # not given where what is asked comes with the rollout
+        score: Callable[[list, list, list, Callable], torch.Tensor],  # rows, completions, their ids, within what
         reward_names: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
         context: int | None,  # tokens that the model is made for
         choice: SamplingChoice,
         sampler: Sampler | None,
     ) -> None:
-        self._args, self._first_example, self._score = args, first_example, score
+        self._args, self._ask_examples, self._score = args, examples, score
         self._reward_names, self._tokenizer, self._context = reward_names, tokenizer, context
-        self._example: dict | None = None  # that the reward functions are tried on
+        self._examples: list[dict] = []  # that the reward functions are tried on
         self._choice, self._sampler = choice, sampler
         if sampler is not None and isinstance(args.dynamic_sampling_memory, str):
             choice.known = learn_from(args.dynamic_sampling_memory, sampler)
@@ -61,17 +61,17 @@ class Preflight(TrainerCallback):
 
     def check_example(self) -> None:
         """Looks at the first example, and refuses a dataset without one. Every rank calls it."""
-        self._example, state = None, PartialState()
+        self._examples, state = [], PartialState()
         if state.is_main_process and (warning := too_few_processes(state.num_processes)):
             logger.warning(warning)
-        if self._first_example is None:
+        if self._ask_examples is None:
             return
-        example = self._first_example()
-        if example is None:
+        examples = self._ask_examples()
+        if not examples:
             raise SetupError("The training dataset holds no prompt.")
-        _check_prompt(example)
+        _check_prompt(examples[0])
         try:
-            warning = self._describe_context(example["prompt"])
+            warning = self._describe_context(examples[0]["prompt"])
         except ValueError as error:  # of a tokenizer without a chat template
             raise SetupError(
                 f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
@@ -79,11 +79,11 @@ class Preflight(TrainerCallback):
         if warning and state.is_main_process:
             logger.warning(warning)
         if not self._args.skip_preflight:
-            self._example = example
+            self._examples = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Has the reward functions score the example; one that cannot is refused, on every rank."""
-        unsure = self._reward_names if self._example is None else self._try_rewards(self._example)
+        """Has the reward functions score the examples; one that cannot is refused, on every rank."""
+        unsure = self._try_rewards() if self._examples else self._reward_names
         if unsure and self._screen is not None:
             names = ", ".join(map(repr, unsure))
             if self._choice.may_leave_out_screen:
@@ -112,35 +112,23 @@ class Preflight(TrainerCallback):
             "in the model's config."
         )
 
-    def _try_rewards(self, example: dict) -> Sequence[str]:
+    def _try_rewards(self) -> Sequence[str]:
         """Returns the names of functions that may compare completions, where that matters and nothing could tell."""
-        num_rows, conversational = self._args.num_generations, is_conversational(example)
-        example = {**example, "prompt": _asked(example)}
+        num_rows, first = self._args.num_generations, self._examples[0]
         assert num_rows is not None
         texts = [MADE_UP] * num_rows if self._screen is None else made_up_group(num_rows)
-        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
-        all_ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-
-        def score(part: slice) -> torch.Tensor:
-            asked, ids = copy.deepcopy((completions[part], all_ids[part]))
-            rows = [copy.deepcopy(example) for _ in asked]
-            return self._score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
-
-        try:
-            rewards_BF = score(slice(None))
-        except Exception as error:
-            hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
-            raise SetupError(
-                f"{str(error).rstrip('.')}. It was called once for the first example, with {num_rows} completions "
-                f"{completions[0]!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
-            ) from error
+        score, rewards_BF = self._ask(first, texts)
         if PartialState().is_main_process and rewards_BF.isnan().all():
             logger.warning(
                 f"Every reward function ({', '.join(map(repr, self._reward_names))}) returned `None` or NaN for "
-                f"{num_rows} made-up completions of the first example, {completions[0]!r}. If it should be scored, "
+                f"{num_rows} made-up completions of the first example, {texts[0]!r}. If it should be scored, "
                 "check the columns that are read: nothing trains on what has no reward."
             )
         found, unsure = find_comparison(score, rewards_BF, self._reward_names) if self._screen else (None, [])
+        for example in self._examples if self._screen else ():
+            if not (found or unsure):
+                group = made_up_group(num_rows, right_answer(example))
+                found, unsure = find_comparison(*self._ask(example, group), self._reward_names)
         if found is not None and self._choice.may_leave_out_screen:
             self._choice.leave_out_screen(f"{self._apart}, but {found}")
             return ()
@@ -151,12 +139,46 @@ class Preflight(TrainerCallback):
             )
         return unsure
 
+    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], torch.Tensor], torch.Tensor]:
+        """What scores some completions of an example as if alone, and the rewards of all, which must have some."""
+        conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
+        completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
+        all_ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
-def made_up_group(num: int) -> list[str]:
-    """Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart."""
-    zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in (0, 1))
-    group = [f"So. {one}", one, *[f"So so. {zero}"] * (num - 2)]
-    return group if num < 4 else [*group[:-1], group[0]]
+        def score(part: slice) -> torch.Tensor:
+            asked, ids = copy.deepcopy((completions[part], all_ids[part]))
+            rows = [copy.deepcopy(example) for _ in asked]
+            return self._score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
+
+        try:
+            return score, score(slice(None))
+        except Exception as error:
+            hint = 'a completion is a list of messages, its text `completion[0]["content"]`; ' * conversational
+            raise SetupError(
+                f"{str(error).rstrip('.')}. It was called for an example with {len(texts)} completions "
+                f"{completions[0]!r}, before anything was generated; {hint}`skip_preflight=True` leaves that out."
+            ) from error
+
+
+def made_up_group(num: int, right: str = "") -> list[str]:
+    """
+    Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart. Some say
+    what is `right`, one of them nothing else.
+    """
+    answers = "1" if right == "0" else "0", right or "1"
+    zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in answers)
+    first, last = [f"So. {one}", one], [f"So. {one}", *([right] if right else [])] if num > 3 else []
+    return [*first, *[f"So so. {zero}"] * (num - 2 - len(last)), *last]
+
+
+def right_answer(example: Mapping[str, Any]) -> str:
+    """What a right completion would state, by the column of that name, or else by another one that is short."""
+    plain = {name: x for name, x in example.items() if isinstance(x, (str, int, float)) and name not in NO_ANSWERS}
+    shortest = min(map(str, plain.values()), key=len, default="")
+    answer = next((plain[name] for name in ANSWERS if name in plain), shortest)
+    with suppress(BadRow):
+        return read_gold(answer, is_solution=True)
+    return str(answer)
 
 
 def too_few_processes(num_processes: int) -> str | None:
