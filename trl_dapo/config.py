@@ -187,9 +187,9 @@ class DAPOConfig(GRPOConfig):
         > What a run checks and says
 
         skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before anything is generated, each reward function is called on made-up completions of the first example:
-            once, or three to six times with `dynamic_sampling_screen`, which is refused where it compares completions.
-            `True` leaves this out, for functions that are costly or have side effects.
+            Before anything is generated, each reward function is called on made-up completions of the first example,
+            once. With `dynamic_sampling_screen` it is called some twelve times, on three examples, to see whether it
+            compares completions. `True` leaves this out, for functions that are costly or have side effects.
         logging_style (`str`, *optional*, defaults to `"table"`):
             What is printed at each logging step. `"table"`: one line of the most telling metrics. `"full"`: every
             metric. `log_history.jsonl` and the trackers get every metric either way.

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import trl
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from transformers import PreTrainedModel
+from transformers.trainer_utils import has_length
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
@@ -73,6 +75,8 @@ def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *
     screen = task.why_refused("`dynamic_sampling_screen='auto'`")
     if args.skip_preflight or facts["has_tools"] or facts["has_environments"]:
         screen = screen or "nothing can tell beforehand whether a reward function compares completions: no screening"
+    if args.num_generations == 2:
+        screen = screen or "a group of two has no first few"
     if waits:
         screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
     memory = task.why_refused("`dynamic_sampling_memory=True`")
@@ -265,6 +269,14 @@ def make_sampler(
         num_ranks=num_ranks,
         is_ahead=bool(args.rollouts_ahead),
     )
+
+
+def some_examples(dataset: Any, columns: Collection[str] | None) -> list[dict]:
+    """The first row, and the middle and last one where rows have places, with these columns."""
+    rows = [*islice(dataset, 1)]
+    if has_length(dataset) and hasattr(dataset, "__getitem__"):
+        rows += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
+    return [{name: x for name, x in row.items() if columns is None or name in columns} for row in rows]
 
 
 def pace_dataset() -> IterableDataset:

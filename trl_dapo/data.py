@@ -246,12 +246,12 @@ def has_prompts(path_or_hub_id: str) -> bool:
     return path is not None and any("prompt" in row for _, row in islice(_file_rows(path), 1))
 
 
-def prompt_lengths(file: str, prompt_style: str, limit: int | None) -> tuple[float, int]:
+def prompt_lengths(file: str, prompt_style: str | None, limit: int | None) -> tuple[float, int]:
     """Characters of the prompts in a file: the mean, and the most, among the first of them."""
     path = find_file(file)
     if path is None:
         raise ValueError(f"`{file}` is no file.")
-    around = len(PROMPT_STYLES[prompt_style] or "{problem}") - len("{problem}")
+    around = len(PROMPT_STYLES.get(prompt_style or "") or "{problem}") - len("{problem}")
     lengths = []
     for _, row in islice(_file_rows(path), min(limit or NUM_MEASURED, NUM_MEASURED)):
         prompt = next(filter(None, (_at(row, schema.problem) for schema in _SCHEMAS)), "")
@@ -261,14 +261,7 @@ def prompt_lengths(file: str, prompt_style: str, limit: int | None) -> tuple[flo
 
 
 def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset, by: str | None = "id") -> None:
-    """
-    Raise if a problem is in both datasets: an evaluation on it would measure memory.
-
-    Problems are the same `by` a column, such as the `id` of [`load_math_dataset`], or, where it is `None`, in all.
-
-    Raises:
-        ValueError: If they share one.
-    """
+    """Raises `ValueError` if a row is in both, `by` one column or by all: an evaluation on it would measure memory."""
     train_ids, eval_ids = (
         dataset[by][:] if by else [json.dumps(row, sort_keys=True, default=str) for row in dataset]
         for dataset in (train_dataset, eval_dataset)

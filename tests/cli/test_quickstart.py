@@ -73,7 +73,7 @@ def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_pat
     )
     text = output.getvalue()
     assert str(tmp_path / "trained") in text
-    assert "trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu" in text
+    assert "trl-dapo train --config smollm2_135m_cpu" in text
     assert "95 %" in text
     assert (tmp_path / "trained" / "model.safetensors").exists()
     assert (tmp_path / "trained" / "tokenizer.json").exists()

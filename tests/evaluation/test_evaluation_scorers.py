@@ -114,6 +114,15 @@ def test_a_reward_that_is_nan_says_nothing_as_in_training():
 
 
 @pytest.mark.fast
+def test_a_reward_function_that_asks_for_another_column_is_refused_before_anything_is_asked(serve, tmp_path):
+    def reward(completions, letter, **kwargs):
+        return [0.0] * len(completions)
+
+    server = serve(lambda body: pytest.fail("it was asked"))
+    with pytest.raises(ValueError, match=r"missing a required argument: 'letter'.* It is given prompts,"):
+        ask(server, sums(1), tmp_path, scorer=reward)
+
+
 def test_a_scorer_that_is_not_there_is_named_before_anything_is_asked(serve, tmp_path, module):
     server = serve(lambda body: "x")
     with pytest.raises(ImportError, match=r"`scorer` names 'my_scorers.none', but module 'my_scorers' has no 'none'"):

@@ -207,6 +207,8 @@ def test_prompts_are_as_long_as_those_of_the_file(write, tmp_path):
     recipe = plan(write("one GPU of 80 GB", {**ONE_GPU, **data})).recipe
     # Four characters a token, and a chat template of 32.
     assert (recipe.prompt, recipe.longest_prompt) == (60 / 4 + 32, 80 / 4 + 32)
+    as_they_are = plan(write("one GPU of 80 GB", {**ONE_GPU, **data, "prompt_style": None})).recipe
+    assert as_they_are.longest_prompt == recipe.longest_prompt
     boxed = plan(write("one GPU of 80 GB", {**ONE_GPU, **data, "prompt_style": "boxed"})).recipe
     around = len("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
     assert boxed.longest_prompt == pytest.approx((80 + around) / 4 + 32, abs=1)

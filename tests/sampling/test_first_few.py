@@ -8,6 +8,7 @@ import json
 import pytest
 from datasets import Dataset
 
+from trl_dapo.sampling.example_names import prompt_name
 from trl_dapo.sampling.prompt_memory import Population
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Batch, Group
@@ -126,7 +127,8 @@ def test_a_population_that_is_looked_at_again_forgets_by_rounds():
 
 
 def test_an_example_whose_keys_json_cannot_hold_is_half_asked_like_any_other():
-    odd = {"id": 1, "prompt": "1+1", "at": {(1, 2): 3}}
+    odd = {"id": 1, "prompt": "1+1", "at": {(1, 2): 3, 4: 5}}
+    assert prompt_name(odd | {"id": None}) != prompt_name({"prompt": "1+1", "at": {(1, 2): 4, 4: 5}})
     (state,) = state_of({Group(0, 0): Ask("1", odd, 2, place=(0, 0))})
     (other,) = state_of({Group(0, 0): Ask("1", odd | {"at": {(1, 2): 4}}, 2, place=(0, 0))})
     assert state != other

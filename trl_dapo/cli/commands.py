@@ -133,6 +133,8 @@ def _recipes(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
+    if not args.folder or os.path.lexists(args.folder):
+        raise FileExistsError(f"`{args.folder}` is no name of a new folder: something of this name is here.")
     check_output_dir(args.folder)
     shutil.copytree(RECIPES / "new", args.folder, ignore=shutil.ignore_patterns("__pycache__"))
     print(f"Made {args.folder}. Now: cd {shlex.quote(args.folder)} && trl-dapo train --config recipe.yaml")
@@ -144,6 +146,7 @@ def _quickstart(args: argparse.Namespace) -> int:
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     try:
         check_output_dir(args.output_dir)
+        print("Loading torch and TRL.", flush=True)
         from .quickstart import run_quickstart
 
         run_quickstart(output_dir=args.output_dir, seed=args.seed)

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPO from nothing in two minutes on a CPU: a small model learns arithmetic, first from examples, then from reward.
 
-- warm-up: supervised steps with a teacher who slips, until some problems are always solved and some never
-- DAPO: the same model, rewarded for right answers only
-- held out: accuracy before and after, on problems that neither phase has seen
+The warm-up is supervised, with a teacher who slips: some problems are always solved, some never. DAPO rewards right
+answers only. Accuracy before and after is of problems that neither has seen.
 
 Numbers are written as one adds by hand: operands of two digits, answers from the units up. `17+05=` is answered `220`.
 """
@@ -276,8 +275,8 @@ def run_quickstart(
         f"Checkpoint: {output_dir / 'trained'}\n"
         f"Plot:       {output_dir / 'run.png'}\n"
         f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
-        "Next, a real model, on one GPU of 80 GB (others: trl-dapo recipes):\n"
-        "  trl-dapo train --config qwen3_1.7b_dapo --accelerate_config single_gpu"
+        "Next, a language model, in minutes on a CPU (for a GPU: trl-dapo recipes):\n"
+        "  trl-dapo train --config smollm2_135m_cpu"
     )
     return change
 

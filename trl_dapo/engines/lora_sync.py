@@ -4,9 +4,8 @@
 
 TRL merges the adapter into the base and hands vLLM the whole model at every sync, which in bfloat16 also moves the
 base by what rounding loses. [`AdapterGeneration`] stands in for TRL's `VLLMGeneration` and hands over the adapter
-alone where vLLM can serve it. A server reads it from a folder that both see, under a new name each time; an engine in
-this process from a folder of its own. Either way no request ever meets an adapter that changes under it, and what vLLM
-keeps of a prompt belongs to one adapter.
+alone where vLLM can serve it. A server reads it from a folder that both see, under a new name each time, an engine in
+this process from its own: no request meets an adapter that changes, and what vLLM keeps of a prompt belongs to one.
 """
 
 import shutil

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, ha
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from ..construction import pace_dataset
+from ..construction import pace_dataset, some_examples
 from ..evaluation.prefetch import Prefetch, rows_that_fit
 from ..evaluation.scores import EvaluationScores
 from ..ranks import on_main_process
@@ -158,11 +157,7 @@ class RecordReplay(UpdatePhase):
         return self._signature_columns if self.args.remove_unused_columns else None
 
     def _some_examples(self) -> list[dict]:
-        """The first example, and the middle and last of a dataset with places, as reward functions are given them."""
-        dataset, columns, examples = self.train_dataset, self._kept_columns(), [*islice(self.train_dataset, 1)]
-        if has_length(dataset) and hasattr(dataset, "__getitem__"):
-            examples += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
-        return [{name: x for name, x in row.items() if columns is None or name in columns} for row in examples]
+        return some_examples(self.train_dataset, self._kept_columns())
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable

@@ -137,6 +137,8 @@ def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
             for value in (logprob, named[name]):
                 if value <= IMPOSSIBLE or value > ROUNDING:  # NaN, which is neither, means the present policy
                     return f"gave a token that it sampled the log-probability {value:g}"
+            if abs(logprob - named[name]) > ROUNDING:
+                return f"gave a token that it sampled the log-probabilities {logprob:g} and {named[name]:g}"
     return None
 
 

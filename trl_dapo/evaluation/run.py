@@ -172,13 +172,6 @@ def evaluate(
         ValueError: If a setting has no meaning, or differs from that of the completions in `output_dir`, or if one
             id stands for two problems of a source.
         ConnectionError: If the server is down or refuses a request; what it had answered is kept.
-
-    Example:
-
-    ```python
-    summary = evaluate("outputs/trained", "aime-2024.parquet", "outputs/trained/aime", engine="vllm")
-    print(summary["metrics"]["avg@32"])
-    ```
     """
     arguments = locals()
     for setting, allowed in _RANGES.items():

@@ -22,6 +22,7 @@ SCORERS = {
     "last_number": "the last number, in any text",
     "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
 }
+GIVEN = ("prompts", "completions", "solution", "log_extra", "log_metric")
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
 
@@ -43,10 +44,21 @@ def load_scorer(scorer: str | Scorer, prompt_style: str) -> Scorer:
             "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
     if not isinstance(scorer, str):
-        return scorer
+        return _checked(scorer)
     known: dict[str, Scorer] = {"dapo_math": lambda *row: score_dapo_math(*row)[1:], "math_verify": MathVerifyReward()}
     known |= {"last_number": last_number_reward}
-    return load_function("scorer", "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer, known)
+    name = "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer
+    return _checked(load_function("scorer", name, known))
+
+
+def _checked(scorer: Scorer) -> Scorer:
+    """A reward function must do with what an evaluation has; others are called with a completion and its gold."""
+    if "completions" in (signature := inspect.signature(scorer)).parameters:
+        try:
+            signature.bind(**dict.fromkeys(GIVEN))
+        except TypeError as error:
+            raise ValueError(f"The scorer cannot be called: {error}. It is given {', '.join(GIVEN)}.") from None
+    return scorer
 
 
 def score(problems: list[Problem], completions_PK: list[list[Completion]], scorer: Scorer) -> list[list[Verdict]]:

@@ -20,10 +20,8 @@ class EvaluationScores:
     """
     avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems.
 
-    Completions come as the evaluation's sampler lists them: k in a row for each row of the dataset. Rows with equal
-    source and id are repeats of one problem, and their completions are pooled. Three things are left out: what fills
-    the last batch, k in a row that are not of one problem (a stream that `predict` does not repeat), and a problem
-    with a completion that could not be scored.
+    Completions come k in a row for each row of the dataset; rows with equal source and id are one problem. What fills
+    the last batch, k that are not of one problem, and a problem with a completion without a score are left out.
     """
 
     def __init__(self, k: int) -> None:

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine that is an OpenAI-compatible server, asked with one request a completion.
 
-Conversations go to `/chat/completions`, plain prompts to `/completions`. After a refusal that no retry will change, or
-when the retries of one request are used up, no further request is made; the answers to those under way are still
-handed over.
+Conversations go to `/chat/completions`, plain prompts to `/completions`. After a refusal, or when the retries of one
+request are used up, no further request is made; the answers to those under way are still handed over.
 """
 
 import json

@@ -36,10 +36,8 @@ def avg_at_k(correct: ArrayLike) -> np.ndarray:
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
     """
-    Probability that one of `k` completions of each problem is correct, from verdicts of shape (P, K), without bias.
-
-    `1 - C(K - c, k) / C(K, k)` with `c` correct completions (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises
-    `ValueError` if there are fewer than `k` completions a problem.
+    Probability that one of `k` completions is correct, of verdicts (P, K): `1 - C(K - c, k) / C(K, k)` with `c` right
+    ones (arXiv 2107.03374, equation 1). Raises `ValueError` if there are fewer than `k` completions a problem.
     """
     correct_PK = _verdicts(correct)
     num_completions = correct_PK.shape[1]
@@ -49,12 +47,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
-    """
-    Whether the most frequent answer of each problem is correct, from extracted answers and verdicts of shape (P, K).
-
-    `None` has no vote; a problem without an answer counts 0. Where several answers are equally frequent, each is taken
-    to win with the same probability: two answers with three votes each, one of them right, count 0.5.
-    """
+    """Whether each problem's most frequent answer is correct, of verdicts (P, K); ties share, `None` has no vote."""
     correct_PK = _verdicts(correct)
     return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
 
@@ -76,10 +69,8 @@ def problem_figures(
 
 def estimate_mean(values: ArrayLike, ends: tuple[float, float] = (0.0, 1.0)) -> Estimate:
     """
-    Mean over problems, with a 95 % interval that is never without width; docs/evaluation.md has how often it holds.
-
-    Any problem's value, the unseen ones' too, lies between `ends`: `(-1, 1)` for differences. Raises `ValueError` if
-    there is no value, or one beyond `ends`.
+    Mean over problems, whose values lie between `ends`, with a 95 % interval that is never without width;
+    docs/evaluation.md has how often it holds. Raises `ValueError` if there is no value, or one beyond `ends`.
     """
     values_P = np.asarray(values, dtype=np.float64)
     if values_P.size == 0:

@@ -158,7 +158,7 @@ def read(
     _check(settings)
     SamplingChoice(settings, {})
     header = read_header(file)
-    cluster = read_hardware(header.get("Hardware", "")) if gpus is None else parse_gpus(gpus)
+    cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
     if cluster is None:
         raise ValueError(
             f"{file} does not say its GPUs in a line `# Hardware: 8 GPUs of 80 GB`. Say them: `--gpus 8xH100-80GB`."

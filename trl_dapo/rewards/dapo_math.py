@@ -132,14 +132,12 @@ def score_dapo_math(
     Score the last 300 characters of a completion by the rule of the DAPO paper (arXiv 2503.14476): `1.0` if its answer
     is the gold one, around which dollars do not count, else `wrong_score`.
 
-    `boxed` says what a `\boxed{}` is worth. `"never"`: nothing, only the last `Answer:` line counts, which is the
-    paper's rule. `"fallback"`: where there is no `Answer:` line, the last `\boxed{}` within the last 100 characters
-    must equal the gold answer exactly, without normalisation. `"strict"`: that exact `\boxed{}` is the only answer
-    read.
+    With `boxed="never"` only the last `Answer:` line counts, the paper's rule. With `"fallback"` and no such line, and
+    with `"strict"` always, the last `\boxed{}` within the last 100 characters must equal the gold answer exactly.
 
     Raises:
         TypeError: If the gold answer is neither text nor a number.
-        ValueError: If `boxed` is none of the three, or there is no gold answer.
+        ValueError: If there is none, or `boxed` is none of the three.
     """
     check_choice("boxed", boxed, BOXED_MODES)
     gold = gold_text(solution)
@@ -229,11 +227,8 @@ def loggable(text: str) -> str:
 
 class DapoMathReward:
     """
-    [`dapo_math_reward`] with the settings of [`score_dapo_math`]: a `wrong_score` of `0.0` gives 0/1 rewards. It is
-    picklable, for any TRL trainer's `reward_funcs`.
-
-    Raises:
-        ValueError: If `boxed` is none of the three, or `wrong_score` is not below the 1.0 of a correct answer.
+    [`dapo_math_reward`] with the settings of [`score_dapo_math`], picklable: a `wrong_score` of `0.0` gives 0/1
+    rewards. Raises `ValueError` if `boxed` is none of the three, or `wrong_score` not below 1.0.
     """
 
     __name__ = "dapo_math_reward"
@@ -277,9 +272,6 @@ def dapo_math_reward(
 
     `dapo_math_reward(["Answer: $7$"], ["7"])` is `[1.0]`. Of a conversational completion the last message is scored.
     One whose gold answer, text or a number, is `None`, NaN or empty gets no reward, TRL's way to skip a sample.
-    `log_extra`, the trainer's, receives the extracted answers as the column `dapo_math_answer`.
-
-    Raises:
-        TypeError: If a completion or a gold answer is of no kind that can be read.
+    `log_extra` receives the answers as `dapo_math_answer`. Raises `TypeError` for what is of no kind that can be read.
     """
     return _paper_rule(completions, solution, **kwargs)

@@ -160,10 +160,7 @@ class MathVerifyReward:
     `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
     ten times as long, so that a busy machine makes no answer wrong. `num_workers` defaults to the cores of this
     process divided by `LOCAL_WORLD_SIZE`, at most 8. `memory_limit` is the address space of one worker in bytes, held
-    by the operating system where it can (Linux).
-
-    Raises:
-        ValueError: If a limit cannot be met: no time, no worker, or less than 256 MiB.
+    by the operating system where it can (Linux). Raises `ValueError` for no time, no worker or less than 256 MiB.
     """
 
     __name__ = "math_verify_reward"

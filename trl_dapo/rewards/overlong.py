@@ -22,15 +22,8 @@ def soft_overlong_punishment(
     lengths: Iterable[int], *, max_length: int, buffer_length: int, penalty_factor: float = 1.0
 ) -> list[float]:
     r"""
-    Equation 13 of the DAPO paper for completions of these lengths, in tokens that the model wrote, without padding.
-
-    With L_max = `max_length` and L_cache = `buffer_length` tokens, a completion of |y| tokens gets
-
-        0                                   if |y| <= L_max - L_cache
-        ((L_max - L_cache) - |y|) / L_cache if L_max - L_cache < |y| <= L_max
-        -1                                  if L_max < |y|
-
-    times `penalty_factor`. The floor is `-penalty_factor`: no length costs more.
+    Equation 13 of the DAPO paper for completions of these lengths, in tokens that the model wrote, without padding: 0
+    up to `max_length - buffer_length`, from there linear to `-penalty_factor` at `max_length`, and no less beyond.
 
     Raises:
         ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
@@ -46,9 +39,8 @@ class SoftOverlongPunishment:
     """
     [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors.
 
-    L_max is the trainer's `max_completion_length`. The paper's buffer is a fifth of it, 4,096 of 20,480 tokens.
-    Whoever changes the maximum should move both, `SoftOverlongPunishment(n, n // 5)`: a buffer left at 4,096 would
-    punish every token under a maximum of 4,096.
+    `max_length` is the trainer's `max_completion_length`. The paper's buffer is a fifth of it, 4,096 of 20,480 tokens.
+    Whoever changes one should move both, `SoftOverlongPunishment(n, n // 5)`.
     """
 
     __name__ = "soft_overlong_punishment"

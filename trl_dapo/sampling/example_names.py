@@ -27,7 +27,10 @@ def prompt_name(example: Mapping[str, Any]) -> str:
         source = example.get("source")
         name = str(example["id"]) if source is None else f"{source}/{example['id']}"
         return name.encode(errors="backslashreplace").decode()  # no file holds half of a surrogate pair
-    return digest(json.dumps(example, sort_keys=True, default=_plain))
+    try:
+        return digest(json.dumps(example, sort_keys=True, default=_plain))
+    except TypeError:  # of keys that JSON has no word for
+        return digest(re.sub(r" at 0x\w+", "", repr(example)))
 
 
 def problem_id(example: Mapping[str, Any]) -> str | None:

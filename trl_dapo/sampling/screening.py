@@ -4,10 +4,9 @@
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping
 
-from .example_names import digest, prompt_name
+from .example_names import prompt_name
 from .prompt_memory import expected_acceptance
 from .prompts import PromptStream
 from .refill import Batch, Group
@@ -94,10 +93,7 @@ def half_of(state: list[list], stream: PromptStream) -> dict[Group, Ask]:
 
 
 def _content(example: dict) -> str:
-    try:
-        return prompt_name({**example, "id": None})  # a hash of all that it holds
-    except TypeError:  # of keys that JSON has no word for
-        return digest(re.sub(r" at 0x\w+", "", repr(example)))
+    return prompt_name({**example, "id": None})  # a hash of all that it holds
 
 
 def to_carry(
