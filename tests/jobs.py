@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import torch
@@ -283,7 +283,8 @@ def sampled_run(model, folder, overrides):
 
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1}
     args = tiny_config(folder / "run", **{**settings, "max_steps": 6, **overrides})
-    datasets = {"train_dataset": prompts(40), "eval_dataset": prompts(5)}
+    dates = [date(2026, 1, 1 + i % 31) for i in range(40)]  # which JSON cannot hold
+    datasets = {"train_dataset": prompts(40, asked=dates), "eval_dataset": prompts(5)}
     trainer = Run(model, vowels, args, **datasets, callbacks=[Kill()])
     trainer.train(resume_from_checkpoint=resume_from)
     write_report(folder, {"weights": weights(trainer).tolist(), "logs": untimed(trainer.state.log_history)})

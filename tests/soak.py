@@ -5,6 +5,7 @@
     python tests/soak.py matrix                         # 64 resumes of one process: 4 minutes
     python tests/soak.py matrix --num-processes 2       # and of two: 3 to 11 minutes, as busy as the cores are
     python tests/soak.py kills --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
+    python tests/soak.py kills --variant screened       # of one variant alone
 
 `matrix` makes a whole run of every variant and resumes it from each of its checkpoints. `kills` stops runs by SIGKILL
 at moments drawn evenly from the time they take, saving included, and starts them again with
@@ -89,12 +90,12 @@ def matrix(model: str, folder: Path, num_processes: int) -> bool:
     return num_equal == total
 
 
-def kills(model: str, folder: Path, num_kills: int, seed: int) -> bool:
+def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
     draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "before a checkpoint", "resumed"), 0)
     for number in count():
         if counts["kills"] == num_kills:
             break
-        num_processes, variant = 1 + number % 2, list(KILLED)[number // 2 % len(KILLED)]
+        num_processes, variant = 1 + number % 2, variants[number // 2 % len(variants)]
         whole = folder / f"{variant}, {num_processes}"
         if not whole.exists():
             run(model, whole, variant, num_processes)
@@ -188,6 +189,7 @@ def main() -> bool:
     killing = commands.add_parser("kills")
     killing.add_argument("--num-kills", type=int, default=50)
     killing.add_argument("--seed", type=int, default=0)
+    killing.add_argument("--variant", choices=KILLED)
     args = parser.parse_args()
     folder, started = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
     print(f"in {folder}, which is kept unless all is well", flush=True)
@@ -195,7 +197,7 @@ def main() -> bool:
     if args.command == "matrix":
         is_well = matrix(model, folder, args.num_processes)
     else:
-        is_well = kills(model, folder, args.num_kills, args.seed)
+        is_well = kills(model, folder, args.num_kills, args.seed, [args.variant] if args.variant else list(KILLED))
     print(f"{'all is well' if is_well else 'NOT all is well'}, after {(time.monotonic() - started) / 60:.0f} minutes")
     if is_well:
         shutil.rmtree(folder)
