@@ -233,7 +233,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
         # What TRL trains on, where it names the token.
         (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "gave a token .* the log-probability -9999"),
         (logprobs_with(top_logprobs=[{}, {"token_id:6": 0.5}]), "gave a token .* the log-probability 0.5"),
-        (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "the log-probabilities .* and -30"),
+        (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token that it sampled the log-probabilities -2 and -30"),
         (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
         (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
         (ids_with(8), "answered 8, which is no token of 8"),
