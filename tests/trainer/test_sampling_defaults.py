@@ -57,6 +57,7 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
         ),
         ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
         ({"dynamic_sampling_max_rounds": 1}, ["screen"], "leaves no round for the rest"),
+        ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
     ],
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
