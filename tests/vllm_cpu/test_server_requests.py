@@ -233,7 +233,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
         # What TRL trains on, where it names the token.
         (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "gave a token .* the log-probability -9999"),
         (logprobs_with(top_logprobs=[{}, {"token_id:6": 0.5}]), "gave a token .* the log-probability 0.5"),
-        (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token that it sampled the log-probabilities -2 and -30"),
+        (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token .* the log-probabilities -2 and -30"),
         (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
         (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
         (ids_with(8), "answered 8, which is no token of 8"),
@@ -262,6 +262,14 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run_with_the_server_and_th
     with pytest.raises(RuntimeError, match=f"{server.url} {said}.*resume from {checkpoint}"):
         with describing_loss(args):
             client.generate([[3]], n=2, max_tokens=4)
+
+
+def test_a_server_that_takes_no_weights_is_named_with_the_way_on(server, tmp_path):
+    server.answers["/start_weight_update"] = [(404, "{}")]  # as one that was started again without them
+    client, args = client_of(server), tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
+    with pytest.raises(RuntimeError, match=rf"{server.url} did not take a request \(Request failed: 404.*start over"):
+        with describing_loss(args):
+            client._post(f"{server.url}/start_weight_update", json={})
 
 
 def test_a_whole_answer_is_trls(server):

@@ -93,8 +93,6 @@ class BoundClient(ClientBase):
         return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
 
     def _post(self, url: str, **kwargs: Any) -> dict:
-        if not url.endswith("/v1/completions"):
-            return super()._post(url, **kwargs)
         try:
             answer = super()._post(url, **kwargs)
         except ValueError as error:
@@ -103,6 +101,8 @@ class BoundClient(ClientBase):
             if type(error) is not Exception:  # which TRL raises for an answer other than 200
                 raise
             raise ServerFault(f"did not take a request ({error})") from error
+        if not url.endswith("/v1/completions"):
+            return answer
         try:
             wrong = _what_is_wrong(answer, kwargs["json"], self.vocab_size)
         except (AttributeError, KeyError, TypeError) as error:
