@@ -206,12 +206,12 @@ def prompts(problems, shares, seed):
     )
 
 
-def train(job, checkpoint, output_dir, max_steps=1_000_000, every=1):
+def train(job, checkpoint, output_dir, max_steps=1_000_000, every=1, method=None):
     """Trains until the target or a limit; returns the curve, the mean acceptance rate, and what rare problems gain."""
+    method = method or METHODS[job.method]
     problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     at_first = right_probabilities(model, tokenizer, held_out(problems))
-    method = METHODS[job.method]
     config = method.config(
         output_dir=str(output_dir),
         seed=job.seed,

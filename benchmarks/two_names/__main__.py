@@ -1,0 +1,200 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learning rate.
+
+    python -m benchmarks.two_names                 # both parts, hours of one core, in pieces that resume
+    python -m benchmarks.two_names --part best     # each arm's best of four rates, then five seeds at it
+    python -m benchmarks.two_names --part range    # five seeds at each rate of GRPO and of what two names give
+    python -m benchmarks.two_names --from-csv      # tables and predictions from the runs that are kept
+
+Tasks, checkpoint, targets and limits are those of time_to_accuracy.py. The rates are 0.5, 1, 2 and 3 times the one at
+which GRPO got furthest there; the best has the fewest tokens to the target with seed 100, which does not count. Writes
+runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from trl import GRPOConfig
+
+from trl_dapo import DAPOConfig
+
+from ..larger.parts import spent_to
+from ..mechanisms.mechanisms import Prediction, Quantity
+from ..mechanisms.quantities import at_equal
+from ..mechanisms.report import RUNS, fill_in, print_outcomes, read_csv, write_csv
+
+
+from runs import file_name, run_all  # isort: skip (mechanisms/tasks.py has said where these are)
+from time_to_accuracy import DAPO, GRPO, NUM_GENERATIONS, TASKS, Method, cost, make_checkpoint, train  # isort: skip
+
+
+HERE = Path(__file__).parent
+KEY = ("task", "arm", "rate", "seed")
+HEADING = "## Two names changed\n"
+FACTORS = (0.5, 1.0, 2.0, 3.0)  # of the rate that suits GRPO
+TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
+MAX_SECONDS = 75.0  # of the CPU, after which a run is given up
+NUM_PROMPTS, NUM_STEPS = 16, 4  # a rollout
+WARM_UP_STEPS = 250
+
+ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
+METHODS = {
+    ONE: Method(GRPO, GRPOConfig, {}, num_steps=1),
+    FOUR: Method(GRPO, GRPOConfig, {}),
+    AS_IS: Method(DAPO, DAPOConfig, {}),
+    AS_PAPER: Method(DAPO, DAPOConfig, {"dynamic_sampling_mode": "paper"}),
+    SMALLER: Method(DAPO, DAPOConfig, {}),
+}
+RANGED = FOUR, AS_IS
+# As many prompts a rollout as teach in one of GRPO's: three in four, and one in eight.
+FEWER_PROMPTS = {"quickstart": 12, "one in ten": 2}
+
+OF_GRPO = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
+AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+PREDICTIONS = tuple(
+    Prediction(task, mine, other, quantity, direction, "this package's own")
+    for task in TASKS
+    for mine, other, quantity, direction in (
+        (AS_IS, FOUR, OF_GRPO[task], -1),
+        (AS_IS, ONE, OF_GRPO[task], -1),
+        (AS_IS, AS_PAPER, OF_GRPO[task], -1),
+        (SMALLER, AS_IS, OF_GRPO[task], -1),
+        (AS_IS, FOUR, AT_EQUAL, 1),
+    )
+)
+
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome."""
+
+    task: str
+    arm: str
+    factor: float
+    seed: int
+    target: float
+    max_seconds: float
+    settings: dict
+
+    @property
+    def key(self):
+        return self.task, self.arm, f"{self.factor:g}", self.seed
+
+    @property
+    def name(self):
+        return file_name(*self.key)
+
+
+def make_job(task, arm, factor, seed, start):
+    num_steps = METHODS[arm].num_steps or NUM_STEPS
+    num_prompts = FEWER_PROMPTS[task] if arm == SMALLER else NUM_PROMPTS
+    settings = {
+        "num_generations": NUM_GENERATIONS,
+        "per_device_train_batch_size": num_prompts * NUM_GENERATIONS // num_steps,
+        "steps_per_generation": num_steps,
+        "max_completion_length": 8,
+        "learning_rate": factor * TASKS[task].learning_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 2 * num_steps,
+    }
+    return Job(task, arm, factor, seed, start + TASKS[task].gain, MAX_SECONDS, settings)
+
+
+def run(job, checkpoint):
+    """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = train(job, checkpoint, folder, method=METHODS[job.arm])
+    *curve, last = found["curve"]
+    figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
+    return figures | {"acceptance": found["acceptance"], "curve": [*curve[::4], last]}
+
+
+def describe(job, result):
+    return f"{job.name}: {result['accuracy']:.1%} after {result['tokens']:,.0f} tokens, {result['seconds']:.0f} s"
+
+
+def tokens_to_target(result, task):
+    return cost(result, result["curve"][0]["accuracy"] + TASKS[task].gain, "tokens")
+
+
+def best_factor(results, task, arm):
+    """The fewest tokens to the target with the seed that does not count; where none reached it, the most right."""
+    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in FACTORS}
+    return min(FACTORS, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
+
+
+def at_best(results):
+    """The runs that count, by task, arm and seed: those at each arm's best rate."""
+    tried = {(task, arm) for task, arm, _, seed in results if seed == TRIAL}
+    best = {(task, arm): f"{best_factor(results, task, arm):g}" for task, arm in tried}
+    return {
+        (task, arm, seed): result
+        for (task, arm, rate, seed), result in results.items()
+        if seed != TRIAL and best[task, arm] == rate
+    }
+
+
+def print_report(results, console):
+    """Tokens to the target at each rate, then what became of the predictions."""
+    counted = at_best(results)
+    for task in TASKS:
+        table = Table("arm", *(f"{factor:g} x" for factor in FACTORS), title=f"{task}: tokens to the target")
+        for arm in METHODS:
+            table.add_row(arm, *(describe_seeds(results, task, arm, f"{factor:g}", counted) for factor in FACTORS))
+        console.print(table)
+    console.print("* the best rate with seed 100")
+    print_outcomes(counted, console, PREDICTIONS)
+
+
+def describe_seeds(results, task, arm, rate, counted):
+    """Median (lowest to highest), of how many seeds; a star at the best rate."""
+    runs = [results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results]
+    if not runs:
+        return ""
+    costs = sorted(tokens_to_target(run, task) for run in runs)
+    shown = [f"{value:,.0f}" if math.isfinite(value) else "never" for value in (costs[0], costs[-1])]
+    median = statistics.median_low(costs)
+    star = "*" if any(run is counted.get((task, arm, seed)) for seed in SEEDS for run in runs) else ""
+    middle = f"{median:,.0f}" if math.isfinite(median) else "never"
+    return f"{middle}{star} ({shown[0]} to {shown[1]}), {len(runs)} seeds"
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["best", "range"], action="append", help="may be given again")
+    parser.add_argument("--task", choices=TASKS, action="append", help="may be given again")
+    parser.add_argument("--from-csv", action="store_true", help="train nothing")
+    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs/two_names"), help="a file a run")
+    args = parser.parse_args(argv)
+    console = Console(width=150)
+    results = read_csv(HERE, KEY) if (HERE / RUNS).exists() else {}
+    if not args.from_csv:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        checkpoint, start = make_checkpoint(args.output_dir, WARM_UP_STEPS)
+
+        def run_those(keys):
+            jobs = [make_job(*key, start) for key in keys]
+            results.update(run_all(run, jobs, checkpoint, args.output_dir, args.num_processes, console, describe))
+            write_csv(results, HERE, KEY)
+
+        tasks = args.task or list(TASKS)
+        for task in tasks if "best" in (args.part or ["best"]) else ():
+            run_those([(task, arm, factor, TRIAL) for arm in METHODS for factor in FACTORS])
+            run_those([(task, arm, best_factor(results, task, arm), seed) for seed in SEEDS for arm in METHODS])
+        for task in tasks if "range" in (args.part or ["range"]) else ():
+            run_those([(task, arm, factor, seed) for seed in SEEDS for factor in FACTORS for arm in RANGED])
+    print_report(results, console)
+    page = HERE.parent / "EVIDENCE.md"
+    page.write_text(fill_in(page.read_text(), at_best(results), HEADING, PREDICTIONS))
+
+
+if __name__ == "__main__":
+    main()
