@@ -16,104 +16,22 @@ runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md
 import argparse
 import math
 import statistics
-import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
-from trl import GRPOConfig
 
-from trl_dapo import DAPOConfig
-
-from ..larger.parts import spent_to
-from ..mechanisms.mechanisms import Prediction, Quantity
-from ..mechanisms.quantities import at_equal
 from ..mechanisms.report import RUNS, fill_in, print_outcomes, read_csv, write_csv
+from .parts import FACTORS, METHODS, PREDICTIONS, RANGED, SEEDS, TRIAL, WARM_UP_STEPS, make_job, run
 
 
-from runs import file_name, run_all  # isort: skip (mechanisms/tasks.py has said where these are)
-from time_to_accuracy import DAPO, GRPO, NUM_GENERATIONS, TASKS, Method, cost, make_checkpoint, train  # isort: skip
+from runs import run_all  # isort: skip (mechanisms/tasks.py has said where these are)
+from time_to_accuracy import TASKS, cost, make_checkpoint  # isort: skip
 
 
 HERE = Path(__file__).parent
 KEY = ("task", "arm", "rate", "seed")
 HEADING = "## Two names changed\n"
-FACTORS = (0.5, 1.0, 2.0, 3.0)  # of the rate that suits GRPO
-TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
-MAX_SECONDS = 75.0  # of the CPU, after which a run is given up
-NUM_PROMPTS, NUM_STEPS = 16, 4  # a rollout
-WARM_UP_STEPS = 250
-
-ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
-METHODS = {
-    ONE: Method(GRPO, GRPOConfig, {}, num_steps=1),
-    FOUR: Method(GRPO, GRPOConfig, {}),
-    AS_IS: Method(DAPO, DAPOConfig, {}),
-    AS_PAPER: Method(DAPO, DAPOConfig, {"dynamic_sampling_mode": "paper"}),
-    SMALLER: Method(DAPO, DAPOConfig, {}),
-}
-RANGED = FOUR, AS_IS
-# As many prompts a rollout as teach in one of GRPO's: three in four, and one in eight.
-FEWER_PROMPTS = {"quickstart": 12, "one in ten": 2}
-
-OF_GRPO = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
-AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
-PREDICTIONS = tuple(
-    Prediction(task, mine, other, quantity, direction, "this package's own")
-    for task in TASKS
-    for mine, other, quantity, direction in (
-        (AS_IS, FOUR, OF_GRPO[task], -1),
-        (AS_IS, ONE, OF_GRPO[task], -1),
-        (AS_IS, AS_PAPER, OF_GRPO[task], -1),
-        (SMALLER, AS_IS, OF_GRPO[task], -1),
-        (AS_IS, FOUR, AT_EQUAL, 1),
-    )
-)
-
-
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    task: str
-    arm: str
-    factor: float
-    seed: int
-    target: float
-    max_seconds: float
-    settings: dict
-
-    @property
-    def key(self):
-        return self.task, self.arm, f"{self.factor:g}", self.seed
-
-    @property
-    def name(self):
-        return file_name(*self.key)
-
-
-def make_job(task, arm, factor, seed, start):
-    num_steps = METHODS[arm].num_steps or NUM_STEPS
-    num_prompts = FEWER_PROMPTS[task] if arm == SMALLER else NUM_PROMPTS
-    settings = {
-        "num_generations": NUM_GENERATIONS,
-        "per_device_train_batch_size": num_prompts * NUM_GENERATIONS // num_steps,
-        "steps_per_generation": num_steps,
-        "max_completion_length": 8,
-        "learning_rate": factor * TASKS[task].learning_rate,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": 2 * num_steps,
-    }
-    return Job(task, arm, factor, seed, start + TASKS[task].gain, MAX_SECONDS, settings)
-
-
-def run(job, checkpoint):
-    """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = train(job, checkpoint, folder, method=METHODS[job.arm])
-    *curve, last = found["curve"]
-    figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
-    return figures | {"acceptance": found["acceptance"], "curve": [*curve[::4], last]}
 
 
 def describe(job, result):
