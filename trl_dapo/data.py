@@ -270,8 +270,8 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
     if shared := [place for place, id_ in enumerate(eval_ids) if id_ in known]:
         raise ValueError(
             f"{len(shared)} of the {len(eval_dataset)} evaluation problems are in the training set as well (row "
-            f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}). Choose ranges that do not "
-            f"overlap with `offset` and `limit`: {len(train_dataset)} problems are used for training."
+            f"{', '.join(map(str, shared[:3]))}{', ...' if len(shared) > 3 else ''}). Name another file, or "
+            f"ranges that do not overlap, by `dataset_limit` and `eval_dataset_offset`: {len(train_dataset)} train."
         )
 
 

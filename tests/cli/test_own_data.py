@@ -154,7 +154,7 @@ def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, m
     assert capsys.readouterr().out == "Made my_task. Now: cd my_task && trl-dapo train --config recipe.yaml\n"
     assert len((tmp_path / "my_task" / "train.jsonl").read_text().splitlines()) == 5
     assert main(["new", "my_task"]) == 2  # and nothing in it is written over
-    assert "`my_task` is no name of a new folder: something of this name is here." in capsys.readouterr().err
+    assert "`my_task` is no name of a new folder: it is empty, or something is there." in capsys.readouterr().err
     assert main(["plan", "--config", "my_task/recipe.yaml"]) == 0
     assert "recipe on 1xCPU, one process" in capsys.readouterr().out
     command = [sys.executable, "-m", "trl_dapo.cli", "train", "--config", "recipe.yaml"]

@@ -75,6 +75,7 @@ def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_pat
     assert str(tmp_path / "trained") in text
     assert "trl-dapo train --config smollm2_135m_cpu" in text
     assert "95 %" in text
+    assert "Warm-up, step 1 of 2: loss " in text  # where no bar is drawn
     assert (tmp_path / "trained" / "model.safetensors").exists()
     assert (tmp_path / "trained" / "tokenizer.json").exists()
     assert (tmp_path / "run.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

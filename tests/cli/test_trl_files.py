@@ -198,7 +198,7 @@ def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, ove
         ("eval_dataset_limit: 5", "`eval_dataset_limit=5` has no effect without `eval_dataset_name`."),
         ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
         # Rewards and models
-        ("reward_funcs: [my_lib.rewards.custom]", "`reward_funcs` names 'my_lib.rewards.custom': No module named"),
+        ("reward_funcs: [my_lib.rewards.custom]", "'my_lib.rewards.custom': No module named 'my_lib'. Modules of "),
         ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is no function but <class "),
         ("reward_funcs: [3]", "`reward_funcs` names '3'. Expected dapo_math, "),
         ("reward_model_name_or_path: ./nowhere", "`./nowhere` is no folder here, and no name of a model on the Hub."),

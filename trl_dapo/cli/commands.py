@@ -134,7 +134,7 @@ def _recipes(args: argparse.Namespace) -> int:
 
 def _new(args: argparse.Namespace) -> int:
     if not args.folder or os.path.lexists(args.folder):
-        raise FileExistsError(f"`{args.folder}` is no name of a new folder: something of this name is here.")
+        raise FileExistsError(f"`{args.folder}` is no name of a new folder: it is empty, or something is there.")
     check_output_dir(args.folder)
     shutil.copytree(RECIPES / "new", args.folder, ignore=shutil.ignore_patterns("__pycache__"))
     print(f"Made {args.folder}. Now: cd {shlex.quote(args.folder)} && trl-dapo train --config recipe.yaml")

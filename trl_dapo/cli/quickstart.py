@@ -246,6 +246,8 @@ def run_quickstart(
 
         def show(loss: float) -> None:
             progress.update(task, advance=1, info=f"loss {loss:.2f}")
+            if not console.is_terminal and (step := progress.tasks[task].completed) % 50 == 1:  # no bar is drawn
+                console.print(f"Warm-up, step {step} of {num_warm_up_steps}: loss {loss:.2f}")
 
         warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=show)
     tiny.save(model, tokenizer, output_dir / "warm_up")

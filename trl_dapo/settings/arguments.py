@@ -131,7 +131,7 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
     except AttributeError:
         raise ImportError(f"`{option}` names {name!r}, but module {module!r} has no {attribute!r}.") from None
     except ImportError as error:
-        raise ImportError(f"`{option}` names {name!r}: {error}.") from error
+        raise ImportError(f"`{option}` names {name!r}: {error}. Modules of {os.getcwd()} are found too.") from error
     if isinstance(function, type) or not callable(function):
         raise ValueError(f"`{option}` names {name!r}, which is no function but {function!r:.80}.")
     return function
