@@ -163,7 +163,7 @@ def test_waste_and_rounds_of_a_steady_run_are_small():
     """512 prompts at an acceptance rate of 1/3: the promise is 1.05 times the least and 1.2 rounds."""
     rng = random.Random(1)
     sampler = new(512)
-    num_accepted, num_rounds, num_steps = 0, 0, 60
+    num_accepted, num_rounds, num_steps = 0, 0, 30
     for step in range(num_steps + 5):
         sampler.begin()
         while prompts := sampler.next_prompts():
@@ -689,7 +689,7 @@ def test_a_second_round_is_rare_where_rounds_are_drawn_ahead():
     """512 prompts at an acceptance rate of 1/3: under 3 % of rollouts, at the price of what is carried."""
     rng = random.Random(1)
     sampler = new(512, carries=True, is_ahead=True)
-    num_second, num_carried, num_rollouts = 0, 0, 200
+    num_second, num_carried, num_rollouts = 0, 0, 100
     for step in range(num_rollouts + 5):
         sampler.begin()
         num_carried += len(sampler.rollout.carried)
@@ -708,7 +708,7 @@ def test_hardly_a_second_round_is_taken_where_surplus_is_carried(target, most_ro
     """At an acceptance rate of 1/3: 1.45 rounds of 64 and 1.17 of 512 where surplus is lost."""
     rng = random.Random(1)
     sampler = new(target, carries=True)
-    rounds, num_carried, num_rollouts = 0, 0, 100
+    rounds, num_carried, num_rollouts = 0, 0, 50
     for _ in range(num_rollouts):
         sampler.begin()
         num_carried += len(sampler.rollout.carried)
