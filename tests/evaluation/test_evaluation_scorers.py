@@ -119,7 +119,7 @@ def test_a_reward_function_that_asks_for_another_column_is_refused_before_anythi
         return [0.0] * len(completions)
 
     server = serve(lambda body: pytest.fail("it was asked"))
-    with pytest.raises(ValueError, match=r"argument: 'letter'\. In training it gets more than prompts"):
+    with pytest.raises(ValueError, match=r"argument: 'letter'\. An evaluation gives prompts, completions, solution"):
         ask(server, sums(1), tmp_path, scorer=reward)
 
 

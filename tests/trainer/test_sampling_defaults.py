@@ -37,7 +37,7 @@ def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_scr
 
 def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path, dynamic_sampling_mode="paper") == (PAPER, None)
-    assert "whole groups of every prompt, as in the paper" in capsys.readouterr().out
+    assert "every group is sampled whole, as in the paper" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsy
     names = [f"dynamic_sampling_{name}" for name in off]
     assert values == CHEAPEST | {name: PAPER[name] for name in names}
     assert screen == (None if "screen" in off else "auto")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling ")]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling: ")]
     assert (line.count("Off: "), why in line) == (len(off), True)
 
 

@@ -49,7 +49,7 @@ from .processes import split_options, tell_once
 WAYS_OUT = {
     "bf16/gpu": "Without a GPU `--bf16 false` trains on the CPU, a large model slowly; `--config smoke_cpu` tries out "
     "a run, and `trl-dapo plan` tells what a recipe needs.",
-    "none of the known schemas": "For rewards of your own a file needs a column `prompt` alone, and keeps all others, "
+    "none of the known schemas": "For rewards of your own a file needs a column `prompt`, and keeps all others, "
     "if neither `prompt_style` nor `on_bad_rows` is set.",
     "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
     "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "

@@ -57,7 +57,7 @@ def _checked(scorer: Scorer) -> Scorer:
         try:
             signature.bind(**dict.fromkeys(GIVEN))
         except TypeError as error:
-            raise ValueError(f"The scorer fails: {error}. In training it gets more than {', '.join(GIVEN)}.") from None
+            raise ValueError(f"The scorer fails: {error}. An evaluation gives {', '.join(GIVEN)}.") from None
     return scorer
 
 

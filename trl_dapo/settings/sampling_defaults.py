@@ -11,7 +11,7 @@ from .rules import why_refused
 
 CHEAPEST = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
 PAPER = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False, "dynamic_sampling_screen": "off"}
-DOES = ("trains on its surplus later", "passes over prompts that would be dropped", "asks for a few completions first")
+DOES = ("surplus trains later", "prompts likely to be dropped are skipped", "a few completions are sampled first")
 
 
 class SamplingChoice:
@@ -40,7 +40,7 @@ class SamplingChoice:
     def describe(self) -> str:
         """One line for the start of a run: how prompts are sampled, and what is off, why."""
         does = [what for what, name in zip(DOES, PAPER, strict=True) if getattr(self._settings, name) != PAPER[name]]
-        line = f"Dynamic sampling {', '.join(does)}: `dynamic_sampling_mode='paper'` does not."
+        line = f"Dynamic sampling: {', '.join(does)}. `dynamic_sampling_mode='paper'` turns this off."
         if not does:
-            line = "Dynamic sampling discards its surplus and asks for whole groups of every prompt, as in the paper."
+            line = "Dynamic sampling: surplus is discarded and every group is sampled whole, as in the paper."
         return " ".join(filter(None, [line, self.known, *(f"Off: {why}." for why in self.reasons.values())]))
