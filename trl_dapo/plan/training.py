@@ -8,12 +8,19 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from ..models import ModelShape
-from .adapters import ENDS, Adapter, read_adapter
-from .hardware import GPUS_PER_MACHINE, NETWORK
-from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
-from .recipe import Recipe
-from .rollout import Batches
-from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
+from .memory import (
+    CONTEXT,
+    ENDS,
+    Adapter,
+    activation_bytes,
+    checkpoint_bytes,
+    gathered_bytes,
+    quantized_bytes,
+    read_adapter,
+    state_bytes,
+)
+from .recipe import GPUS_PER_MACHINE, NETWORK, Recipe
+from .rollout import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
 
 
 HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16
