@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .journal import has_fields
+from .journal import JOURNAL_FILE, SUMMARY_FILE, has_fields
 from .statistics import estimate_mean, problem_figures
-from .summary import JOURNAL_FILE, SUMMARY_FILE
 
 
 _EXPECTED_TO_DIFFER = {"model", "weights"}

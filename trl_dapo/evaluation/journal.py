@@ -20,6 +20,7 @@ from typing import Any
 from .jobs import Completion
 
 
+JOURNAL_FILE, SUMMARY_FILE = "completions.jsonl", "summary.json"
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs: what a power cut may cost; a killed process loses nothing
 _HEADER: dict[str, Any] = {"settings": dict}
 _COMPLETION = {"problem": str, "index": int, "text": str, "length": (int, type(None)), "truncated": bool}

@@ -8,17 +8,8 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from ..models import ModelShape
-from .memory import (
-    CONTEXT,
-    ENDS,
-    Adapter,
-    activation_bytes,
-    checkpoint_bytes,
-    gathered_bytes,
-    quantized_bytes,
-    read_adapter,
-    state_bytes,
-)
+from . import memory
+from .memory import ENDS, Adapter
 from .recipe import GPUS_PER_MACHINE, NETWORK, Recipe
 from .rollout import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
 
@@ -61,7 +52,7 @@ class Training:
     @cached_property
     def adapter(self) -> Adapter | None:
         """What trains in place of all weights."""
-        return read_adapter(self.recipe.settings, self.shape)
+        return memory.read_adapter(self.recipe.settings, self.shape)
 
     @cached_property
     def weights(self) -> Weights:
@@ -80,7 +71,7 @@ class Training:
         base, bits = held if sharding.is_deepspeed else loaded, 4 if settings.load_in_4bit else 8
         frozen: float = base * shape.num_parameters
         if settings.load_in_4bit or settings.load_in_8bit:
-            frozen = quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
+            frozen = memory.quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
         # A copy of a module is as precise as what it is a copy of.
         trained, saved = 4 if upcast else 2 if in_half else 4, 4 if upcast else 2 if in_half else loaded
@@ -95,11 +86,11 @@ class Training:
         syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
         accumulates = self.batches.num_microbatches > 1 and not syncs_each
         kept, copies = (
-            state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
+            memory.state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
             for frozen, kind in zip((weights.frozen, 0.0), weights.kinds, strict=True)
         )
         state = {part: kept[part] + copies[part] for part in kept}
-        activations = activation_bytes(
+        activations = memory.activation_bytes(
             self.shape,
             self.batches.microbatch_tokens,
             self.batches.longest_row,
@@ -114,8 +105,8 @@ class Training:
             activations["work"] += weights.computed * self.shape.largest_linear
         saved = () if self.adapter is None else self.adapter.saved
         head = weights.trained if self.adapter is None else weights.saved if "lm_head" in saved else weights.held
-        gathered = gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
-        context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else CONTEXT
+        gathered = memory.gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
+        context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else memory.CONTEXT
         return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
 
     @property
@@ -211,7 +202,7 @@ class Training:
             return 0.0
         optim, sharding, is_adapter = self._optim, self.recipe.sharding, self.adapter is not None
         return sum(
-            checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
+            memory.checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
             for kind in weights.kinds
             if kind[0]
         )
