@@ -18,8 +18,7 @@ from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
 from ..version import __version__
-from .jobs import Completion, Job, Problem, Sampling, make_jobs, read_problems
-from .journal import JOURNAL_FILE, SUMMARY_FILE, Journal
+from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
 from .scorers import Scorer, Verdict, load_scorer, score, warn_without_answers
 from .statistics import estimate_mean, maj_at_k, problem_figures
 

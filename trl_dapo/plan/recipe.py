@@ -42,8 +42,8 @@ CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP"
 # What says nothing to a plan: variables that TRL's parser sets, and where processes meet, one on each GPU that trains.
 OF_A_LAUNCH = "env num_processes num_machines machine_rank main_process_ip main_process_port multi_gpu gpu_ids".split()
 OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
-KINDS = {"bool": "true or false", "float": "a number", "int": "a number"}
-KINDS |= {"list": "a list", "dict": "a mapping", "str": "a text"}
+KINDS = {"bool": "true or false", "float": "a number", "int": "a number", "list": "a list", "dict": "a mapping"}
+KINDS["str"] = "a text"
 TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
@@ -87,14 +87,8 @@ GPUS = {
     )
 }
 # What "GPUs of 80 GB" in a recipe's header is taken for.
-GPU_OF_SIZE = {
-    24: "RTX4090-24GB",
-    40: "A100-40GB",
-    48: "L40S-48GB",
-    80: "H100-80GB",
-    141: "H200-141GB",
-    180: "B200-180GB",
-}
+TAKEN = ("RTX4090-24GB", "A100-40GB", "L40S-48GB", "H100-80GB", "H200-141GB", "B200-180GB")
+GPU_OF_SIZE = {name.split("-")[1]: GPUS[name] for name in TAKEN}
 
 
 def cpu() -> GPU:
@@ -125,19 +119,16 @@ def parse_gpus(text: str) -> Cluster:
     """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
     if match is None or match[1] == "0":
-        raise ValueError(
-            f"`--gpus {text}` cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve. {OWN}"
-        )
+        said = "cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve."
+        raise ValueError(f"`--gpus {text}` {said} {OWN}")
     num_train, num_serve, name = match.groups()
-    if ":" in name:
-        return Cluster(_read_own(name), int(num_train or 1), int(num_serve or 0))
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
     models = [key.split("-")[0] for key in known]
-    short = {model: key for model, key in zip(models, known, strict=True) if models.count(model) == 1}
-    name = short.get(name.lower(), name.lower())
-    if name not in known:
+    known |= {model: gpu for model, gpu in zip(models, list(known.values()), strict=True) if models.count(model) == 1}
+    gpu = _read_own(name) if ":" in name else known.get(name.lower())
+    if gpu is None:
         raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}. {OWN}")
-    return Cluster(known[name], int(num_train or 1), int(num_serve or 0))
+    return Cluster(gpu, int(num_train or 1), int(num_serve or 0))
 
 
 def _read_own(name: str) -> GPU:
@@ -157,14 +148,14 @@ def read_hardware(text: str) -> Cluster | None:
         return Cluster(cpu(), 1)
     number = r"\b(one|two|\d+)"
     found = re.search(rf"{number} GPUs? of (\d+) GB", text)
-    if found is None or int(found[2]) not in GPU_OF_SIZE:
+    if found is None or f"{found[2]}GB" not in GPU_OF_SIZE:
         return None
     counts = [re.search(rf"{number}\b[^,.;:]*\b{verb}\b", text) for verb in ("trains?", "serves?")]
     num_train, num_serve = (
         0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
         for count in (counts[0] or found, counts[1])
     )
-    return Cluster(GPUS[GPU_OF_SIZE[int(found[2])]], num_train, num_serve) if num_train else None
+    return Cluster(GPU_OF_SIZE[f"{found[2]}GB"], num_train, num_serve) if num_train else None
 
 
 # ---- A run ----
@@ -208,17 +199,13 @@ class Recipe:
 def _declarations() -> dict[str, ast.AnnAssign]:
     """Every field that a recipe may have."""
     # Importing the dataclasses takes longer than planning all recipes.
-    found = {}
+    found: dict[str, ast.AnnAssign] = {}
     for package, file, name in DATACLASSES:
         spec = find_spec(package)
         assert spec is not None
-        assert spec.submodule_search_locations is not None
-        (folder,) = spec.submodule_search_locations
-        tree = ast.parse(Path(folder, file).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(str(spec.origin)).parent.joinpath(file).read_text(encoding="utf-8"))
         (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-        for node in declared.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = node
+        found |= {ast.unparse(node.target): node for node in declared.body if isinstance(node, ast.AnnAssign)}
     return found
 
 
@@ -266,9 +253,7 @@ def read(
 ) -> Recipe:
     """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
     file, values = find_recipe(path), dict(declared_fields())
-    fields = _read_recipe(file)
-    for name in OF_A_LAUNCH:
-        fields.pop(name, None)
+    fields = {name: value for name, value in _read_recipe(file).items() if name not in OF_A_LAUNCH}
     accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
@@ -284,9 +269,9 @@ def read(
         )
     sharding = _find_sharding(header, accelerate_config, cluster)
     recipe = Recipe(file.stem, settings, sharding, cluster, *_read_prompts(settings))
-    if recipe.asks_a_server != bool(cluster.num_serve):
-        if cluster.num_serve:
-            raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+    if cluster.num_serve and not recipe.asks_a_server:
+        raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+    if recipe.asks_a_server and not cluster.num_serve:
         raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
     return recipe
 

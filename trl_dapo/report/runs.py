@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..evaluation import compare
-from ..evaluation.journal import SUMMARY_FILE, has_fields
+from ..evaluation.jobs import SUMMARY_FILE, has_fields
 from ..run.checkpoint import last_complete_checkpoint
 from ..run.ledger import REWARDS, TEXT, as_text, choose, read_ledger
 from ..run.log import LOG_HISTORY_NAME, SETTINGS_NAME
