@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from types import SimpleNamespace
@@ -42,6 +43,14 @@ PARTS = {
     "logps": "log-probabilities",
     "sync": "weight sync",
 }
+_count = partial(format_count, billion="B")
+# Of what would help.
+LEAST_EFFECT = 0.01
+MOST_STEPS = 16  # optimizer steps of a rollout, as in the paper: 512 / 32
+LORA = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
+LATER = ("adapter", "gpus")  # these change what trains and what it costs: they come after what does neither
+CONFIGS = {"ddp": "multi_gpu", "fsdp2": "fsdp2", "zero2": "zero2"}  # of accelerate's, by name
+MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,21 +235,6 @@ def _row(name: str, value: str) -> str:
     return f"  {name:<44}{value:>16}"
 
 
-def _count(number: float) -> str:
-    return format_count(number, billion="B")
-
-
-# ---- What would help ----
-
-
-LEAST_EFFECT = 0.01
-MOST_STEPS = 16  # optimizer steps of a rollout, as in the paper: 512 / 32
-LORA = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
-LATER = ("adapter", "gpus")  # these change what trains and what it costs: they come after what does neither
-CONFIGS = {"ddp": "multi_gpu", "fsdp2": "fsdp2", "zero2": "zero2"}  # of accelerate's, by name
-MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many
-
-
 def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     """
     At most so many changes that spare time where the recipe fits, or make it fit, the best first: each in words, and
@@ -328,7 +322,7 @@ def _sharded(settings: SimpleNamespace) -> str:
 def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     """What a change is about, and the recipe with it."""
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
-    together = cluster.num_train + cluster.num_serve
+    together, on_gpus = cluster.num_train + cluster.num_serve, cluster.gpu.name != "CPU"
     in_prompts = settings.prompts_per_rollout is not None or settings.prompts_per_step is not None
 
     def change(
@@ -337,7 +331,7 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         return about, replace(_changed(recipe, **fields), sharding=sharding, cluster=cluster)
 
     colocate: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    if not settings.use_vllm and cluster.gpu.name != "CPU":
+    if not settings.use_vllm and on_gpus:
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
         yield change("rounds", batch_multiplier=None)
@@ -367,29 +361,26 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     yield change("checkpointing", gradient_checkpointing=not settings.gradient_checkpointing)
     if settings.gradient_checkpointing and budget:
         yield change("checkpointing", gradient_checkpointing=False, max_tokens_per_microbatch=budget // 2)
-    if "flash" not in (settings.attn_implementation or "") and cluster.gpu.name != "CPU":
+    if "flash" not in (settings.attn_implementation or "") and on_gpus:
         yield change("attention", attn_implementation="flash_attention_2")
     if recipe.sharding.kind == "fsdp2":
         options = settings.accelerator_config if isinstance(settings.accelerator_config, dict) else {}
-        options = {**options, "gradient_accumulation_kwargs": {"sync_each_batch": True}}
-        yield change("reduction", accelerator_config=options)
+        syncs_each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        yield change("reduction", accelerator_config={**options, **syncs_each})
     if recipe.sharding.kind == "ddp":
         yield from (change("sharding", sharding=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
-    on_gpus, is_fsdp2 = cluster.gpu.name != "CPU", recipe.sharding.kind == "fsdp2"
-    if on_gpus and not is_fsdp2 and not settings.use_peft and "8bit" not in (settings.optim or ""):
+    if on_gpus and recipe.sharding.kind != "fsdp2" and not settings.use_peft and "8bit" not in (settings.optim or ""):
         yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
     if not planned.fits:
-        adapter: dict[str, Any] = {} if settings.use_peft else LORA
-        if adapter and planned.shape.num_stacked:
-            adapter = adapter | {"lora_dropout": 0.0}  # PEFT knows none on experts
+        on_experts = {"lora_dropout": 0.0} if planned.shape.num_stacked else {}  # PEFT knows none on experts
+        adapter: dict[str, Any] = {} if settings.use_peft else LORA | on_experts
         if adapter:
             yield change("adapter", **adapter)
         if on_gpus and not recipe.sharding.shards_weights and not settings.load_in_8bit:
             yield change("adapter", **adapter, load_in_4bit=True)
     if in_prompts and 2 * planned.batches.num_steps <= MOST_STEPS * settings.num_iterations:
         prompts = planned.batches.num_rows // settings.num_generations
-        step = settings.prompts_per_step or prompts
-        yield change("rollout", prompts_per_rollout=2 * prompts, prompts_per_step=step)
+        yield change("rollout", prompts_per_rollout=2 * prompts, prompts_per_step=settings.prompts_per_step or prompts)
     if on_gpus:
         more = Cluster(cluster.gpu, 2 * cluster.num_train, 2 * cluster.num_serve)
         yield change("gpus", more, Sharding("ddp") if recipe.sharding.kind == "none" else recipe.sharding)

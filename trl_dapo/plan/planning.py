@@ -8,6 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -197,14 +198,12 @@ def plan(
         ValueError, OSError: Where something is missing or wrong, in one line.
     """
     recipe = read(config, gpus, accelerate_config, overrides)
-    settings = recipe.settings
+    settings, most = recipe.settings, recipe.settings.max_completion_length
     check_value("--acceptance", acceptance, SHARE)
-    mean, maximum = lengths or (MEAN_SHARE * settings.max_completion_length, settings.max_completion_length)
-    if not 0 < mean <= maximum <= settings.max_completion_length:
-        raise ValueError(
-            f"`--lengths {mean:g},{maximum:g}` must satisfy 0 < MEAN <= MAX <= `max_completion_length` "
-            f"({settings.max_completion_length})."
-        )
+    mean, maximum = lengths or (MEAN_SHARE * most, most)
+    if not 0 < mean <= maximum <= most:
+        asked = f"`--lengths {mean:g},{maximum:g}`"
+        raise ValueError(f"{asked} must satisfy 0 < MEAN <= MAX <= `max_completion_length` ({most}).")
     if settings.tiny_model:
         shape, source = shape_of(TINY), "made on the spot"
     elif settings.model_name_or_path is None:
@@ -231,7 +230,7 @@ def _sizes(family: dict[str, Any], *sizes: int, **others: Any) -> dict[str, Any]
     return {**family, **dict(zip(names, sizes, strict=True)), **others}
 
 
-_UNTIED = {"vocab_size": 152_064, "tie_word_embeddings": False}
+_LARGE = {**_QWEN, "vocab_size": 152_064, "tie_word_embeddings": False}
 # From the `config.json` of each on the hub, which does not change: so that a plan needs no network. Of models with
 # images the text model's sizes, and how many weights the rest has.
 PUBLISHED = {
@@ -239,15 +238,13 @@ PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": _sizes(_QWEN, 896, 4_864, 24, 14, num_key_value_heads=2),
     "Qwen/Qwen2.5-1.5B": _sizes(_QWEN, 1_536, 8_960, 28, 12, num_key_value_heads=2),
     "Qwen/Qwen2.5-3B": _sizes(_QWEN, 2_048, 11_008, 36, 16, num_key_value_heads=2),
-    "Qwen/Qwen2.5-7B": _sizes(_QWEN, 3_584, 18_944, 28, 28, num_key_value_heads=4, **_UNTIED),
-    "Qwen/Qwen2.5-14B": _sizes(_QWEN, 5_120, 13_824, 48, 40, num_key_value_heads=8, **_UNTIED),
-    "Qwen/Qwen2.5-32B": _sizes(_QWEN, 5_120, 27_648, 64, 40, num_key_value_heads=8, **_UNTIED),
+    "Qwen/Qwen2.5-7B": _sizes(_LARGE, 3_584, 18_944, 28, 28, num_key_value_heads=4),
+    "Qwen/Qwen2.5-14B": _sizes(_LARGE, 5_120, 13_824, 48, 40, num_key_value_heads=8),
+    "Qwen/Qwen2.5-32B": _sizes(_LARGE, 5_120, 27_648, 64, 40, num_key_value_heads=8),
     "Qwen/Qwen2.5-Math-1.5B": _sizes(_QWEN, 1_536, 8_960, 28, 12, num_key_value_heads=2),
-    "Qwen/Qwen2.5-Math-7B": _sizes(_QWEN, 3_584, 18_944, 28, 28, num_key_value_heads=4, **_UNTIED),
+    "Qwen/Qwen2.5-Math-7B": _sizes(_LARGE, 3_584, 18_944, 28, 28, num_key_value_heads=4),
     "Qwen/Qwen2.5-VL-3B": _sizes(_QWEN, 2_048, 11_008, 36, 16, num_key_value_heads=2, num_vision_weights=668_684_288),
-    "Qwen/Qwen2.5-VL-7B": _sizes(
-        _QWEN, 3_584, 18_944, 28, 28, num_key_value_heads=4, num_vision_weights=676_550_144, **_UNTIED
-    ),
+    "Qwen/Qwen2.5-VL-7B": _sizes(_LARGE, 3_584, 18_944, 28, 28, num_key_value_heads=4, num_vision_weights=676_550_144),
     "Qwen/Qwen3-0.6B": _sizes(_QWEN3, 1_024, 3_072, 28, 16),
     "Qwen/Qwen3-1.7B": _sizes(_QWEN3, 2_048, 6_144, 28, 16),
     "Qwen/Qwen3-4B": _sizes(_QWEN3, 2_560, 9_728, 36, 32),
@@ -317,14 +314,12 @@ def _from_hub(name: str, revision: str | None) -> str | None:
         return cached
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
         return None
-    found = []
+    found: list[str] = []
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
 
     def ask() -> None:
-        try:
+        with suppress(Exception):  # offline, no such model, no right to see it: the table may know it
             found.append(hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_SECONDS))
-        except Exception:
-            return  # offline, no such model, no right to see it: the table may know it
 
     # In a thread that nobody waits for longer: looking a name up without a network has no timeout.
     thread = threading.Thread(target=ask, daemon=True)

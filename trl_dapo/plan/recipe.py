@@ -50,11 +50,7 @@ PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this mach
 CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
-
-
-# ---- GPUs ----
-
-
+# Of the GPUs.
 GPUS_PER_MACHINE = 8
 PCIE = 32e9  # bytes/s in one direction: PCIe 4.0 x16
 OWN = "Of another GPU write memory, name, bandwidth and bfloat16 operations: 2x48GB:A6000:0.77TB/s:155TFLOPs."
@@ -156,9 +152,6 @@ def read_hardware(text: str) -> Cluster | None:
         for count in (counts[0] or found, counts[1])
     )
     return Cluster(GPU_OF_SIZE[f"{found[2]}GB"], num_train, num_serve) if num_train else None
-
-
-# ---- A run ----
 
 
 @dataclass(frozen=True)

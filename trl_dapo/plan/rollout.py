@@ -41,7 +41,8 @@ class Lengths:
         low, high = -60.0, 60.0
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if _mean(middle) > self.mean / self.maximum else (low, middle)
+            mean = 0.5 - middle / 12 if abs(middle) < 1e-4 else 1 / middle - 1 / math.expm1(middle)
+            low, high = (middle, high) if mean > self.mean / self.maximum else (low, middle)
         return low
 
     def survival(self, share: float) -> float:
@@ -57,10 +58,6 @@ class Lengths:
         # The integral of 2 x survival(x), by the midpoint rule.
         points = [(i + 0.5) / GRID for i in range(GRID)]
         return self.maximum**2 * sum(2 * x * self.survival(x) for x in points) / GRID
-
-
-def _mean(rate: float) -> float:
-    return 0.5 - rate / 12 if abs(rate) < 1e-4 else 1 / rate - 1 / math.expm1(rate)
 
 
 @dataclass(frozen=True)

@@ -298,8 +298,8 @@ def plot_runs(
     log_histories: Sequence[list[dict]], labels: Sequence[str], panels: Sequence[Panel] = PANELS, title: str = ""
 ) -> Figure:
     """Several panels in one picture; a panel whose metrics were never logged says so."""
+    num_columns = 2 if len(panels) <= 4 else 3
     with _style("light"):
-        num_columns = 2 if len(panels) <= 4 else 3
         figure, places = _places(len(panels), num_columns, (4.2, 2.9))
         figure.suptitle(title)
         for place, panel in zip(places, panels, strict=True):
@@ -312,9 +312,8 @@ def plot_runs(
 def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
     """Draws reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG."""
     figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(render(figure, "png"))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(render(figure, "png"))
 
 
 def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
@@ -327,7 +326,7 @@ def render(figure: Figure, file_format: str, theme: str = "light") -> bytes:
 
 def smooth(values: list[float], window: int | None = None) -> list[float]:
     """Running mean over the last `window` values, by default a twentieth of them; at the start over what is there."""
-    window = window or smoothing_window(values)
+    window = window or max(1, len(values) // 20)
     sums = np.convolve(values, np.ones(window))[: len(values)]
     return (sums / np.minimum(np.arange(1, len(values) + 1), window)).tolist()
 
@@ -338,23 +337,16 @@ def thin(values: list) -> list:
     return values[::-1][:: max(stride, 1)][::-1]
 
 
-def smoothing_window(values: list[float]) -> int:
-    """A twentieth of the run."""
-    return max(1, len(values) // 20)
-
-
 def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:
     if panel in ONE_RUN_EACH:
-        draw = _draw_outcomes if panel is OUTCOMES else _draw_timeline
-        return draw(axes, log_histories[0])
+        return (_draw_outcomes if panel is OUTCOMES else _draw_timeline)(axes, log_histories[0])
     drawn, num_points = {}, 0
     seen: set[int] = set()
     for colour, log_history in zip(RUN_COLOURS, log_histories, strict=False):
         for label, (steps, values) in panel.find(log_history).items():
             style = LINE_STYLES[list(panel.metrics.values()).index(label)]
-            if smoothing_window(values) > 1:
-                # Drawn as pixels where a line would be megabytes.
-                raster = len(values) > MAX_POINTS
+            if len(values) >= 40:  # else nothing is smoothed
+                raster = len(values) > MAX_POINTS  # drawn as pixels where a line would be megabytes
                 axes.plot(steps, values, color=colour, alpha=0.22, linewidth=0.7, rasterized=raster)
             _draw_mean(axes, steps, values, color=colour, linestyle=style)
             drawn[label] = style
@@ -393,16 +385,14 @@ def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
     rollouts = rollouts[-NUM_ROLLOUTS:]
     drawn = set()
     for place, entry in enumerate(rollouts):
-        has_server = is_number(entry.get("timeline/wait_seconds"))
-        lanes = SERVER_LANES if has_server else (TRAINER_LANE,)
+        lanes = SERVER_LANES if is_number(entry.get("timeline/wait_seconds")) else (TRAINER_LANE,)
         thickness = 0.72 / len(lanes)
         for lane, names in enumerate(lanes):
             start = 0.0
             for name in names:
                 seconds = entry[f"timeline/{name}_seconds"]
                 height = place + (lane - (len(lanes) - 1) / 2) * (thickness + 0.04)
-                colour = TIMELINE_COLOURS[name]
-                axes.barh(height, seconds, left=start, height=thickness, color=colour, linewidth=0)
+                axes.barh(height, seconds, left=start, height=thickness, color=TIMELINE_COLOURS[name], linewidth=0)
                 drawn.add(name)
                 start += seconds
     if not rollouts:
@@ -419,11 +409,9 @@ def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:
 def _draw_outcomes(axes: Axes, log_history: list[dict]) -> None:
     shares = OUTCOMES.find(log_history)
     if shares:
-        steps, _ = shares["accepted"]
-        stack = [thin(smooth(values)) for _, values in shares.values()]
-        others = cycle(OTHER_COLOURS)
+        stack, others = [thin(smooth(values)) for _, values in shares.values()], cycle(OTHER_COLOURS)
         colours = [OUTCOME_COLOURS.get(outcome) or next(others) for outcome in shares]
-        axes.stackplot(thin(steps), stack, labels=list(shares), colors=colours, linewidth=0)
+        axes.stackplot(thin(shares["accepted"][0]), stack, labels=list(shares), colors=colours, linewidth=0)
         axes.margins(x=0)
         handles, outcomes = axes.get_legend_handles_labels()
         axes.legend(handles[::-1], outcomes[::-1], loc="lower left", **OPAQUE)
@@ -476,8 +464,7 @@ def _style(theme: str) -> AbstractContextManager[None]:
 def _shares(log_history: list[dict]) -> dict[str, Points]:
     """Share of the groups sampled that was accepted, and that was dropped for each reason that ever occurred."""
     sampled = zip(*series(log_history, "dynamic_sampling/groups_generated"), strict=True)
-    # A rollout that was full of carried groups sampled none.
-    total = {step: count for step, count in sampled if count > 0}
+    total = {step: count for step, count in sampled if count > 0}  # carried groups may have filled a rollout
     dropped = {}
     prefix = "dynamic_sampling/dropped/"
     logged = (name.removeprefix(prefix) for entry in log_history for name in entry if name.startswith(prefix))
