@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
@@ -59,7 +60,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
     parser.set_defaults(mistakes=OSError)  # what a user can mend is told in one line, all else with its traceback
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    add, shows_defaults = commands.add_parser, {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+    add = commands.add_parser
+    shows_defaults: dict[str, Any] = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
 
     quickstart = add("quickstart", help="see a small model get better on this machine, now", **shows_defaults)
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")

@@ -26,7 +26,6 @@ from .statistics import estimate_mean, problem_figures
 
 
 _LISTED_PROBLEMS = 10
-_MISTAKE, _INTERRUPTED = 2, 130  # exit statuses, as shells have them
 _EXPECTED_TO_DIFFER = {"model", "weights"}
 # What is compared of a summary, of its settings and of its problems.
 _SUMMARY = {"settings": dict, "scorer": object, "problems": list}
@@ -82,10 +81,10 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
         command()
     except KeyboardInterrupt:
         print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
-        return _INTERRUPTED
+        return 130  # as shells have it
     except (ValueError, OSError, ImportError, MemoryError) as error:
         print(f"trl-dapo {name}: {one_line(error)}", file=sys.stderr)
-        return _MISTAKE
+        return 2
     return 0
 
 

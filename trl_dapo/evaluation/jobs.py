@@ -146,14 +146,10 @@ class Journal(AbstractContextManager):
             if time.monotonic() - self._synced_at > _SYNC_INTERVAL:
                 self._sync()
 
-    def close(self) -> None:
-        """Put everything on the disk and let go of the file."""
+    def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._sync()
             self._file.close()
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
         # ASCII: NUL bytes, line separators and lone surrogates of a completion come back as they were.

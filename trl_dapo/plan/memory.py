@@ -139,17 +139,14 @@ def _names(given: list[str] | str | None) -> list[str]:
 
 def optimizer_bytes(optim: str, weight: int) -> float:
     """Of optimizer state for a weight of so many bytes. Raises `ValueError` for an unknown optimizer."""
-    # `torch.optim.AdamW` makes its two moments as precise as the weight (`zeros_like`); of 8 bits each block has a
-    # scale.
     if optim in ADAMW:
         return 2 * weight
     if optim in ADAMW_8BIT:
         return 2 * (1 + 4 / BLOCK_OF_8_BITS)
     if optim == "sgd":
         return 0
-    raise ValueError(
-        f"A plan does not know the memory of `optim: {optim}`: {', '.join([*ADAMW, *ADAMW_8BIT, 'sgd'])}."
-    )
+    known = ", ".join([*ADAMW, *ADAMW_8BIT, "sgd"])
+    raise ValueError(f"A plan does not know the memory of `optim: {optim}`: {known}.")
 
 
 def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> float:
