@@ -107,10 +107,8 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     title = f"{summary['settings']['model']}: {k} completions a problem, 95 % intervals"
     console.print(escape(title), highlight=False)
     console.print(table)
-    if summary["num_unscored_problems"]:
-        console.print(
-            f"Left out: {summary['num_unscored_problems']} problems whose gold answer the scorer cannot read."
-        )
+    if unscored := summary["num_unscored_problems"]:
+        console.print(f"Left out: {unscored} problems whose gold answer the scorer cannot read.")
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
@@ -144,21 +142,19 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     console.print(title, highlight=False)
     console.print(table)
     if is_equal_somewhere:
-        console.print(
-            "all equal: no problem differs. The interval says how much problems that were not evaluated may."
-        )
+        may = "The interval says how much problems that were not evaluated may."
+        console.print(f"all equal: no problem differs. {may}")
     if change["num_problems"] < 30:
         console.print("Of fewer than 30 problems an interval is a hint: it may leave out what is true.")
     if in_brief:
         return
+    is_cut = console.is_terminal  # one line, cut off at its end; in a file the whole of it
     for verb in ("gained", "lost"):
         problems = change[verb]
         points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
         console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
             line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
-            # One line of a terminal, cut off at its end; in a file the whole of it.
-            is_cut = console.is_terminal
             console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)

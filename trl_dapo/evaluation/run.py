@@ -273,15 +273,11 @@ def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[
         dataset = load_math_dataset(dataset, **selection)
     else:
         known = inspect.signature(evaluate).parameters
-        given = {name: value for name, value in selection.items() if value != known[name].default}
-        if given:
+        if given := {name: value for name, value in selection.items() if value != known[name].default}:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
-        missing = {"prompt", "solution"} - set(dataset.column_names)
-        if missing:
-            raise ValueError(
-                f"The dataset has no column {' and no '.join(map(repr, sorted(missing)))}; found "
-                f"{', '.join(map(repr, dataset.column_names))}."
-            )
+        if missing := {"prompt", "solution"} - set(dataset.column_names):
+            lacks, found = " and no ".join(map(repr, sorted(missing))), ", ".join(map(repr, dataset.column_names))
+            raise ValueError(f"The dataset has no column {lacks}; found {found}.")
     if images := {"image", "images"} & set(dataset.column_names):
         raise ValueError(
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "

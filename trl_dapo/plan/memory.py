@@ -274,9 +274,8 @@ def activation_bytes(
     # The last norm, and what the output layer reads.
     last = tokens * shape.hidden_size * (4 + held * trains_all + max(held, computed))
     casts = computed * (shape.num_linear - shape.num_stacked if held != computed else 0)
-    layers = (
-        tokens * held * shape.hidden_size * shape.num_layers if checkpointing else shape.num_layers * layer + casts
-    )
+    layers = shape.num_layers * (tokens * held * shape.hidden_size if checkpointing else layer)
+    layers += 0 if checkpointing else casts
 
     rows, columns = (min(HEAD_TILE[0], tokens), HEAD_TILE[1]) if fused_head else (4 * tokens, shape.vocab_size)
     tile = computed * (rows * columns + min(columns, shape.vocab_size) * shape.hidden_size)  # with that of the weight

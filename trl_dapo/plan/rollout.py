@@ -170,11 +170,8 @@ class Batches:
         batch = rows * processes * steps
         if batch % settings.num_generations:
             raise ValueError(describe_torn_group(settings, steps, processes, asked))
-        return {
-            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
-            "steps_per_generation": steps,
-            "generation_batch_size": batch,
-        }
+        accumulated = {"gradient_accumulation_steps": settings.gradient_accumulation_steps}
+        return accumulated | {"steps_per_generation": steps, "generation_batch_size": batch}
 
     @property
     def arithmetic(self) -> str:

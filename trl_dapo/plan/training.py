@@ -90,16 +90,9 @@ class Training:
             for frozen, kind in zip((weights.frozen, 0.0), weights.kinds, strict=True)
         )
         state = {part: kept[part] + copies[part] for part in kept}
+        sizes = self.batches.microbatch_tokens, self.batches.longest_row, weights.held, weights.computed
         activations = memory.activation_bytes(
-            self.shape,
-            self.batches.microbatch_tokens,
-            self.batches.longest_row,
-            weights.held,
-            weights.computed,
-            settings.gradient_checkpointing,
-            self.attention,
-            self.adapter,
-            fused_head=makes_tiles(),
+            self.shape, *sizes, settings.gradient_checkpointing, self.attention, self.adapter, makes_tiles()
         )
         if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
             activations["work"] += weights.computed * self.shape.largest_linear
