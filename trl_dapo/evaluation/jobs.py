@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is asked, and what it answers: jobs, completions, and the journal that holds these.
+"""What an engine is asked, and what it answers: problems, jobs, completions, and the journal of these.
 
 An engine takes the jobs and hands over each completion as it arrives. It returns when all are answered; an exception
 loses none that arrived before it. What an interrupted evaluation still lacks is never sampled with the random numbers

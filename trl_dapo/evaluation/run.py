@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise."""
+"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise and save."""
 
 import hashlib
 import inspect

@@ -1,7 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Bytes of a run, by arithmetic on a model's sizes. Pure functions; what they return is for one GPU unless they say else.
+Bytes of a run, by arithmetic on a model's sizes and on the adapter that PEFT trains in place of all weights. What
+functions return is for one GPU unless they say else.
 
 A byte count a weight or a token is of 2 (bfloat16) or 4 (float32). *Held* is what the weights are held in, *computed*
 what layers compute in: with mixed precision on one GPU or DDP 4 and 2, under FSDP2 and DeepSpeed 2 and 2.

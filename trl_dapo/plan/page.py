@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plan in at most 80 columns."""
+"""A plan in at most 80 columns, and the settings that would help it most, each of them planned again."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: what memory, disk and time a recipe needs, and whether it fits."""
+"""A plan: what memory, disk and time a recipe needs, whether it fits, and where its model's sizes are from."""
 
 import json
 import logging

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a plan reads it: every field with its default, the header, and how training is sharded."""
+"""A recipe as a plan reads it: every field with its default, the header, its GPUs, and how training is sharded."""
 
 import ast
 import math

@@ -1,6 +1,9 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout: its rows, steps and micro-batches; who samples it, in how many rounds, and how long it takes."""
+"""A rollout: its rows, steps and micro-batches; who samples it, in how many rounds, and how long it takes.
+
+Seconds are estimates, by a roofline: whatever takes longest of computing, reading memory and talking to other GPUs.
+"""
 
 import math
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Panels to pictures: one colour a run, one line style a metric.
+"""What a report draws of a run's log, panel by panel: one colour a run, one line style a metric.
 
 Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A theme is
 "light" or "dark".

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves on disk, read with the suspicion that it was killed while it wrote."""
+"""What a run leaves on disk, read with the suspicion that it was killed while it wrote; its ledger in figures."""
 
 import json
 import os
