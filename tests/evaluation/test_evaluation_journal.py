@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_dapo import evaluation
 from trl_dapo.evaluation import evaluate
-from trl_dapo.evaluation.jobs import Completion
-from trl_dapo.evaluation.journal import Journal
+from trl_dapo.evaluation.jobs import Completion, Journal
 
 
 KILLED = """

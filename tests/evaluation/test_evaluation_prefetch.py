@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import GRPOTrainer
 
-from trl_dapo.evaluation.prefetch import Prefetch, rows_that_fit
+from trl_dapo.evaluation.scores import Prefetch, rows_that_fit
 
 
 # ---- Reading ahead ----

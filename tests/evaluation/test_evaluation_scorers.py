@@ -9,8 +9,7 @@ import pytest
 from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
 
 from trl_dapo import evaluation
-from trl_dapo.evaluation.jobs import Completion
-from trl_dapo.evaluation.problems import Problem
+from trl_dapo.evaluation.jobs import Completion, Problem
 from trl_dapo.evaluation.scorers import load_scorer, score
 
 

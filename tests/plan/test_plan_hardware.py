@@ -4,7 +4,7 @@
 
 import pytest
 
-from trl_dapo.plan.hardware import GPUS, parse_gpus, read_hardware
+from trl_dapo.plan.recipe import GPUS, parse_gpus, read_hardware
 
 
 pytestmark = pytest.mark.fast

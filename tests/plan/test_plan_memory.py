@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from plan_helpers import GIB, SMALL
 
-from trl_dapo.plan.adapters import Adapter
 from trl_dapo.plan.memory import (
+    Adapter,
     activation_bytes,
     backward_bytes,
     checkpoint_bytes,

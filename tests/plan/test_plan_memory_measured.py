@@ -20,9 +20,8 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
-from trl_dapo.plan.adapters import read_adapter
-from trl_dapo.plan.memory import activation_bytes, backward_bytes, layer_bytes
-from trl_dapo.plan.model_shapes import shape_of
+from trl_dapo.plan.memory import activation_bytes, backward_bytes, layer_bytes, read_adapter
+from trl_dapo.plan.planning import shape_of
 
 
 SIZES = {

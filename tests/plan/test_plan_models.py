@@ -11,8 +11,8 @@ import torch
 from plan_helpers import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trl_dapo.plan.adapters import Adapter
-from trl_dapo.plan.model_shapes import PUBLISHED, find_shape, shape_of
+from trl_dapo.plan.memory import Adapter
+from trl_dapo.plan.planning import PUBLISHED, find_shape, shape_of
 
 
 def test_weights_are_counted_by_hand():
@@ -129,7 +129,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
         never.wait()
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setattr("trl_dapo.plan.model_shapes.HUB_SECONDS", 0.01)
+    monkeypatch.setattr("trl_dapo.plan.planning.HUB_SECONDS", 0.01)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hang)
     assert find_shape("Qwen/Qwen3-4B")[1].startswith("trl-dapo's table")
     assert asked == ["Qwen/Qwen3-4B"]

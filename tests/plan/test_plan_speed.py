@@ -8,9 +8,9 @@ import math
 import pytest
 from plan_helpers import SMALL
 
-from trl_dapo.plan.hardware import GPU, GPUS
-from trl_dapo.plan.model_shapes import find_shape
-from trl_dapo.plan.speed import (
+from trl_dapo.plan.planning import find_shape
+from trl_dapo.plan.recipe import GPU, GPUS
+from trl_dapo.plan.rollout import (
     PADDING,
     Engine,
     Lengths,

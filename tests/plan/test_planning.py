@@ -12,7 +12,7 @@ from plan_helpers import GIB, NINE_MACHINES, ONE_GPU, RECIPES
 from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
 from trl_dapo.plan.page import assumptions, describe
-from trl_dapo.plan.speed import Lengths, sampling_seconds, training_flops
+from trl_dapo.plan.rollout import Lengths, sampling_seconds, training_flops
 
 
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)

@@ -17,10 +17,21 @@ from matplotlib.image import imread
 
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
-from trl_dapo.report.drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, smooth, thin
-from trl_dapo.report.groups import summarize_groups
+from trl_dapo.report.drawing import (
+    OUTCOMES,
+    PAPER,
+    REWARD,
+    REWARDS,
+    RUN_COLOURS,
+    TIMELINE,
+    plot_named,
+    plot_panel,
+    plot_runs,
+    smooth,
+    thin,
+)
 from trl_dapo.report.page import MAX_CHARACTERS
-from trl_dapo.report.panels import OUTCOMES, REWARD, REWARDS, TIMELINE
+from trl_dapo.report.runs import summarize_groups
 
 
 PNG = b"\x89PNG\r\n\x1a\n"

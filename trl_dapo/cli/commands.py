@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
@@ -26,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
+        return status
     except BrokenPipeError:  # `trl-dapo plan ... | head`: who reads has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at exit would fail too
         return PIPE_CLOSED
     except KeyboardInterrupt:  # while a command is still being imported; later it says more
         print("trl-dapo: stopped before it began.", file=sys.stderr)
         return 130
-    return status
 
 
 def _run(argv: list[str]) -> int:
@@ -59,55 +60,40 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
     parser.set_defaults(mistakes=OSError)  # what a user can mend is told in one line, all else with its traceback
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    formatter = argparse.ArgumentDefaultsHelpFormatter
+    add = commands.add_parser
+    shows_defaults: dict[str, Any] = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
 
-    quickstart = commands.add_parser(
-        "quickstart", help="see a small model get better on this machine, now", formatter_class=formatter
-    )
+    quickstart = add("quickstart", help="see a small model get better on this machine, now", **shows_defaults)
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
     quickstart.add_argument("--seed", type=RANGES["seed"].read, default=42, help="seed of everything random")
     quickstart.set_defaults(run=_quickstart)
 
-    commands.add_parser(
-        "train",
-        help="train by a recipe: trl-dapo train --config smoke_cpu [--field value] [--num_processes N] "
-        "[--accelerate_config fsdp2]",
-    )
+    options = "[--field value] [--num_processes N] [--accelerate_config fsdp2]"
+    add("train", help=f"train by a recipe: trl-dapo train --config smoke_cpu {options}")
 
-    planned = commands.add_parser(
-        "plan",
-        help="what a recipe will need: memory, disk and time",
-        description="What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field "
-        "value. Exit status: 0 where it fits, 1 where it does not, 2 after a mistake.",
-        allow_abbrev=False,
-    )
+    planned = add("plan", help="what a recipe will need: memory, disk and time", allow_abbrev=False)
     add_plan_arguments(planned)
     planned.set_defaults(run=run_plan)
 
-    recipes = commands.add_parser("recipes", help="the recipes that come with the package, and what each is for")
+    recipes = add("recipes", help="the recipes that come with the package, and what each is for")
     recipes.add_argument("--show", metavar="NAME", help="print one")
     recipes.set_defaults(run=_recipes, mistakes=(OSError, UnicodeDecodeError))
 
-    new = commands.add_parser("new", help="a recipe, data and a reward of your own to start from")
+    new = add("new", help="a recipe, data and a reward of your own to start from")
     new.add_argument("folder", help="made, with the four files in it")
     new.set_defaults(run=_new)
 
-    fetch = commands.add_parser("fetch", help="a model without the Hub", formatter_class=formatter)
-    add_fetch_arguments(fetch)
+    add_fetch_arguments(add("fetch", help="a model without the Hub", **shows_defaults))
 
-    evaluation = commands.add_parser(
-        "eval", help="measure a model: avg@k, pass@k and maj@k", formatter_class=formatter
-    )
+    evaluation = add("eval", help="measure a model: avg@k, pass@k and maj@k", **shows_defaults)
     add_eval_arguments(evaluation)
     evaluation.set_defaults(run=_eval)
 
-    comparison = commands.add_parser(
-        "compare", help="compare two evaluations problem by problem", formatter_class=formatter
-    )
+    comparison = add("compare", help="compare two evaluations problem by problem", **shows_defaults)
     add_compare_arguments(comparison)
     comparison.set_defaults(run=run_compare)
 
-    report = commands.add_parser("report", help="a page about one or several runs, from what they left on disk")
+    report = add("report", help="a page about one or several runs, from what they left on disk")
     report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
     report.add_argument("--output_dir", help="where page and pictures are saved (default: report/ in the first run)")
     report.set_defaults(run=_report, mistakes=(OSError, ValueError))

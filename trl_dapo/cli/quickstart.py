@@ -284,8 +284,6 @@ def run_quickstart(
 
 
 def _prompts(problems: list[Problem]) -> Dataset:
-    rows = [
-        {"id": p.text, "prompt": [{"role": "user", "content": p.text}], "solution": p.answer, "source": p.family}
-        for p in problems
-    ]
+    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
+    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
     return Dataset.from_list(rows)

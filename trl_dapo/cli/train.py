@@ -23,17 +23,8 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts import grpo
 from trl.scripts.utils import DatasetConfig
 
+from .. import data
 from ..config import DAPOConfig
-from ..data import (
-    BAD_ROWS,
-    FILE_SUFFIXES,
-    PROMPT_STYLES,
-    has_prompts,
-    load_math_dataset,
-    load_rows,
-    naming_missing_data,
-    refuse_overlap,
-)
 from ..engines.swap import swapped
 from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
@@ -120,8 +111,8 @@ class LaunchArguments(grpo.GRPOScriptArguments, DatasetMixtureConfig):
     eval_dataset_split: str = "train"
     eval_dataset_offset: int = 0
     eval_dataset_limit: int | None = None
-    prompt_style: str | None = field(default=None, metadata={"choices": list(PROMPT_STYLES)})
-    on_bad_rows: str = field(default="error", metadata={"choices": list(BAD_ROWS)})
+    prompt_style: str | None = field(default=None, metadata={"choices": list(data.PROMPT_STYLES)})
+    on_bad_rows: str = field(default="error", metadata={"choices": list(data.BAD_ROWS)})
     reward_funcs: list[str] | None = None
     tools: list[str] | None = None
     tiny_model: bool = False
@@ -336,7 +327,7 @@ def trainer_arguments(
     loaded = swapped(datasets, load_dataset=lambda *_, **__: defaultdict(lambda: None)) if problems else nullcontext()
     given: dict[str, Any] = {}
     try:
-        with swapped(trl, GRPOTrainer=hand), loaded, naming_missing_data(None if problems else asked):
+        with swapped(trl, GRPOTrainer=hand), loaded, data.naming_missing_data(None if problems else asked):
             grpo.main(script_args, training_args, model_args, script_args)
     except _Handed as handed:
         (given,) = handed.args
@@ -367,7 +358,7 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
     """Whether this package reads problems and puts them to the model; rows are taken as they are otherwise."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
-    said += ["dataset_name"] * (Path(launch_args.dataset_name or "").suffix in FILE_SUFFIXES)
+    said += ["dataset_name"] * (Path(launch_args.dataset_name or "").suffix in data.FILE_SUFFIXES)
     if said and (others := [name for name in OF_ROWS if getattr(launch_args, name)]):
         raise ValueError(
             f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
@@ -390,7 +381,7 @@ def load_datasets(
     assert train_dataset is not None
     eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split, as_they_are)
     if eval_dataset is not None:
-        refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
+        data.refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
     return train_dataset, eval_dataset
 
 
@@ -399,7 +390,7 @@ def keeps_rows(launch_args: LaunchArguments) -> bool:
     rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
     # Of the math rewards alone: where they are, no function reads a column that would be renamed.
     asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
-    return not asked and has_prompts(str(launch_args.dataset_name))
+    return not asked and data.has_prompts(str(launch_args.dataset_name))
 
 
 def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: bool) -> datasets.Dataset | None:
@@ -408,9 +399,9 @@ def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: b
         return None
     offset, limit = (getattr(args, f"{prefix}dataset_{part}") for part in ("offset", "limit"))
     if as_they_are:
-        return load_rows(name, offset, limit)
+        return data.load_rows(name, offset, limit)
     style, config = args.prompt_style or "answer_line", args.dataset_config if name == args.dataset_name else None
-    return load_math_dataset(name, split, offset, limit, style, config, args.on_bad_rows)
+    return data.load_math_dataset(name, split, offset, limit, style, config, args.on_bad_rows)
 
 
 def checkpoint_to_resume(training_args: DAPOConfig) -> str | None:

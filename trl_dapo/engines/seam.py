@@ -29,8 +29,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from ..construction import pace_dataset, some_examples
-from ..evaluation.prefetch import Prefetch, rows_that_fit
-from ..evaluation.scores import EvaluationScores
+from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer

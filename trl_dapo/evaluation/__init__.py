@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another."""
 
-from .commands import add_compare_arguments, add_eval_arguments, print_comparison, run_compare, run_eval
-from .comparison import compare
+from .commands import add_compare_arguments, add_eval_arguments, compare, print_comparison, run_compare, run_eval
 from .run import evaluate
 from .scores import EvaluationScores
 from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k

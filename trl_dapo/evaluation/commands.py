@@ -1,14 +1,17 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`trl-dapo eval` and `trl-dapo compare`."""
+"""`trl-dapo eval` and `trl-dapo compare`: what an evaluation found, and what changed between two."""
 
 import argparse
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -17,12 +20,18 @@ from rich.text import Text
 
 from ..settings.arguments import one_line
 from ..settings.help import read_fields
-from .comparison import compare
+from .jobs import JOURNAL_FILE, SUMMARY_FILE, has_fields
 from .run import evaluate
+from .statistics import estimate_mean, problem_figures
 
 
 _LISTED_PROBLEMS = 10
-_MISTAKE, _INTERRUPTED = 2, 130  # exit statuses, as shells have them
+_EXPECTED_TO_DIFFER = {"model", "weights"}
+# What is compared of a summary, of its settings and of its problems.
+_SUMMARY = {"settings": dict, "scorer": object, "problems": list}
+_SETTINGS = {"model": object, "k": int}
+_PROBLEM: dict[str, Any] = {"id": str, "source": str, "num_correct": int, "num_completions": int, "maj": (int, float)}
+_NAMED_IDS = 3
 
 
 def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +81,10 @@ def _reporting(name: str, command: Callable[[], None]) -> int:
         command()
     except KeyboardInterrupt:
         print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
-        return _INTERRUPTED
+        return 130  # as shells have it
     except (ValueError, OSError, ImportError, MemoryError) as error:
         print(f"trl-dapo {name}: {one_line(error)}", file=sys.stderr)
-        return _MISTAKE
+        return 2
     return 0
 
 
@@ -98,10 +107,8 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
     title = f"{summary['settings']['model']}: {k} completions a problem, 95 % intervals"
     console.print(escape(title), highlight=False)
     console.print(table)
-    if summary["num_unscored_problems"]:
-        console.print(
-            f"Left out: {summary['num_unscored_problems']} problems whose gold answer the scorer cannot read."
-        )
+    if unscored := summary["num_unscored_problems"]:
+        console.print(f"Left out: {unscored} problems whose gold answer the scorer cannot read.")
     console.print(f"Summary and completions: {escape(str(output_dir))}", highlight=False, soft_wrap=True)
 
 
@@ -135,21 +142,19 @@ def print_comparison(change: dict[str, Any], console: Console | None = None, in_
     console.print(title, highlight=False)
     console.print(table)
     if is_equal_somewhere:
-        console.print(
-            "all equal: no problem differs. The interval says how much problems that were not evaluated may."
-        )
+        may = "The interval says how much problems that were not evaluated may."
+        console.print(f"all equal: no problem differs. {may}")
     if change["num_problems"] < 30:
         console.print("Of fewer than 30 problems an interval is a hint: it may leave out what is true.")
     if in_brief:
         return
+    is_cut = console.is_terminal  # one line, cut off at its end; in a file the whole of it
     for verb in ("gained", "lost"):
         problems = change[verb]
         points = 100 * sum(problem["difference"] for problem in problems) / change["num_problems"]
         console.print(f"{len(problems)} problems {verb}: {points:+.1f} points of avg@{k}.", highlight=False)
         for problem in problems[:_LISTED_PROBLEMS]:
             line = Text(f"  {problem['base']:6.1%} -> {problem['trained']:6.1%}  {problem['id']}")
-            # One line of a terminal, cut off at its end; in a file the whole of it.
-            is_cut = console.is_terminal
             console.print(line, no_wrap=True, overflow="ellipsis", crop=is_cut, soft_wrap=not is_cut)
         if len(problems) > _LISTED_PROBLEMS:
             console.print(f"  ... and {len(problems) - _LISTED_PROBLEMS} more (--json lists all)", highlight=False)
@@ -162,3 +167,111 @@ def _table(*columns: str, left: Sequence[str] = ("source",)) -> Table:
         is_left = column in left
         table.add_column(column, justify="left" if is_left else "right", no_wrap=column != "source", overflow="fold")
     return table
+
+
+# ---- What changed ----
+
+
+def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, Any]:
+    """
+    Paired differences between two evaluations, as in `compare("outputs/base/aime", "outputs/trained/aime")`.
+
+    Either is a `summary.json` or the folder that holds it, of the same problems. Each metric's difference is the mean
+    over problems of trained minus base, with a 95 % interval over the problems. It is much tighter than the intervals
+    of the two evaluations, which come mostly from how the problems differ. Where no problem differs, it says how much
+    unseen ones may: up to one in eight after 30 problems.
+
+    Returns:
+        `dict`:
+            `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
+            values); `num_problems` and `metrics` (each with `base`, `trained`, `num_differing` problems, and the
+            `difference`'s `mean`, `low` and `high`), the same for each source in `sources`; `gained` and `lost`, the
+            problems with a higher and with a lower avg@k, each with `id`, `source`, `base`, `trained` and
+            `difference`, the largest change first.
+
+    Raises:
+        FileNotFoundError: If there is no summary.
+        ValueError: If the problems or the numbers of completions differ.
+    """
+    summaries = [_load_summary(Path(path)) for path in (base, trained)]
+    settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]
+    k, trained_k = (setting["k"] for setting in settings)
+    if k != trained_k:
+        raise ValueError(
+            f"`{base}` has {k} completions a problem and `{trained}` has {trained_k}: evaluate both with the same `k`."
+        )
+    found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
+    _refuse_other_problems((base, trained), found)
+    keys = list(found[0])
+    names = ("num_correct", "num_completions", "maj")
+    columns = [[[problems[key][name] for key in keys] for name in names] for problems in found]
+    figures = [problem_figures(num_correct, num_completions, maj, k) for num_correct, num_completions, maj in columns]
+
+    def differences(source: str | None) -> dict[str, Any]:
+        chosen = np.array([source in (None, key[0]) for key in keys])
+        metrics = {}
+        for name in figures[0]:
+            before, after = (values[name][chosen] for values in figures)
+            metrics[name] = {
+                "base": float(before.mean()),
+                "trained": float(after.mean()),
+                "num_differing": int((before != after).sum()),
+                "difference": estimate_mean(after - before, (-1.0, 1.0))._asdict(),
+            }
+        return {"num_problems": int(chosen.sum()), "metrics": metrics}
+
+    changes = []
+    for (source, id_), before, after in zip(keys, *(values[f"avg@{k}"].tolist() for values in figures), strict=True):
+        changes.append({"id": id_, "source": source, "base": before, "trained": after, "difference": after - before})
+    changes.sort(key=lambda change: -abs(change["difference"]))
+    return {
+        "base": settings[0]["model"],
+        "trained": settings[1]["model"],
+        "k": k,
+        "differing_settings": {
+            name: [setting.get(name) for setting in settings]
+            for name in {**settings[0], **settings[1]}
+            if name not in _EXPECTED_TO_DIFFER and settings[0].get(name) != settings[1].get(name)
+        },
+        **differences(None),
+        "sources": {source: differences(source) for source in dict.fromkeys(source for source, _ in keys)},
+        "gained": [change for change in changes if change["difference"] > 0],
+        "lost": [change for change in changes if change["difference"] < 0],
+    }
+
+
+def _load_summary(path: Path) -> dict[str, Any]:
+    file = path / SUMMARY_FILE if path.is_dir() else path
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = ""
+        if (path / JOURNAL_FILE).is_file():
+            hint = " The evaluation has not ended: run it again, it continues."
+        elif path.is_dir():
+            hint = " The folder is not the `output_dir` of an evaluation: `trl-dapo eval` makes one."
+        raise FileNotFoundError(f"There is no `{file}`.{hint}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{file}` is not JSON: {error}") from error
+    if (
+        not has_fields(summary, _SUMMARY)
+        or not has_fields(summary["settings"], _SETTINGS)
+        or not summary["problems"]
+        or not all(has_fields(problem, _PROBLEM) for problem in summary["problems"])
+    ):
+        raise ValueError(f"`{file}` is not the summary of an evaluation.")
+    return summary
+
+
+def _refuse_other_problems(paths: tuple[str | os.PathLike, ...], found: list[dict[tuple[str, str], Any]]) -> None:
+    parts = []
+    for path, problems, others in zip(paths, found, found[::-1], strict=True):
+        if only := sorted(problems.keys() - others.keys()):
+            ids = [id_ for _, id_ in only]
+            named = ", ".join(ids[:_NAMED_IDS]) + (", ..." if len(ids) > _NAMED_IDS else "")
+            parts.append(f"{len(only)} only in `{path}` (ids {named})")
+    if parts:
+        raise ValueError(
+            f"The evaluations are not of the same problems: {' and '.join(parts)}. Evaluate both on the same dataset, "
+            "with the same `offset` and `limit`."
+        )

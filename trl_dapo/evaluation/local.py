@@ -9,13 +9,8 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .jobs import Completion, Job, OnCompletion, Sampling
 
@@ -44,7 +39,7 @@ def generate_with_transformers(
     eos_ids = _end_tokens(model, tokenizer)
     pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k") if sampling.temperature > 0}
-    generation_config = GenerationConfig(
+    generation_config = transformers.GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
         do_sample=bool(how),
         eos_token_id=sorted(eos_ids),
@@ -73,7 +68,7 @@ def generate_with_transformers(
 
 
 @contextmanager
-def _only(model: PreTrainedModel, generation_config: GenerationConfig) -> Iterator[None]:
+def _only(model: PreTrainedModel, generation_config: transformers.GenerationConfig) -> Iterator[None]:
     """In evaluation mode, with these settings alone: `generate` fills gaps from those that a model comes with."""
     own, was_training = model.generation_config, model.training
     model.generation_config = generation_config

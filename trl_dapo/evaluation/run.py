@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise."""
+"""One evaluation: ask for the completions that the journal lacks, score all of them, summarise and save."""
 
 import hashlib
 import inspect
@@ -12,16 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..rewards.dapo_math import completion_text, loggable
 from ..run.files import replacing
 from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
 from ..version import __version__
-from .jobs import Completion, Job, Sampling
-from .journal import Journal
-from .problems import Problem, make_jobs, read_problems
-from .scorers import Scorer, load_scorer, score, warn_without_answers
-from .summary import JOURNAL_FILE, PARQUET_FILE, SUMMARY_FILE, summarise, write_completions
+from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
+from .scorers import Scorer, Verdict, load_scorer, score, warn_without_answers
+from .statistics import estimate_mean, maj_at_k, problem_figures
 
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+PARQUET_FILE = "completions.parquet"
 ENGINES = ("transformers", "vllm")
 _PATH = (str, os.PathLike)
 _SAMPLED_VALUES = 1024  # of each parameter
@@ -273,15 +273,11 @@ def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[
         dataset = load_math_dataset(dataset, **selection)
     else:
         known = inspect.signature(evaluate).parameters
-        given = {name: value for name, value in selection.items() if value != known[name].default}
-        if given:
+        if given := {name: value for name, value in selection.items() if value != known[name].default}:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
-        missing = {"prompt", "solution"} - set(dataset.column_names)
-        if missing:
-            raise ValueError(
-                f"The dataset has no column {' and no '.join(map(repr, sorted(missing)))}; found "
-                f"{', '.join(map(repr, dataset.column_names))}."
-            )
+        if missing := {"prompt", "solution"} - set(dataset.column_names):
+            lacks, found = " and no ".join(map(repr, sorted(missing))), ", ".join(map(repr, dataset.column_names))
+            raise ValueError(f"The dataset has no column {lacks}; found {found}.")
     if images := {"image", "images"} & set(dataset.column_names):
         raise ValueError(
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "
@@ -345,3 +341,75 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
                 f"{error} {len(journal.completions) - num_others} of {len(jobs)} completions are in "
                 f"`{journal.path}`: the same command continues from there."
             ) from error
+
+
+def summarise(
+    problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]], k: int
+) -> dict[str, Any]:
+    scored = [i for i, verdicts in enumerate(verdicts_PK) if all(v.correct is not None for v in verdicts)]
+    if not scored:
+        raise ValueError(
+            f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
+        )
+    correct_PK = [[bool(verdict.correct) for verdict in verdicts_PK[i]] for i in scored]
+    answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
+    num_correct = [sum(correct) for correct in correct_PK]
+    num_completions = [len(correct) for correct in correct_PK]
+    maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
+    values = problem_figures(num_correct, num_completions, maj, k)
+
+    def figures(source: str | None) -> dict[str, Any]:
+        chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
+        completions = [completion for j in chosen for completion in completions_PK[scored[j]]]
+        lengths = [completion.length for completion in completions if completion.length is not None]
+        return {
+            "num_problems": len(chosen),
+            "metrics": {name: estimate_mean(values_P[chosen])._asdict() for name, values_P in values.items()},
+            "mean_length": None if len(lengths) < len(completions) else sum(lengths) / len(lengths),
+            "truncated": sum(completion.truncated for completion in completions) / len(completions),
+        }
+
+    return {
+        "num_unscored_problems": len(problems) - len(scored),
+        **figures(None),
+        "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
+        "problems": [
+            {
+                "id": problems[i].id,
+                "source": problems[i].source,
+                "num_correct": num_correct[j],
+                "num_completions": num_completions[j],
+                "maj": maj[j],
+            }
+            for j, i in enumerate(scored)
+        ],
+    }
+
+
+def write_completions(
+    path: Path, problems: list[Problem], completions_PK: list[list[Completion]], verdicts_PK: list[list[Verdict]]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "id": loggable(problem.id),
+            "source": loggable(problem.source),
+            "index": i,
+            "prompt": loggable(completion_text(problem.prompt)),
+            "solution": loggable(problem.solution),
+            "completion": loggable(completion.text),
+            "answer": None if verdict.answer is None else loggable(verdict.answer),
+            "correct": verdict.correct,
+            "length": completion.length,
+            "truncated": completion.truncated,
+        }
+        for problem, completions, verdicts in zip(problems, completions_PK, verdicts_PK, strict=True)
+        for i, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
+    ]
+    types = {"completion": pa.large_string(), "correct": pa.bool_(), "truncated": pa.bool_()}
+    types |= {"index": pa.int64(), "length": pa.int64()}
+    schema = pa.schema({name: types.get(name, pa.string()) for name in rows[0]})
+    with replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)

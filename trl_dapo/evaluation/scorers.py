@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ..rewards import MathVerifyReward, last_number_reward, score_dapo_math
 from ..settings.arguments import load_function
-from .jobs import Completion
-from .problems import Problem
+from .jobs import Completion, Problem
 
 
 logger = logging.getLogger(__name__)

@@ -117,11 +117,10 @@ class _Server:
             if not (api_key.isascii() and api_key.isprintable()):
                 raise ValueError(f"{API_KEY_VARIABLE} in the environment is no API key: it holds unusual characters.")
             headers["Authorization"] = f"Bearer {api_key}"
-        limits = httpx2.Limits(max_connections=None)  # as many as there are threads
         self._client = httpx2.Client(
             headers=headers,
             timeout=request_timeout,
-            limits=limits,
+            limits=httpx2.Limits(max_connections=None),  # as many as there are threads
             verify=ssl.create_default_context(),
             proxy=_proxy_of(base_url),
             trust_env=False,

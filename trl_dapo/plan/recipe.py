@@ -1,8 +1,10 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a plan reads it: every field with its default, the header, and how training is sharded."""
+"""A recipe as a plan reads it: every field with its default, the header, its GPUs, and how training is sharded."""
 
 import ast
+import math
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +23,6 @@ from ..settings.ranges import COUNT, check_choice, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules
 from ..settings.sampling_defaults import SamplingChoice
-from .hardware import Cluster, parse_gpus, read_hardware
 
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
@@ -41,14 +42,116 @@ CONFIGS_BY_WORD = {"FSDP2": "fsdp2", "ZeRO-2": "zero2", "ZeRO-3": "zero3", "DDP"
 # What says nothing to a plan: variables that TRL's parser sets, and where processes meet, one on each GPU that trains.
 OF_A_LAUNCH = "env num_processes num_machines machine_rank main_process_ip main_process_port multi_gpu gpu_ids".split()
 OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
-KINDS = {"bool": "true or false", "float": "a number", "int": "a number"}
-KINDS |= {"list": "a list", "dict": "a mapping", "str": "a text"}
+KINDS = {"bool": "true or false", "float": "a number", "int": "a number", "list": "a list", "dict": "a mapping"}
+KINDS["str"] = "a text"
 TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
 CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
 # Of `trl-dapo plan` itself.
 OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
+# Of the GPUs.
+GPUS_PER_MACHINE = 8
+PCIE = 32e9  # bytes/s in one direction: PCIe 4.0 x16
+OWN = "Of another GPU write memory, name, bandwidth and bfloat16 operations: 2x48GB:A6000:0.77TB/s:155TFLOPs."
+NETWORK = 50e9  # bytes/s of a GPU's own port between machines: 400 Gbit/s, as in NVIDIA's DGX H100
+
+
+@dataclass(frozen=True)
+class GPU:
+    """What a plan needs of an accelerator, from NVIDIA's data sheets."""
+
+    name: str  # as in `--gpus`
+    memory: float  # bytes, the total that `nvidia-smi` shows
+    flops: float  # of dense bfloat16 with accumulation in float32; a sheet's headline counts sparsity, twice that
+    bandwidth: float  # bytes/s
+    link: float  # bytes/s to another GPU in one direction: half of what NVLink states, else PCIe 4.0 x16
+
+
+GPUS = {
+    name: GPU(name, mebibytes * 2**20, teraflops * 1e12, gigabytes * 1e9, link * 1e9)
+    for name, mebibytes, teraflops, gigabytes, link in (
+        ("H100-80GB", 81_559, 989, 3_350, 450),
+        ("H200-141GB", 143_771, 989, 4_800, 450),
+        ("B200-180GB", 183_359, 2_250, 8_000, 900),
+        ("A100-80GB", 81_920, 312, 2_039, 300),
+        ("A100-40GB", 40_960, 312, 1_555, 300),
+        ("L40S-48GB", 46_068, 362, 864, 32),
+        ("L4-24GB", 23_034, 121, 300, 32),
+        ("RTX4090-24GB", 24_564, 165, 1_008, 32),
+        ("RTX3090-24GB", 24_576, 71, 936, 32),
+    )
+}
+# What "GPUs of 80 GB" in a recipe's header is taken for.
+TAKEN = ("RTX4090-24GB", "A100-40GB", "L40S-48GB", "H100-80GB", "H200-141GB", "B200-180GB")
+GPU_OF_SIZE = {name.split("-")[1]: GPUS[name] for name in TAKEN}
+
+
+def cpu() -> GPU:
+    """This machine without a GPU; a core multiplies as fast in float32 as one of a server did."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return GPU("CPU", memory, flops=80e9 * (os.cpu_count() or 1), bandwidth=20e9, link=10e9)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The GPUs of a run."""
+
+    gpu: GPU
+    num_train: int  # a process each
+    num_serve: int = 0  # that vLLM's server has for itself
+
+    def __str__(self) -> str:
+        return f"{self.num_train}{f'+{self.num_serve}' if self.num_serve else ''}x{self.gpu.name}"
+
+    @property
+    def link(self) -> float:
+        """Bytes/s at which a GPU gathers what all that train hold: between machines all ports of one take part."""
+        between = math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK
+        return min(self.gpu.link, between)
+
+
+def parse_gpus(text: str) -> Cluster:
+    """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
+    match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
+    if match is None or match[1] == "0":
+        said = "cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve."
+        raise ValueError(f"`--gpus {text}` {said} {OWN}")
+    num_train, num_serve, name = match.groups()
+    known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
+    models = [key.split("-")[0] for key in known]
+    known |= {model: gpu for model, gpu in zip(models, list(known.values()), strict=True) if models.count(model) == 1}
+    gpu = _read_own(name) if ":" in name else known.get(name.lower())
+    if gpu is None:
+        raise ValueError(f"`--gpus {text}` names no GPU that is known: {', '.join([*GPUS, 'CPU'])}. {OWN}")
+    return Cluster(gpu, int(num_train or 1), int(num_serve or 0))
+
+
+def _read_own(name: str) -> GPU:
+    """A GPU that is not on the list, by its data sheet; its neighbours are reached over PCIe."""
+    number = r"(\d+(?:\.\d+)?)"
+    found = re.fullmatch(rf"{number}GB:[^:\s,]+:{number}TB/s:{number}TFLOPs", name, re.IGNORECASE)
+    sizes = [float(size) for size in found.groups()] if found else [0.0]
+    if not all(sizes):
+        raise ValueError(f"`--gpus` cannot read the GPU {name}. {OWN}")
+    gigabytes, bandwidth, teraflops = sizes
+    return GPU(name, gigabytes * 1e9, teraflops * 1e12, bandwidth * 1e12, PCIE)
+
+
+def read_hardware(text: str) -> Cluster | None:
+    """Reads a recipe's `Hardware:`, such as `one GPU of 24 GB`; `None` where it names no GPUs of a known size."""
+    if "CPU" in text and "GPU" not in text:
+        return Cluster(cpu(), 1)
+    number = r"\b(one|two|\d+)"
+    found = re.search(rf"{number} GPUs? of (\d+) GB", text)
+    if found is None or f"{found[2]}GB" not in GPU_OF_SIZE:
+        return None
+    counts = [re.search(rf"{number}\b[^,.;:]*\b{verb}\b", text) for verb in ("trains?", "serves?")]
+    num_train, num_serve = (
+        0 if count is None else {"one": 1, "two": 2}.get(count[1]) or int(count[1])
+        for count in (counts[0] or found, counts[1])
+    )
+    return Cluster(GPU_OF_SIZE[f"{found[2]}GB"], num_train, num_serve) if num_train else None
 
 
 @dataclass(frozen=True)
@@ -89,17 +192,13 @@ class Recipe:
 def _declarations() -> dict[str, ast.AnnAssign]:
     """Every field that a recipe may have."""
     # Importing the dataclasses takes longer than planning all recipes.
-    found = {}
+    found: dict[str, ast.AnnAssign] = {}
     for package, file, name in DATACLASSES:
         spec = find_spec(package)
         assert spec is not None
-        assert spec.submodule_search_locations is not None
-        (folder,) = spec.submodule_search_locations
-        tree = ast.parse(Path(folder, file).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(str(spec.origin)).parent.joinpath(file).read_text(encoding="utf-8"))
         (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-        for node in declared.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = node
+        found |= {ast.unparse(node.target): node for node in declared.body if isinstance(node, ast.AnnAssign)}
     return found
 
 
@@ -147,9 +246,7 @@ def read(
 ) -> Recipe:
     """Reads a recipe for a plan, whose arguments these are; raises `ValueError` or `OSError` in one line."""
     file, values = find_recipe(path), dict(declared_fields())
-    fields = _read_recipe(file)
-    for name in OF_A_LAUNCH:
-        fields.pop(name, None)
+    fields = {name: value for name, value in _read_recipe(file).items() if name not in OF_A_LAUNCH}
     accelerate_config = accelerate_config or fields.pop("accelerate_config", None) or fields.pop("config_file", None)
     for said_by, given in ((str(file), fields), ("The command line", _read_overrides(overrides))):
         refuse_unknown_fields(said_by, given, values, OPTIONS)
@@ -165,9 +262,9 @@ def read(
         )
     sharding = _find_sharding(header, accelerate_config, cluster)
     recipe = Recipe(file.stem, settings, sharding, cluster, *_read_prompts(settings))
-    if recipe.asks_a_server != bool(cluster.num_serve):
-        if cluster.num_serve:
-            raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+    if cluster.num_serve and not recipe.asks_a_server:
+        raise ValueError(f"{cluster} has GPUs that serve, but the recipe does not sample on a vLLM server.")
+    if recipe.asks_a_server and not cluster.num_serve:
         raise ValueError(f"The recipe samples on a vLLM server, and {cluster} has none: write 64+8xH100-80GB.")
     return recipe
 

@@ -8,12 +8,10 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from ..models import ModelShape
-from .adapters import ENDS, Adapter, read_adapter
-from .hardware import GPUS_PER_MACHINE, NETWORK
-from .memory import CONTEXT, activation_bytes, checkpoint_bytes, gathered_bytes, quantized_bytes, state_bytes
-from .recipe import Recipe
-from .rollout import Batches
-from .speed import BANDWIDTH, Lengths, training_flops, training_seconds
+from . import memory
+from .memory import ENDS, Adapter
+from .recipe import GPUS_PER_MACHINE, NETWORK, Recipe
+from .rollout import BANDWIDTH, Batches, Lengths, training_flops, training_seconds
 
 
 HOST_LINK = 25e9  # bytes/s between a GPU and its machine's memory: PCIe 4.0 x16
@@ -54,7 +52,7 @@ class Training:
     @cached_property
     def adapter(self) -> Adapter | None:
         """What trains in place of all weights."""
-        return read_adapter(self.recipe.settings, self.shape)
+        return memory.read_adapter(self.recipe.settings, self.shape)
 
     @cached_property
     def weights(self) -> Weights:
@@ -73,7 +71,7 @@ class Training:
         base, bits = held if sharding.is_deepspeed else loaded, 4 if settings.load_in_4bit else 8
         frozen: float = base * shape.num_parameters
         if settings.load_in_4bit or settings.load_in_8bit:
-            frozen = quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
+            frozen = memory.quantized_bytes(shape, bits, settings.use_bnb_nested_quant, base)
         in_half = sharding.is_deepspeed or settings.load_in_4bit or settings.load_in_8bit
         # A copy of a module is as precise as what it is a copy of.
         trained, saved = 4 if upcast else 2 if in_half else 4, 4 if upcast else 2 if in_half else loaded
@@ -88,27 +86,20 @@ class Training:
         syncs_each = (options.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch", False)
         accumulates = self.batches.num_microbatches > 1 and not syncs_each
         kept, copies = (
-            state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
+            memory.state_bytes(frozen, *kind, self._optim, sharding, self.recipe.cluster.num_train, accumulates)
             for frozen, kind in zip((weights.frozen, 0.0), weights.kinds, strict=True)
         )
         state = {part: kept[part] + copies[part] for part in kept}
-        activations = activation_bytes(
-            self.shape,
-            self.batches.microbatch_tokens,
-            self.batches.longest_row,
-            weights.held,
-            weights.computed,
-            settings.gradient_checkpointing,
-            self.attention,
-            self.adapter,
-            fused_head=makes_tiles(),
+        sizes = self.batches.microbatch_tokens, self.batches.longest_row, weights.held, weights.computed
+        activations = memory.activation_bytes(
+            self.shape, *sizes, settings.gradient_checkpointing, self.attention, self.adapter, makes_tiles()
         )
         if settings.load_in_4bit or settings.load_in_8bit:  # the layer at work is turned back
             activations["work"] += weights.computed * self.shape.largest_linear
         saved = () if self.adapter is None else self.adapter.saved
         head = weights.trained if self.adapter is None else weights.saved if "lm_head" in saved else weights.held
-        gathered = gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
-        context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else CONTEXT
+        gathered = memory.gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
+        context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else memory.CONTEXT
         return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
 
     @property
@@ -204,7 +195,7 @@ class Training:
             return 0.0
         optim, sharding, is_adapter = self._optim, self.recipe.sharding, self.adapter is not None
         return sum(
-            checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
+            memory.checkpoint_bytes(weights.frozen, *kind, optim, sharding, settings.save_only_model, is_adapter)
             for kind in weights.kinds
             if kind[0]
         )

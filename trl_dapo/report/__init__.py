@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run did, from what it left on disk: a page that stands alone, and its pictures."""
 
-from .drawing import plot_panel, plot_run
+from .drawing import PANELS, Panel, plot_panel, plot_run
 from .page import write_report
-from .panels import PANELS, Panel
 from .runs import Run, load_log_history, load_run, load_runs, series
 
 

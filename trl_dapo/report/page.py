@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from ..number_format import format_share
 from ..version import __version__
-from .drawing import PAPER, RUN_COLOURS, plot_named, plot_panel, plot_runs, render, smooth
-from .panels import BY_NAME, ONE_RUN_EACH, PANELS, REWARDS, SOURCES, Panel, Points
+from . import drawing
+from .drawing import BY_NAME, ONE_RUN_EACH, PANELS, PAPER, REWARDS, RUN_COLOURS, Panel, Points, smooth
 from .runs import Run, is_number, load_runs, series
 
 
@@ -59,11 +59,11 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     output_dir.mkdir(parents=True, exist_ok=True)
     # Outcomes of several runs do not fit into one small picture.
     overview = [panel for panel, _ in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
-    (output_dir / OVERVIEW_NAME).write_bytes(render(plot_runs(histories, labels, overview), "png"))
-    pictures = [Picture(*each, partial(plot_panel, each[0], histories, labels)) for each in shown]
-    pictures += [Picture(*each, partial(plot_named, *each, labels)) for each in _named(runs)]
+    (output_dir / OVERVIEW_NAME).write_bytes(drawing.render(drawing.plot_runs(histories, labels, overview), "png"))
+    pictures = [Picture(*each, partial(drawing.plot_panel, each[0], histories, labels)) for each in shown]
+    pictures += [Picture(*each, partial(drawing.plot_named, *each, labels)) for each in _named(runs)]
     for panel, _, plot in pictures:
-        (output_dir / f"{panel.name}.png").write_bytes(render(plot(panel.title), "png"))
+        (output_dir / f"{panel.name}.png").write_bytes(drawing.render(plot(panel.title), "png"))
     path = output_dir / PAGE_NAME
     path.write_text(_page(runs, labels, pictures), encoding="utf-8")
     return path
@@ -183,7 +183,7 @@ def _evaluated(log_history: list[dict]) -> dict[str, Any] | None:
 def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
     """A panel as the page shows it, its picture on each paper as an address that holds it."""
     panel, by_run, plot = picture
-    papers = {theme: base64.b64encode(render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
+    papers = {theme: base64.b64encode(drawing.render(plot(theme=theme), "svg", theme)).decode() for theme in PAPER}
     sentences = [
         _in_words(panel, f"{label}, {name}", *points)
         for label, of_run in zip(labels, by_run, strict=True)
@@ -216,7 +216,7 @@ def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:
         [{_visible(name): points for name, points in names.items()} if len(names) > 1 else {} for names in by_run]
         for by_run in (rewards, sources)
     ]
-    return [(panel, by_name) for panel, by_name in zip((REWARDS, SOURCES), found, strict=True) if any(by_name)]
+    return [(panel, by_name) for panel, by_name in zip(BY_NAME, found, strict=True) if any(by_name)]
 
 
 # ---- What a model wrote ----
