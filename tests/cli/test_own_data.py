@@ -183,7 +183,11 @@ def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_
     assert words[:2] == ["trl-dapo", "train"]
     assert launch([*words[2:], "--use_cpu", "true", *small]) == 0
     small_script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model)
-    small_script = small_script.replace("max_completion_length=64", "max_completion_length=4").replace("=8", "=4")
+    small_script = (
+        small_script.replace("max_completion_length=64", "max_completion_length=4")
+        .replace("=8", "=4")
+        .replace("=24", "=12")
+    )
     exec(small_script, {})
     assert [trainer.train_dataset.to_list() for trainer in made] == [
         [json.loads(row) for row in rows.splitlines()]
@@ -192,5 +196,5 @@ def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_
     names = {}
     exec(reward, names)
     for completions in (texts, messages):
-        assert names["names_it"](completions=completions, answer=["ox", "ox"], prompts=[]) == [1.0, 0.0]
-    assert names["names_it"](completions=texts, answer=["ox", None]) == [1.0, None]
+        assert names["names_it"](completions=completions, solution=["ox", "ox"], prompts=[]) == [1.0, 0.0]
+    assert names["names_it"](completions=texts, solution=["ox", None]) == [1.0, None]

@@ -358,7 +358,7 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
     assert lines[ended + 1].startswith("Groups:    8 trained of ")
     # Lines are broken between words.
     text = " ".join(line.strip() for line in lines)
-    assert "A completion is right if 'right' is above 0." in text
+    assert "A completion is right if 'right' is above 0, unless it takes more than two values." in text
     assert "{'loss'" not in written
 
 

@@ -196,7 +196,7 @@ class TaskReward:
             band = "" if (low, high) == (0.0, 1.0) else f" and more than {low:g} and less than {high:g} of it is right"
             parts.append(f"A group trains if {subject} differs within it{band}.")
         if self.tells_right:
-            unless = "" if self.is_named else ", and none is called so once it has three values"
+            unless = "" if self.is_named else ", unless it takes more than two values"
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}{unless}.")
         else:
             parts.append(SCORES_LEFT_OUT)
