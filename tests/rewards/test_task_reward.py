@@ -128,8 +128,8 @@ def test_a_name_that_is_given_twice_decides_once():
         (
             choose(["accuracy"]),
             True,
-            "`group_filter` decides which groups train. A completion is right if 'accuracy' is above 0, unless it takes "
-            "more than two values.",
+            "`group_filter` decides which groups train. A completion is right if 'accuracy' is above 0, unless it "
+            "takes more than two values.",
         ),
     ],
 )
