@@ -174,10 +174,14 @@ class Job(NamedTuple):
 
 def settings_of(method, args, learning_rate):
     """What decides a run, but for what the method is called after."""
-    num_steps = METHODS[method].num_steps or args.num_steps
+    return sized(args.num_prompts, METHODS[method].num_steps or args.num_steps, learning_rate)
+
+
+def sized(num_prompts, num_steps, learning_rate):
+    """Settings of rollouts with so many prompts and optimizer steps."""
     return {
         "num_generations": NUM_GENERATIONS,
-        "per_device_train_batch_size": args.num_prompts * NUM_GENERATIONS // num_steps,
+        "per_device_train_batch_size": num_prompts * NUM_GENERATIONS // num_steps,
         "steps_per_generation": num_steps,
         "max_completion_length": 8,
         "learning_rate": learning_rate,

@@ -14,24 +14,23 @@ runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md
 """
 
 import argparse
-import math
-import statistics
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..mechanisms.report import RUNS, fill_in, print_outcomes, read_csv, write_csv
-from .parts import FACTORS, METHODS, PREDICTIONS, RANGED, SEEDS, TRIAL, WARM_UP_STEPS, make_job, run
+from .parts import FACTORS, METHODS, PREDICTIONS, RANGED, SEEDS, SIZES, TRIAL, make_job, run
 
 
 from runs import run_all  # isort: skip (mechanisms/tasks.py has said where these are)
-from time_to_accuracy import TASKS, cost, make_checkpoint  # isort: skip
+from time_to_accuracy import TASKS, cost, make_checkpoint, spread  # isort: skip
 
 
 HERE = Path(__file__).parent
 KEY = ("task", "arm", "rate", "seed")
 HEADING = "## Two names changed\n"
+BEST, RANGE = PARTS = "best", "range"
 
 
 def describe(job, result):
@@ -72,21 +71,17 @@ def print_report(results, console):
 
 
 def describe_seeds(results, task, arm, rate, counted):
-    """Median (lowest to highest), of how many seeds; a star at the best rate."""
+    """Median (lowest to highest), of how many seeds; a star at the best rate, `-` for never."""
     runs = [results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results]
     if not runs:
         return ""
-    costs = sorted(tokens_to_target(run, task) for run in runs)
-    shown = [f"{value:,.0f}" if math.isfinite(value) else "never" for value in (costs[0], costs[-1])]
-    median = statistics.median_low(costs)
     star = "*" if any(run is counted.get((task, arm, seed)) for seed in SEEDS for run in runs) else ""
-    middle = f"{median:,.0f}" if math.isfinite(median) else "never"
-    return f"{middle}{star} ({shown[0]} to {shown[1]}), {len(runs)} seeds"
+    return f"{spread([tokens_to_target(run, task) for run in runs])}{star}, {len(runs)} seeds"
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["best", "range"], action="append", help="may be given again")
+    parser.add_argument("--part", choices=PARTS, action="append", help="may be given again")
     parser.add_argument("--task", choices=TASKS, action="append", help="may be given again")
     parser.add_argument("--from-csv", action="store_true", help="train nothing")
     parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
@@ -96,18 +91,18 @@ def main(argv=None):
     results = read_csv(HERE, KEY) if (HERE / RUNS).exists() else {}
     if not args.from_csv:
         args.output_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint, start = make_checkpoint(args.output_dir, WARM_UP_STEPS)
+        checkpoint, start = make_checkpoint(args.output_dir, SIZES.num_warm_up_steps)
 
         def run_those(keys):
             jobs = [make_job(*key, start) for key in keys]
             results.update(run_all(run, jobs, checkpoint, args.output_dir, args.num_processes, console, describe))
             write_csv(results, HERE, KEY)
 
-        tasks = args.task or list(TASKS)
-        for task in tasks if "best" in (args.part or ["best"]) else ():
+        tasks, parts = args.task or TASKS, args.part or PARTS
+        for task in tasks if BEST in parts else ():
             run_those([(task, arm, factor, TRIAL) for arm in METHODS for factor in FACTORS])
             run_those([(task, arm, best_factor(results, task, arm), seed) for seed in SEEDS for arm in METHODS])
-        for task in tasks if "range" in (args.part or ["range"]) else ():
+        for task in tasks if RANGE in parts else ():
             run_those([(task, arm, factor, seed) for seed in SEEDS for factor in FACTORS for arm in RANGED])
     print_report(results, console)
     page = HERE.parent / "EVIDENCE.md"

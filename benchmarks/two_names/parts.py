@@ -15,14 +15,12 @@ from ..mechanisms.quantities import at_equal
 
 
 from runs import file_name  # isort: skip (mechanisms/tasks.py has said where these are)
-from time_to_accuracy import DAPO, GRPO, NUM_GENERATIONS, TASKS, Method, train  # isort: skip
+from time_to_accuracy import DAPO, GRPO, TASKS, Method, parse_args, sized, train  # isort: skip
 
 
 FACTORS = (0.5, 1.0, 2.0, 3.0)  # of the rate that suits GRPO
 TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
-MAX_SECONDS = 75.0  # of the CPU, after which a run is given up
-NUM_PROMPTS, NUM_STEPS = 16, 4  # a rollout
-WARM_UP_STEPS = 250
+SIZES = parse_args([])  # prompts, steps, warm-up and limit, as time_to_accuracy.py is run
 
 ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
 METHODS = {
@@ -36,16 +34,16 @@ RANGED = FOUR, AS_IS
 # As many prompts a rollout as teach in one of GRPO's: three in four, and one in eight.
 FEWER_PROMPTS = {"quickstart": 12, "one in ten": 2}
 
-OF_GRPO = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
+TOKENS = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
 AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
 PREDICTIONS = tuple(
     Prediction(task, mine, other, quantity, direction, "this package's own")
     for task in TASKS
     for mine, other, quantity, direction in (
-        (AS_IS, FOUR, OF_GRPO[task], -1),
-        (AS_IS, ONE, OF_GRPO[task], -1),
-        (AS_IS, AS_PAPER, OF_GRPO[task], -1),
-        (SMALLER, AS_IS, OF_GRPO[task], -1),
+        (AS_IS, FOUR, TOKENS[task], -1),
+        (AS_IS, ONE, TOKENS[task], -1),
+        (AS_IS, AS_PAPER, TOKENS[task], -1),
+        (SMALLER, AS_IS, TOKENS[task], -1),
         (AS_IS, FOUR, AT_EQUAL, 1),
     )
 )
@@ -72,18 +70,10 @@ class Job(NamedTuple):
 
 
 def make_job(task, arm, factor, seed, start):
-    num_steps = METHODS[arm].num_steps or NUM_STEPS
-    num_prompts = FEWER_PROMPTS[task] if arm == SMALLER else NUM_PROMPTS
-    settings = {
-        "num_generations": NUM_GENERATIONS,
-        "per_device_train_batch_size": num_prompts * NUM_GENERATIONS // num_steps,
-        "steps_per_generation": num_steps,
-        "max_completion_length": 8,
-        "learning_rate": factor * TASKS[task].learning_rate,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": 2 * num_steps,
-    }
-    return Job(task, arm, factor, seed, start + TASKS[task].gain, MAX_SECONDS, settings)
+    num_prompts = FEWER_PROMPTS[task] if arm == SMALLER else SIZES.num_prompts
+    rate = factor * TASKS[task].learning_rate
+    settings = sized(num_prompts, METHODS[arm].num_steps or SIZES.num_steps, rate)
+    return Job(task, arm, factor, seed, start + TASKS[task].gain, SIZES.max_seconds, settings)
 
 
 def run(job, checkpoint):
