@@ -27,7 +27,7 @@ from trl_dapo.settings.sampling_defaults import PAPER
 from trl_dapo.update.old_logps import fill_old_logps
 
 
-TIMED = ("_seconds", "step_time", "_runtime", "_per_second")
+TIMED = ("_seconds", "step_time", "_runtime", "_per_second", "overlap/waited_for")
 
 
 def tiny_config(output_dir, **overrides) -> DAPOConfig:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from concurrent.futures import wait
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from helpers import ScriptedTrainer, number, prompts, right, run_job, run_preflight, tiny_config, untimed, weights
 from peft import LoraConfig, get_peft_model
-from scripted_server import StandIn, ahead_config, stand_ins
+from scripted_server import StandIn, ahead_config, stand_ins, with_adapter
 from torch.distributed import distributed_c10d
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.generation import vllm_generation
@@ -94,20 +95,35 @@ def stray(clients):
         client.offset = 0.3
 
 
-def rollouts_ahead(model, folder, num_runs):
-    """So many runs one after the other with one stand-in for a server each; with a round in flight in checkpoints."""
+class AwaitAnswers(TrainerCallback):
+    """Lets no step end, and be saved, before all that is in flight is answered."""
+
+    def __init__(self, trainer):
+        self.ahead = trainer._ahead
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wait([call for call in self.ahead._asked.values() if call is not None])
+
+
+def rollouts_ahead(model, folder, num_runs, num_ahead=1):
+    """So many runs one after the other with one stand-in for a server each; with answers ahead in checkpoints."""
+    settings = {"batch_multiplier": 1.75}
+    if int(num_ahead) == 2:
+        settings = {"rollouts_ahead": 2, "batch_multiplier": None, "dynamic_sampling_screen": "3"}
     for i in range(int(num_runs)):
         sizes = {"per_device_train_batch_size": 4 // WORLD_SIZE, "per_device_eval_batch_size": 8 // WORLD_SIZE}
         saves = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
-        args = ahead_config(Path(folder) / f"{i}-{WORLD_SIZE}", batch_multiplier=1.75, **sizes, **saves)
+        args = ahead_config(Path(folder) / f"{i}-{WORLD_SIZE}", **settings, **sizes, **saves)
         datasets = {"train_dataset": prompts(40), "eval_dataset": prompts(4)}
+        make = with_adapter if int(num_ahead) == 2 else str
         with stand_ins(model) as clients:
-            trainer = DAPOTrainer(model, right, args, **datasets)
+            trainer = DAPOTrainer(make(model), right, args, **datasets)
             stray(clients)
+            trainer.add_callback(AwaitAnswers(trainer))
             rollouts = record_rollouts(trainer)
             trainer.train()
             report = {"rollouts": list(rollouts), "weights": weights(trainer).tolist()}
-            resumed = DAPOTrainer(model, right, args, **datasets)
+            resumed = DAPOTrainer(make(model), right, args, **datasets)
             stray(clients)
             resumed.train(resume_from_checkpoint=str(Path(args.output_dir) / "checkpoint-2"))
             report["resumed"] = weights(resumed).tolist()
@@ -124,10 +140,10 @@ def server_is_lost_ahead(model, folder):
         trainer = DAPOTrainer(model, right, args, train_dataset=prompts(40))
         ask = trainer._ahead.ask
 
-        def lose(step):
-            if clients:
+        def lose(asks):
+            if clients and asks:
                 clients[0].error = ConnectionError("connection refused")
-            ask(step)
+            ask(asks)
 
         trainer._ahead.ask = lose
         try:
@@ -150,7 +166,7 @@ def look_up(number: int) -> str:
 def tools_on_a_server(model, folder):
     """Prompt n asks the tool n // 4 times and answers n: the last rank has most calls."""
 
-    def complete(server, prompt, i, max_tokens, temperature):
+    def complete(server, prompt, i, max_tokens, temperature, engine):
         asked, _, since = server.tokenizer.decode(prompt).rpartition("prompt ")[2].partition(":")
         text = f"{asked}<|im_end|>"
         if since.count("<tool_response>") < int(asked) // 4:

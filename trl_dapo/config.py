@@ -150,9 +150,10 @@ class DAPOConfig(GRPOConfig):
         > vLLM's server
 
         rollouts_ahead (`int`, *optional*, defaults to `0`):
-            With `1`, the server samples the next rollout's first round while this rollout trains. Its rows are one
-            rollout off-policy, and train with the log-probabilities of the policy that sampled them. Needs
-            `vllm_mode="server"` and `dynamic_sampling_surplus="carry"`. `0` takes turns.
+            With `1`, the server samples the next rollout's first round while this rollout trains. With `2` and a LoRA
+            adapter, it samples two rollouts group by group, and waits for no longest. Rows train with the
+            log-probabilities of the policy that sampled them. Needs `vllm_mode="server"` and
+            `dynamic_sampling_surplus="carry"`. `0` takes turns.
         vllm_request_timeout (`float`, *optional*):
             Seconds that a request to the server may take. Defaults to nine tenths of `ddp_timeout`, which is how long
             the other processes wait. (`vllm_server_timeout` bounds the wait for the server's start.)

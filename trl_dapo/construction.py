@@ -267,7 +267,7 @@ def make_sampler(
         memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,
         num_ranks=num_ranks,
-        is_ahead=bool(args.rollouts_ahead),
+        ahead=args.rollouts_ahead,
     )
 
 

@@ -192,7 +192,7 @@ class DAPOTrainer(Checkpoints):
         args, sampler = self.args, self._sampler
         self._scores = EvaluationScores(self.num_generations_eval)
         self.stopwatch = Stopwatch(self._asks_a_server)
-        self._open_engine(sampler, self.stopwatch)
+        self._open_engine(self.stopwatch)
         self.preflight = Preflight(
             args,
             examples=None if self.rollout_func or self.environment_factories else self._some_examples,
@@ -291,12 +291,12 @@ class DAPOTrainer(Checkpoints):
                 self._append_metrics(self.stopwatch.timeline())
             return rollouts
         assert self._ledger is not None
-        sampler.begin()
+        sampler.begin(step)
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
-            while asks := sampler.next_prompts():
+            while asks := self._next_asks(sampler):
                 started = time.perf_counter()
-                round_ = self._sample_round(asks)
+                round_ = self._sample_round(sampler, asks)
                 for part in round_.by_size(sampler.rollout.rounds):
                     reasons, counts = self._judge_groups(sampler, part)
                     self._ledger.add_round(part, reasons)
@@ -307,15 +307,24 @@ class DAPOTrainer(Checkpoints):
         self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
         self._carry(sampler, batch)
-        num_skipped = sampler.num_skipped
-        if self.args.rollouts_ahead and not (self._is_last_rollout or self.stop.is_past_a_limit):
-            self._ahead.ask(step)
+        self._ask_ahead(sampler)
         rollouts = self._train_on(sampler, batch)
         num_tokens = int(rollouts["num_items_in_batch"])
-        self._log_sampling(sampler, batch, tokens_trained=num_tokens, skipped_by_memory=num_skipped)
+        self._log_sampling(sampler, batch, tokens_trained=num_tokens, skipped_by_memory=sampler.num_skipped)
         return rollouts
 
-    def _sample_round(self, asks: list[Ask]) -> Round:
+    def _next_asks(self, sampler: Sampler) -> list[Ask]:
+        """What the next round takes in; before that is waited for, the server is asked for more."""
+        self._ask_ahead(sampler)
+        return sampler.next_prompts()
+
+    def _ask_ahead(self, sampler: Sampler) -> None:
+        """Asks the server for what later rollouts train on."""
+        if self.args.rollouts_ahead:
+            sampler.draw_ahead(0 if self.stop.is_past_a_limit else self._num_rollouts_left)
+            self._ahead.ask(sampler.in_flight)
+
+    def _sample_round(self, sampler: Sampler, asks: list[Ask]) -> Round:
         """Samples and scores what is asked of each prompt; no log-probability is computed."""
         examples = [ask.example for ask in asks for _ in range(ask.num)]
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
@@ -323,7 +332,7 @@ class DAPOTrainer(Checkpoints):
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         # TRL asks a server for so many completions of every so-manieth prompt.
         in_common = swapped(self, num_generations=completions_in_common(asks))
-        with in_common, self._recording() as recorded, self._ahead.answering() as is_ahead:
+        with in_common, self._recording() as recorded, self._ahead.answering(asks):
             super()._generate_and_score_completions(inputs)
         assert recorded.rows is not None
         assert recorded.rewards is not None
@@ -336,7 +345,7 @@ class DAPOTrainer(Checkpoints):
             extra_logs=recorded.logs["extra"],
             metrics=recorded.metrics,
             sources=[problem_source(ask.example) for ask in asks],
-            age=int(is_ahead),
+            number=sampler.rollout.number,
             accelerator=self.accelerator,
         )
 
@@ -403,6 +412,9 @@ class DAPOTrainer(Checkpoints):
         metrics = self._metrics["train"]
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
         log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
+        num_waited = self._ahead.end_lap()
+        if self.args.rollouts_ahead:
+            log["overlap/waited_for"] = num_waited
         self._append_metrics(log | self.stopwatch.timeline())
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
         for name, values in self._replay_metrics.items():
@@ -439,3 +451,5 @@ class DAPOTrainer(Checkpoints):
                 return super().train(resume_from_checkpoint, *args, **kwargs)
             finally:
                 self._ahead.cancel()
+                if self._sampler is not None:  # a run that goes on asks again
+                    self._sampler.ask_again({ask.place for ask in self._sampler.in_flight})

@@ -1,12 +1,16 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it."""
+"""One rollout ahead, with a scripted engine: what is asked for when, with which weights, and what comes of it.
+
+The first rollout asks in one request of its own, which the main thread waits for; then each group has a request.
+"""
 
 import datetime
 import json
 import math
 import threading
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -17,7 +21,6 @@ from transformers import TrainerCallback
 import trl_dapo.engines.seam
 import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.engines.call import Call
 from trl_dapo.settings.rules import check_rules
 
 
@@ -120,10 +123,9 @@ def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
     in_turns.train()
     first = [trainer.client.requests[0] for trainer in (ahead, in_turns)]
     assert first[0] == first[1]
-    decode = ahead.processing_class.decode
     for trainer in (ahead, in_turns):
-        asked = [number(decode(ids)) for request in trainer.client.requests for ids in request["prompts"]]
-        assert asked == list(range(len(asked)))
+        asked = trainer.client.asked
+        assert sorted(asked) == list(range(len(asked)))  # those of one round go out at once
         assert {(request["n"], request["temperature"]) for request in trainer.client.requests} == {(4, 0.9)}
 
 
@@ -149,14 +151,12 @@ def hold_back(trainer):
     """From now on, what is asked for ahead is answered only once the stand-in's gate is opened."""
     asked = trainer._ahead.ask
 
-    def ask(step):
-        trainer.client.gate.clear()
-        trainer.client.begun.clear()
-        asked(step)
-        if trainer._ahead._is_asked:
+    def ask(asks):
+        if {ask.place for ask in asks} - trainer._ahead._asked.keys():
+            trainer.client.gate.clear()
+            trainer.client.begun.clear()
+            asked(asks)
             assert trainer.client.begun.wait(30)
-        else:
-            trainer.client.gate.set()
 
     trainer._ahead.ask = ask
 
@@ -166,22 +166,21 @@ def test_optimizer_steps_run_while_the_request_is_under_way(make):
     trainer, under_way = make(), []
 
     def open_gate(step):
-        under_way.append(trainer.client.in_flight)
+        under_way.append(trainer.client.in_flight > 0)
         trainer.client.gate.set()
 
     hold_back(trainer)
     trainer.add_callback(OnStep(open_gate))
     trainer.train()
-    assert under_way == [1, 1, 1, 0]  # nothing is asked for behind the last
+    assert under_way == [True, True, True, False]  # nothing is asked for behind the last
 
 
 def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(make):
-    trainer = make(max_steps=5)
+    trainer = make(max_steps=5)  # the stand-in refuses a push while a request is under way
     trainer.train()
-    assert {in_flight for _, in_flight in trainer.client.events} == {0}
     # Before the first round and before each of the rounds asked for ahead but the first, whose weights are there.
-    kinds = [kind for kind, _ in trainer.client.events]
-    assert kinds == ["push", "generate", "generate", "push", "generate", "push", "generate", "push", "generate"]
+    assert trainer.client.kinds == ["push", "generate"] * 4
+    assert len(trainer.client.requests) == 1 + 4 * 6
 
 
 def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make):
@@ -190,8 +189,9 @@ def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make
     # Of prompts 0 to 3 two are solved, of 4 to 7 three, of which one is carried; with it, three of 8 to 11 are enough.
     # Of 12 to 15 two are solved: the third rollout samples one more round, with a push of its own.
     assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 1.0, 2.0]
-    kinds = [kind for kind, _ in trainer.client.events]
-    assert kinds == ["push", "generate", "generate", "generate", "push", "generate", "push", "generate"]
+    assert trainer.client.kinds == ["push", "generate"] * 3
+    # Two rounds of the first rollout, four groups ahead for each of the others, and the third's second round.
+    assert trainer.client.threads == [True, True] + [False] * 8 + [True]
 
 
 def test_only_the_request_leaves_the_main_thread(make):
@@ -204,7 +204,7 @@ def test_only_the_request_leaves_the_main_thread(make):
     trainer = make(reward=reward)
     trainer.train()
     assert seen == {threading.main_thread()}
-    assert trainer.client.threads == [True, False, False, False]
+    assert trainer.client.threads == [True] + [False] * 3 * 6
 
 
 def test_the_last_rollout_asks_for_nothing(make):
@@ -225,7 +225,7 @@ def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(mak
     trainer.train()
     assert trainer.state.global_step == num_rollouts
     assert logged(trainer, "dynamic_sampling/passes") == [0.5 * (i + 1) for i in range(num_rollouts)]
-    assert len(trainer.client.requests) == num_rollouts
+    assert len(trainer.client.requests) == 1 + 6 * (num_rollouts - 1)
     resumed = make("resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     assert resumed.state.global_step == num_rollouts
@@ -235,7 +235,7 @@ def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(mak
 def test_with_several_steps_a_rollout_none_is_asked_for_behind_the_last(make):
     trainer = make(gradient_accumulation_steps=2, steps_per_generation=4, max_steps=6)  # 2 steps a rollout
     trainer.train()
-    assert trainer.client.threads == [True, False, False]
+    assert trainer.client.threads == [True] + [False] * 2 * 6
 
 
 # ---- Evaluation, saving, the end ----
@@ -256,7 +256,6 @@ def test_an_evaluation_waits_for_the_round_and_is_of_todays_weights(make):
     trainer.client.update_named_params, trainer._ahead.join = spy, join
     hold_back(trainer)
     trainer.train()
-    assert {in_flight for _, in_flight in trainer.client.events} == {0}
     assert pushed == [0, 1, 2, 3, 4]  # before the first round, and once at every evaluation
     assert len(logged(trainer, "eval_reward")) == 4
     assert logged(trainer, "overlap/groups_by_age/1") == [0.0, 4.0, 4.0, 4.0]  # the round is still the one that trains
@@ -294,15 +293,16 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
     straight = make("straight", **settings)
     straight.train()
     state = torch.load(tmp_path / "straight/checkpoint-2/dapo_state_rank0.pt", weights_only=True)
-    assert state["ahead"]["is_asked"]
-    assert len(state["ahead"]["answer"]["completion_ids"]) > 0
+    shared = json.loads((tmp_path / "straight/checkpoint-2/dapo_state.json").read_text())
+    assert len(state["ahead"]["answers"]) == len(shared["ahead"]["asks"]) > 0
     resumed = make("resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
     assert torch.equal(weights(resumed), weights(straight))
     assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
     # The answer is the checkpoint's: it was not asked for again.
-    assert resumed.client.requests == straight.client.requests[-len(resumed.client.requests) :]
-    assert resumed.client.events[0] == ("push", 0)
+    num = len(resumed.client.asked)
+    assert sorted(resumed.client.asked) == sorted(straight.client.asked[-num:])
+    assert resumed.client.kinds[0] == "push"
 
 
 def test_a_checkpoint_inside_a_rollout_holds_the_round_too(make, tmp_path):
@@ -356,11 +356,12 @@ def test_a_round_is_sampled_anew_where_what_it_completes_is_another_example_now(
     settings = {"batch_multiplier": None, "dynamic_sampling_screen": "2", "save_strategy": "steps", "save_steps": 2}
     make("ahead", **settings).train()
     ahead = json.loads((tmp_path / "ahead/checkpoint-2/dapo_state.json").read_text())["ahead"]
-    assert ahead["num_rests"] > 0
+    num_rests = sum(first is not None for *_, first, _, _, _ in ahead["asks"])
+    assert num_rests > 0
     resumed = make("of another year", year=2027, **settings)  # by their ids they are the same prompts
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
-    assert f"holds half of {ahead['num_rests']} groups whose examples are not found again" in caplog.text
-    assert "The round that the checkpoint holds is of other prompts" in caplog.text
+    assert f"holds half of {num_rests} groups whose examples are not found again" in caplog.text
+    assert "What the checkpoint holds of later rollouts is of other prompts" in caplog.text
     assert resumed.state.global_step == 4
 
 
@@ -376,7 +377,8 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tm
     resumed._tokenize_prompts = with_one_more
     resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert resumed.client.threads[0]  # not ahead
+    assert resumed.client.asked[:6] == [12, 13, 14, 15, 16, 17]
+    assert logged(resumed, "overlap/groups_by_age/0")[2:] == [4.0, 0.0]  # of the policy that is there now
     assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
 
 
@@ -393,7 +395,7 @@ def answer_when_interrupted(trainer, attempt=1):
     calls = []
 
     def interrupt():
-        calls.append(trainer.client.in_flight)
+        calls.append(trainer.client.in_flight > 0)
         if len(calls) < attempt:
             return
         trainer.client.error = ConnectionError("the request was interrupted")
@@ -419,7 +421,7 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
-    assert calls[0] == 1
+    assert calls[0]
     assert trainer.client.in_flight == 0
     assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
@@ -430,7 +432,7 @@ def test_a_request_that_goes_out_after_its_session_was_closed_is_ended_too(make)
     trainer.add_callback(fail_at(1, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert calls[:3] == [1, 1, 1]
+    assert calls[:3] == [True] * 3
     assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -441,10 +443,10 @@ def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkey
     def interrupted(call):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Call, "result", interrupted)
+    monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert calls[0] == 1
+    assert calls[0]
 
 
 def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
@@ -452,12 +454,12 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     trainer.add_callback(stop)
     with pytest.raises(ValueError, match="stop"):
         trainer.train()
-    cancelled = trainer.client.requests[-1]
-    num_requests = len(trainer.client.requests)
+    cancelled = sorted(trainer.client.asked[6:])  # behind those of the first rollout
+    assert cancelled == [6, 7, 8, 9, 10, 11]
     trainer.remove_callback(stop)
     trainer.train()
-    assert trainer.client.requests[num_requests] == cancelled
-    assert trainer.client.threads[num_requests - 1 : num_requests + 1] == [False, True]
+    assert sorted(trainer.client.asked[12:18]) == cancelled
+    assert logged(trainer, "overlap/groups_by_age/0")[-4:] == [4.0, 0.0, 0.0, 0.0]  # today's policy samples them
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
@@ -470,7 +472,7 @@ def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoi
     trainer.add_callback(OnStep(lose))
     with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-3"):
         trainer.train()
-    assert not trainer._ahead._is_asked
+    assert not trainer._ahead._asked
 
 
 def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make, tmp_path):
@@ -480,12 +482,11 @@ def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make
     trainer.add_callback(lose)
     with pytest.raises(RuntimeError, match=r"is gone.*checkpoint-3"):  # when the fourth rollout's round is due
         trainer.train()
-    lost = trainer.client.requests[-1]
+    lost = sorted(trainer.client.asked[-6:])
     resumed = make(**settings)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 6
-    assert resumed.client.requests[0] == lost
-    assert resumed.client.threads[0]  # sampled again, when it was due
+    assert sorted(resumed.client.asked[:6]) == lost  # sampled again, when it was due
 
 
 def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, tmp_path):
@@ -522,8 +523,8 @@ def test_waiting_and_idling_are_told_apart(make):
     }
     assert [len(of_rollouts) for of_rollouts in seconds.values()] == [4] * 6
     assert min(map(min, seconds.values())) >= 0
-    # The first rollout is waited for as long as it is sampled, and no longer; the others while the trainer updates.
-    assert seconds["wait"][0] == seconds["sampling"][0] > 0
+    # The first rollout is waited for as long as it is sampled; what is asked for behind it is not waited for.
+    assert 0 < seconds["wait"][0] < seconds["sampling"][0]
 
 
 def test_without_it_nothing_of_it_is_logged(make):
@@ -538,7 +539,12 @@ def test_without_it_nothing_of_it_is_logged(make):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"rollouts_ahead": 2}, "must be one of 0, 1, got 2"),
+        ({"rollouts_ahead": 3}, "must be one of 0, 1, 2, got 3"),
+        ({"rollouts_ahead": 2}, r"`batch_multiplier=1.5` has no effect with `rollouts_ahead=2`.*`rollouts_ahead=1`"),
+        (
+            {"rollouts_ahead": 2, "batch_multiplier": None, "dynamic_sampling_max_round_size": 4},
+            "`dynamic_sampling_max_round_size=4` has no effect with `rollouts_ahead=2`",
+        ),
         ({"use_vllm": False}, "transformers generation.*vllm_mode='server'"),
         ({"vllm_mode": "colocate"}, "colocate.*vllm_mode='server'"),
         ({"use_dynamic_sampling": False}, "`use_dynamic_sampling=True`, got False"),
@@ -552,7 +558,7 @@ def test_without_it_nothing_of_it_is_logged(make):
         ),
         ({"dynamic_sampling_surplus": "discard"}, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
         ({"loss_type": "grpo"}, "`loss_type='dapo'`, got 'grpo'"),
-        ({"top_p": 0.7}, "`top_p=0.7`: the round sampled ahead trains with the server's log-probabilities"),
+        ({"top_p": 0.7}, "`top_p=0.7`: what is sampled ahead trains with the server's log-probabilities"),
         (
             {"generation_kwargs": {"presence_penalty": 1.0}},
             r"`generation_kwargs\['presence_penalty'\]=1.0`: ",
@@ -641,8 +647,12 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
 def test_the_state_of_the_round_in_a_checkpoint_is_readable(make, tmp_path):
     make(save_strategy="steps", save_steps=2).train()
     shared = json.loads((tmp_path / "run/checkpoint-2/dapo_state.json").read_text())
-    assert shared["ahead"] == {"nums": [4] * 6, "skips": [False] * 6, "step": 1, "num_rests": 0}
+    asks = shared["ahead"]["asks"]
+    assert [name for _, _, name, *_ in asks] == ["12", "13", "14", "15", "16", "17"]
+    # Four of each, no rest, in the second rollout, behind one optimizer step, for the third.
+    assert {(ask[3], *ask[6:]) for ask in asks} == {(4, None, 1, 1, 2)}
     assert shared["stream"]["position"] == 12  # where it was before the 6 were drawn
+    assert shared["ahead"]["stream"]["position"] == 18
 
 
 # ---- Asking for a few first ----

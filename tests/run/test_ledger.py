@@ -23,14 +23,14 @@ from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 
-def sampled(rewards_NF, lengths, sources=None, seconds=0.0):
-    """A round of groups of 2, named after its prompts' places."""
+def sampled(rewards_NF, lengths, sources=None, seconds=0.0, step=0):
+    """A round of groups of 2, named after its prompts' places, of the policy after so many optimizer steps."""
     rewards_BF = torch.tensor(rewards_NF).view(len(lengths), -1)
     names = [f"p{i}" for i in range(len(lengths) // 2)]
     truncated_B = torch.tensor(lengths) == 9
-    return Round(
-        names, Rows.empty(), rewards_BF, torch.tensor(lengths), truncated_B, {}, {}, sources=sources, seconds=seconds
-    )
+    facts = rewards_BF, torch.tensor(lengths), truncated_B, {}, {}
+    asks = [Ask(name, {}, 2, step=step) for name in names]
+    return Round(names, Rows.empty(), *facts, sources=sources, seconds=seconds, asks=asks)
 
 
 def new_sampler(target, **options):
@@ -49,8 +49,9 @@ def task(names=("right",), chosen=None):
 
 def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     sampler = new_sampler(2, carries=True)
-    sampler.add_round(sampled([0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], ["aime", None], seconds=0.5), ["all_wrong", None])
-    sampler.add_round(sampled([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, seconds=0.25), ["all_correct", None, None])
+    sampler.add_round(sampled([0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], ["aime", None], 0.5, step=4), ["all_wrong", None])
+    later = sampled([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, seconds=0.25, step=6)
+    sampler.add_round(later, ["all_correct", None, None])
     rows = describe_groups(sampler.rollout, sampler.batch(), 6, task(), ["right"], {}).to_pydict()
     assert rows["round"] == [1, 1, 2, 2, 2]
     assert rows["seconds"] == [0.5, 0.5, 0.25, 0.25, 0.25]
@@ -64,8 +65,8 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     assert rows["lengths"][:2] == [[3, 4], [5, 9]]
     assert rows["truncated"][:2] == [[False, False], [False, True]]
     assert rows["rewards/right"][:3] == [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
-    # Six optimizer steps stand behind the policy; the seventh is the first that the rollout trains.
-    assert set(rows["policy_version"]) == {6}
+    # Four or six optimizer steps stand behind the policies; the seventh is the first that the rollout trains.
+    assert rows["policy_version"] == [4, 4, 6, 6, 6]
     assert set(rows["step"]) == {7}
 
 

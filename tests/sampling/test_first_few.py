@@ -15,9 +15,9 @@ from trl_dapo.sampling.refill import Batch, Group
 from trl_dapo.sampling.rollout import Rollout
 from trl_dapo.sampling.rounds import Ask
 from trl_dapo.sampling.screening import (
+    asks_of,
     cheapest_first,
     expected_cost,
-    half_of,
     in_equal_shares,
     rest_of,
     state_of,
@@ -106,7 +106,8 @@ def test_a_checkpoint_keeps_what_is_half_asked_by_where_it_stands(kind):
     def resumed(rows):
         other = PromptStream(kind(rows), seed=0)
         other.load_state_dict(stream.state_dict())
-        return half_of(state, other), other
+        (half,) = asks_of([state], other)
+        return half, other
 
     again, other = resumed(rows)
     assert again == half

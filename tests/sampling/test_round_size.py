@@ -4,6 +4,7 @@
 
 import itertools
 import json
+import math
 import random
 
 import pytest
@@ -151,3 +152,24 @@ def test_a_resumed_estimate_goes_on_bit_for_bit():
         straight.update(num_accepted, 48)
         resumed.update(num_accepted, 48)
     assert resumed.state_dict() == straight.state_dict()
+
+
+@pytest.mark.parametrize(("num_accepted", "wanted"), [(600, 96), (300, 64), (100, 96), (600, 3.5)])
+def test_hardly_ever_more_are_accepted_than_are_wanted_and_one_more_prompt_might_be_too_many(num_accepted, wanted):
+    rate = AcceptanceRate()
+    for _ in range(30):
+        rate.update(num_accepted, 1000)
+
+    def most(n):
+        return n * rate.rate + 1.5 * math.sqrt(n * rate.rate * (1 - rate.rate) + n**2 * rate.variance)
+
+    num = rate.at_most(wanted)
+    assert most(num) <= wanted < most(num + 1)
+
+
+def test_where_nothing_was_ever_accepted_no_more_is_asked_for_than_is_wanted():
+    rate = AcceptanceRate()
+    for _ in range(30):
+        rate.update(0, 1000)
+    assert rate.at_most(96) == 96
+    assert rate.at_most(0) == rate.at_most(-3.5) == 0

@@ -13,7 +13,9 @@ from trl_dapo.sampling.drop_reasons import Criterion, drop_reasons
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rounds import Ask, Round, Rows
+from trl_dapo.sampling.report import rollout_log
+from trl_dapo.sampling.round_size import AcceptanceRate
+from trl_dapo.sampling.rounds import Ask, Round, Rows, select_ages
 from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.sampling.screening import state_of
 
@@ -413,16 +415,17 @@ def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
 
 def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_resume():
     """Eight prompts, all solved: where two passes have skipped each, one is taken unasked, then and after a resume."""
-    options = {"memory": PromptMemory(), "carries": True, "max_rounds": 1}
+    options = {"memory": PromptMemory(), "carries": True, "max_rounds": 1, "ahead": 1}
     sampler = new(8, stream(8), **options)
     for _ in range(30):
         num = len(sampler.next_prompts())
         play(sampler, ["all_correct"] * num, counts=[(2, 2)] * num)
         sampler.carry([])
-        drawn = names(sampler.draw_ahead(0))
+        sampler.draw_ahead()
+        drawn = names(sampler.in_flight)
         again = new(8, stream(8), **options | {"memory": PromptMemory()})
         again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), None)
-        assert names(again.drawn_ahead) == drawn
+        assert names(again.in_flight) == drawn
         sampler.begin()
 
 
@@ -434,17 +437,18 @@ def half_asked(stream, num_groups, num):
 
 def drawn_twice(num_half, options, at_resume, lost=None):
     """What is drawn ahead after half-asked groups, and where the stream is; and after a resume. For two ranks."""
-    options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True} | options
+    options = {"target": 8, "num_generations": 8, "num_ranks": 2, "carries": True, "ahead": 1} | options
     prompts = options.pop("num_prompts", 10_000)
     one = Sampler(stream(prompts), **options)
     half = half_asked(one.stream, num_half, num=3)
     one.carry([], half)
-    drawn = one.draw_ahead(0)
+    one.draw_ahead()
+    drawn = one.in_flight
     other = Sampler(stream(prompts), **options | at_resume)
     if lost is not None:
         half[lost] = half[lost]._replace(example={"prompt": "another"})
     other.load_state_dict(json.loads(json.dumps(one.state_dict())), {"rounds": [], "half": state_of(half)})
-    return (drawn, one.stream.state_dict()), (other.drawn_ahead, other.stream.state_dict())
+    return (drawn, one.stream.state_dict()), (other.in_flight, other.stream.state_dict())
 
 
 def test_what_was_drawn_ahead_is_the_same_where_a_round_may_be_smaller_after_the_resume():
@@ -636,7 +640,7 @@ def test_where_data_is_not_skipped_to_its_place_a_fresh_pass_begins_and_all_else
     state[0]["ahead"] = {"num_prompts": 2, "skips": [], "step": 0}
     sampler = Sampler(**{"stream": stream(), "target": 4, "num_generations": G, "carries": True, **options})
     assert sampler.load_state_dict(*state, ignore_data_skip=True) == {}
-    assert sampler.drawn_ahead == []
+    assert sampler.in_flight == []
     assert (sampler.passes, sampler.acceptance.num_accepted, sampler.num_rollouts) == (1, 3, 1)
     sampler.begin()
     assert sampler.num_missing == 2  # two groups are carried
@@ -666,11 +670,12 @@ def names(prompts):
 
 
 def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
-    sampler = new(4, carries=True, batch_multiplier=1.5)
+    sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
     assert names(sampler.next_prompts()) == list("012345")
     play(sampler, [YES] * 6)
     sampler.carry([carried(2)])
-    assert names(sampler.draw_ahead(0)) == ["6", "7", "8", "9", "10", "11"]
+    sampler.draw_ahead()
+    assert names(sampler.in_flight) == ["6", "7", "8", "9", "10", "11"]
     sampler.begin()
     assert names(sampler.next_prompts()) == ["6", "7", "8", "9", "10", "11"]
     play(sampler, [YES] + [NO] * 5)
@@ -678,17 +683,22 @@ def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
 
 
 def test_a_draw_ahead_counts_on_what_is_carried():
-    sampler, alone = (learn(new(512, carries=True, is_ahead=True), 500, 1000) for _ in range(2))
+    sampler, alone = (learn(new(512, carries=True, ahead=1), 500, 1000) for _ in range(2))
     sampler.carry([carried(256)])
-    assert len(sampler.draw_ahead(0)) < 0.6 * len(alone.draw_ahead(0))
-    sampler.carry([carried(512)])
-    assert sampler.draw_ahead(0) == []
+    alone.carry([])
+    sampler.draw_ahead()
+    alone.draw_ahead()
+    assert len(sampler.in_flight) < 0.6 * len(alone.in_flight)
+    full = new(512, carries=True, ahead=1)
+    full.carry([carried(512)])
+    full.draw_ahead()
+    assert full.in_flight == []
 
 
 def test_a_second_round_is_rare_where_rounds_are_drawn_ahead():
     """512 prompts at an acceptance rate of 1/3: under 3 % of rollouts, at the price of what is carried."""
     rng = random.Random(1)
-    sampler = new(512, carries=True, is_ahead=True)
+    sampler = new(512, carries=True, ahead=1)
     num_second, num_carried, num_rollouts = 0, 0, 100
     for step in range(num_rollouts + 5):
         sampler.begin()
@@ -698,7 +708,7 @@ def test_a_second_round_is_rare_where_rounds_are_drawn_ahead():
         num_second += step >= 5 and sampler.rollout.num_rounds > 1
         num_left = len(sampler.batch().carry)
         sampler.carry([carried(num_left)] if num_left else [])
-        sampler.draw_ahead(0)
+        sampler.draw_ahead()
     assert num_second / num_rollouts < 0.03
     assert 0.05 < num_carried / num_rollouts / 512 < 0.15
 
@@ -742,10 +752,11 @@ def test_what_is_half_asked_is_given_up_once_its_first_few_are_two_rollouts_old(
 
 
 def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
-    sampler = new(4, carries=True, batch_multiplier=1.5)
+    sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
     play(sampler, [YES] * 6)
     sampler.carry([])
-    drawn = sampler.draw_ahead(0)
+    sampler.draw_ahead()
+    drawn = sampler.in_flight
     state = json.loads(json.dumps(sampler.state_dict()))
     other, differs = resumed(None, (state, None), batch_multiplier=1.5)
     assert differs == {}
@@ -756,27 +767,32 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
 
 
 def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():
-    options = {"carries": True, "is_ahead": True, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
+    options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
     sampler = new(4, **options)
     blank_B = torch.zeros(3)
     half = half_asked(sampler.stream, 3, num=1)
     sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half)
-    asked = sampler.draw_ahead(1)
+    sampler.draw_ahead()
+    asked = sampler.in_flight
     assert names(asked)[:2] == ["0", "1"]  # a round has room for the rest of two
     again = Sampler(stream(), target=4, num_generations=G, **options)
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())), sampler.carried_state_dict())
-    assert again.drawn_ahead == asked
+    assert again.in_flight == asked
 
 
 def test_with_other_settings_the_prompts_drawn_ahead_are_drawn_again_later():
-    sampler = new(4, carries=True, batch_multiplier=1.5)
-    drawn = sampler.draw_ahead(0)
+    sampler = new(4, carries=True, batch_multiplier=1.5, ahead=1)
+    sampler.carry([])
+    sampler.draw_ahead()
+    drawn = sampler.in_flight
     other, _ = resumed(None, (sampler.state_dict() | {"ahead": None}, None), batch_multiplier=1.5)  # as it is handed
     other.begin()
-    assert other.next_prompts() == drawn  # not lost: the stream is where it was before the draw
+    assert (
+        names(other.next_prompts()) == names(drawn) == list("012345")
+    )  # not lost: the stream is where it was before the draw
 
 
-def test_what_the_memory_passed_over_ahead_counts_for_the_next_rollout_and_is_not_asked_twice():
+def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice():
     class SkipsEven(PromptMemory):
         asked = 0
 
@@ -784,15 +800,137 @@ def test_what_the_memory_passed_over_ahead_counts_for_the_next_rollout_and_is_no
             self.asked += 1
             return int(prompt_id) % 2 == 0
 
-    sampler = new(2, carries=True, batch_multiplier=1.0, memory=SkipsEven(seed=0))
+    sampler = new(2, carries=True, batch_multiplier=1.0, ahead=1, memory=SkipsEven(seed=0))
     play(sampler, [YES] * 2, [(1, 2)] * 2)
     sampler.carry([])
     assert sampler.num_skipped == 0
-    assert names(sampler.draw_ahead(0)) == ["1", "3"]
+    sampler.draw_ahead()
+    assert names(sampler.in_flight) == ["1", "3"]
     options = {"target": 2, "batch_multiplier": 1.0, "memory": SkipsEven(seed=0)}
     other, _ = resumed(None, (sampler.state_dict(), None), **options)
     assert other.memory.asked == 0
+    assert sampler.num_skipped == 2  # prompts 0 and 2
     for either in (sampler, other):
         either.begin()
-        assert either.num_skipped == 2  # prompts 0 and 2
+        assert either.num_skipped == 0
         assert names(either.next_prompts()) == ["1", "3"]
+
+
+# ---- Two rollouts ahead ----
+
+
+def two_ahead(monkeypatch, **options):
+    """All that is asked for is taken to be accepted."""
+    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: max(int(wanted), 0))
+    return new(4, carries=True, ahead=2, **options)
+
+
+def play_asked(sampler, reasons):
+    """A round of what the sampler asks for; returns its prompts."""
+    asks = sampler.next_prompts()
+    blank_B = torch.zeros(len(asks) * G)
+    ages = [sampler.rollout.number - ask.rollout for ask in asks]
+    facts = Rows.empty(), blank_B[:, None], blank_B, blank_B.bool(), {}, {}
+    if asks:
+        sampler.add_round(Round(names(asks), *facts, ages, asks=asks), reasons[: len(asks)])
+    return names(asks)
+
+
+def end_rollout(sampler):
+    batch = sampler.batch()
+    sampler.carry([carried(len(batch.carry))] if batch.carry else [])
+    sampler.draw_ahead()
+    return batch
+
+
+def test_groups_train_in_the_order_in_which_they_were_asked_for_two_rollouts_after(monkeypatch):
+    """Four groups a rollout: at its start twelve are in flight, and its update leaves eight."""
+    sampler = two_ahead(monkeypatch)
+    for number in range(5):
+        sampler.draw_ahead()
+        assert names(sampler.in_flight) == [str(4 * number + i) for i in range(12)]
+        assert play_asked(sampler, [YES] * 4) == [str(4 * number + i) for i in range(4)]
+        sampler.draw_ahead()
+        assert sampler.next_prompts() == []
+        batch = end_rollout(sampler)
+        assert len(sampler.in_flight) == 8
+        assert select_ages(sampler.rollout.rounds, batch.train) == [min(number, 2)] * 4
+        sampler.begin(number + 1)
+
+
+def test_where_groups_are_dropped_no_more_is_taken_in_than_is_missing_and_as_many_are_asked_for(monkeypatch):
+    sampler = two_ahead(monkeypatch)
+    sampler.draw_ahead()
+    assert play_asked(sampler, [YES, NO, YES, NO]) == list("0123")
+    sampler.draw_ahead()  # two are missing, and eight of later rollouts: two more than are in flight
+    assert names(sampler.in_flight) == [str(i) for i in range(4, 14)]
+    assert play_asked(sampler, [NO, YES]) == ["4", "5"]
+    assert play_asked(sampler, [YES]) == ["6"]
+    assert sampler.next_prompts() == []
+    assert sampler.rollout.num_rounds == 3  # of this rollout's own policy
+
+
+def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatch):
+    """Fourteen are asked for and taken in at once, and all are accepted: four train, and four in the next rollout."""
+    sampler = two_ahead(monkeypatch)
+    monkeypatch.setattr(AcceptanceRate, "at_most", lambda self, wanted: 14)
+    sampler.draw_ahead()
+    assert len(play_asked(sampler, [YES] * 14)) == 14
+    batch = end_rollout(sampler)
+    assert len(batch.train) == len(batch.carry) == 4  # no more than one rollout can train
+    log = rollout_log(sampler, batch, ["right"], torch.ones(1), {})
+    assert log["overlap/overflow"] == 6.0
+
+
+def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):
+    sampler = two_ahead(monkeypatch)
+    sampler.draw_ahead(1)
+    assert len(sampler.in_flight) == 8
+    play_asked(sampler, [YES] * 4)
+    sampler.draw_ahead(0)
+    assert len(sampler.in_flight) == 4
+
+
+@pytest.mark.parametrize(("num_ranks", "multiple_of"), [(4, 2), (6, 3)])
+def test_the_ranks_have_equal_shares_of_whatever_is_taken_in(monkeypatch, num_ranks, multiple_of):
+    sampler = two_ahead(monkeypatch, num_ranks=num_ranks, multiple_of=multiple_of)
+    sampler.draw_ahead()
+    for _ in range(4):
+        while asks := sampler.next_prompts():
+            assert sum(ask.num for ask in asks) % num_ranks == 0
+            blank_B = torch.zeros(len(asks) * G)
+            facts = Rows.empty(), blank_B[:, None], blank_B, blank_B.bool(), {}, {}
+            sampler.add_round(Round(names(asks), *facts, asks=asks), ([YES, NO, NO] * 20)[: len(asks)])
+            sampler.draw_ahead()
+        end_rollout(sampler)
+        sampler.begin()
+
+
+def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_next_rollouts_policy(monkeypatch):
+    sampler = two_ahead(monkeypatch)
+    sampler.draw_ahead()
+    play_asked(sampler, [YES] * 4)
+    end_rollout(sampler)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    again = Sampler(stream(), target=4, num_generations=G, carries=True, ahead=2)
+    assert again.load_state_dict(state, None) == {}
+    assert again.in_flight == sampler.in_flight
+    assert again.passes == sampler.passes == 4 / 10_000
+    again.ask_again({(0, 5), (0, 6)})
+    again.begin(7)
+    when = {ask.name: (ask.rollout, ask.step, ask.due) for ask in again.in_flight}
+    assert when["4"] == (0, 0, 2)
+    assert when["5"] == when["6"] == (1, 7, 3)
+    assert names(again.in_flight) == [str(i) for i in range(4, 12)]
+
+
+def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fill_the_batch(monkeypatch):
+    sampler = two_ahead(monkeypatch)
+    sampler.draw_ahead()
+    sampler.carry([carried(4)])  # as if this rollout had found twice as many, and taken none of these
+    sampler.begin(1)
+    sampler.begin(2)
+    assert sampler.num_missing == 0
+    assert play_asked(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
+    assert sampler.next_prompts() == []
+    assert sampler.batch().carry == []  # they would be three rollouts old

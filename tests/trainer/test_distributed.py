@@ -131,10 +131,12 @@ def test_two_processes_resume_bit_by_bit(resumed, variant):
     assert reports(resumed / "resumed" / variant, 2) == reports(resumed / "whole" / variant, 2)
 
 
-@pytest.mark.parametrize("num_runs", [2])
-def test_two_processes_train_one_rollout_ahead_as_one_does_and_resume_bit_by_bit(tiny_model, tmp_path, num_runs):
-    jobs.rollouts_ahead(tiny_model, tmp_path, 1)
-    run_in_two_processes("rollouts_ahead", tiny_model, tmp_path, num_runs)
+@pytest.mark.parametrize(("num_ahead", "num_runs"), [(1, 2), (2, 1)])
+def test_two_processes_train_rollouts_ahead_as_one_does_and_resume_bit_by_bit(
+    tiny_model, tmp_path, num_ahead, num_runs
+):
+    jobs.rollouts_ahead(tiny_model, tmp_path, 1, num_ahead)
+    run_in_two_processes("rollouts_ahead", tiny_model, tmp_path, num_runs, num_ahead)
     (one,) = reports(tmp_path / "0", 1)
     for i in range(num_runs):
         first, second = reports(tmp_path / str(i), 2)

@@ -210,3 +210,21 @@ def test_one_rollout_ahead_every_row_trains_with_the_log_probabilities_of_the_ad
     assert {age for _, age, _ in report["errors"]} == {0, 1, 2}
     assert max(error for _, _, error in report["errors"]) < CLOSE
     assert served_adapters(server) == []
+
+
+SCREENED = {"dynamic_sampling_screen": "2", "dynamic_sampling_memory": True}
+
+
+@pytest.mark.parametrize("settings", [{}, SCREENED], ids=["whole", "screened"])
+def test_two_rollouts_ahead_every_row_is_of_the_adapter_that_its_request_named_through_a_resume(
+    server, models, run_job, tmp_path, settings
+):
+    settings = {"lora": {}, "max_steps": 20, **on_server(server), **settings}
+    report, _ = run_and_report(run_job, "two_ahead_and_resumed", models["tied"], tmp_path, json.dumps(settings))
+    assert len(report["logs"]) == 20
+    assert {step for step, *_ in report["errors"]} == {*range(20)}
+    assert {age for _, age, *_ in report["errors"]} == {0, 1, 2}
+    assert max(error for _, _, error, _ in report["errors"]) < CLOSE
+    assert len({*report["trained"]}) == len(report["trained"])  # in 200 prompts no group comes twice
+    assert sum(log["overlap/groups_by_age/2"] for log in report["logs"]) > 10
+    assert served_adapters(server) == []

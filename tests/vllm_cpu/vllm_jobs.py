@@ -6,6 +6,7 @@ Each run reports how far the log-probabilities that vLLM returned are from those
 that merely ends proves nothing: it does so with an engine that never saw an update as well.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import vllm
 import vllm.model_executor.layers.utils
 from helpers import errors_of_old_logps, letters, number, prompts, tiny_config, watch_training
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm_store import StoreClient
 
@@ -381,9 +382,10 @@ def when_asked_ahead(trainer, step_of_rollout, function):
     """Calls a function as soon as the round behind the rollout at that step has been asked for."""
     ask = trainer._ahead.ask
 
-    def asks(step):
-        ask(step)
-        if step == step_of_rollout:
+    def asks(groups):
+        is_new = {group.place for group in groups} - trainer._ahead._asked.keys()
+        ask(groups)
+        if is_new and trainer.state.global_step == step_of_rollout:
             function()
 
     trainer._ahead.ask = asks
@@ -431,15 +433,47 @@ def server_hangs(model, folder, group, settings):
     when_asked_ahead(trainer, 1, lambda: os.killpg(int(group), signal.SIGSTOP))
     ask = trainer._ahead.ask
 
-    def asks_impatiently(step):  # a server's first answers take long on a busy machine
-        if step == 1:
+    def asks_impatiently(groups):  # a server's first answers take long on a busy machine
+        if trainer.state.global_step == 1:
             trainer.args.vllm_request_timeout = 5
             for adapter in trainer.vllm_generation.vllm_client.session.adapters.values():
                 adapter.timeout = 5
-        ask(step)
+        ask(groups)
 
     trainer._ahead.ask = asks_impatiently
     watched_run(trainer, model, Path(folder))
+
+
+class StopOnSave(TrainerCallback):
+    """Ends a run as Ctrl-C does, once it has saved a step."""
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == args.max_steps // 2:
+            raise KeyboardInterrupt
+
+
+def two_ahead_and_resumed(model, folder, settings):
+    """A run two rollouts ahead that is interrupted half way, and goes on; which row is of which adapter's."""
+    folder, snapshots, found, trained = Path(folder), {}, [], []
+    saves = {"rollouts_ahead": 2, "dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1}
+    for resume in (None, True):
+        trainer = make_trainer(model, folder, **saves, **json.loads(settings))
+        errors = errors_of_old_logps(trainer, model, TEMPERATURE, snapshots)
+        train_on = trainer._train_on
+
+        def noting(sampler, batch, train_on=train_on):
+            groups = [(sampler.rollout.round_of(group), group.index) for group in batch.train]
+            trained.extend(number(round_.rows.prompts[round_.local_rows(i)[1][0]]) for round_, i in groups)
+            return train_on(sampler, batch)
+
+        trainer._train_on = noting
+        if resume is None:
+            trainer.add_callback(StopOnSave())
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.train(resume_from_checkpoint=resume)
+        found += [[step, age, max(values), len(values)] for (step, age), values in errors.items()]
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    (folder / "report.json").write_text(json.dumps({"errors": found, "trained": trained, "logs": logs}))
 
 
 def evaluates(*arguments):

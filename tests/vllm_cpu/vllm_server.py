@@ -78,7 +78,7 @@ def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator
         command += ["--weight-transfer-config", '{"backend": "cpu_store"}']
         command += ["--worker-extension-cls", "vllm_store.Extension"]
     else:
-        command += ["--enable-lora", "--max-lora-rank", str(lora_rank)]
+        command += ["--enable-lora", "--max-lora-rank", str(lora_rank), "--max-loras", "3"]
     environment = {
         **cpu_environment(Path(__file__).parent),  # for vllm_store
         "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of the weight sync, and of the server's settings

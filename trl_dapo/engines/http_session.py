@@ -4,6 +4,7 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -16,7 +17,7 @@ from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
 
-from .call import Call
+from .call import MOST, Call
 
 
 class OneWait(Retry):
@@ -40,10 +41,11 @@ class TimedAdapter(HTTPAdapter):
 
     def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
         self.timeout = timeout
-        self._closings = 0
+        self.num_closings = 0
+        self._lock = threading.Lock()
         self._pools: WeakSet[HTTPConnectionPool] = WeakSet()
         self._connections: WeakSet = WeakSet()
-        self.__setstate__(adapter.__getstate__())
+        self.__setstate__({**adapter.__getstate__(), "_pool_maxsize": MOST})
         retries = OneWait.__new__(OneWait)
         retries.__dict__.update(adapter.max_retries.__dict__)
         self.max_retries = retries
@@ -61,11 +63,11 @@ class TimedAdapter(HTTPAdapter):
 
     def _whole(self, ask: Callable[[], Response], is_last: bool = False) -> Response:
         """An answer with all that it says; one that breaks off is asked for once more."""
-        closings, response = self._closings, ask()
+        closings, response = self.num_closings, ask()
         try:
             _ = response.content
         except ChunkedEncodingError:
-            if is_last or self._closings > closings:
+            if is_last or self.num_closings > closings:
                 raise
             return self._whole(ask, is_last=True)
         return response
@@ -79,14 +81,17 @@ class TimedAdapter(HTTPAdapter):
 
     def _note(self, make: Any, **kwargs: Any) -> Any:
         connection = make(**kwargs)
-        self._connections.add(connection)
+        with self._lock:
+            self._connections.add(connection)
         return connection
 
     def close(self) -> None:
-        self._closings += 1
+        self.num_closings += 1
         super().close()
         for pool in list(self._pools):
             pool.close()  # so that nothing is sent again
-        for connection in list(self._connections):
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
             with contextlib.suppress(OSError, AttributeError):  # closed already
                 connection.sock.shutdown(socket.SHUT_RDWR)

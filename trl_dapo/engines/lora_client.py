@@ -7,6 +7,9 @@ import contextlib
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,21 @@ class AdapterClient(BoundClient):
             self._adapters[name] = path
             self.model = name
         self._unload_unnamed()
+
+    def asking(self, call: Callable[[Callable], Future], **asked: Any) -> Future:
+        """As asked for now: by the present adapter, which stays until the request has ended."""
+        name, kwargs = self.model, asked["generation_kwargs"] or {}
+        with self._lock:
+            self._in_flight[name] += 1
+        asked_for = super().asking(call, **{**asked, "generation_kwargs": {**kwargs, "model": name}})
+        asked_for.add_done_callback(partial(self._let_go, name))
+        return asked_for
+
+    def _let_go(self, name: str, asked_for: Future) -> None:
+        with self._lock:
+            self._in_flight[name] -= 1
+        if not asked_for.cancelled() and asked_for.exception() is None:  # else the server may hang
+            self._unload_unnamed()
 
     def _post(self, url: str, **kwargs: Any) -> dict:
         named = (kwargs.get("json") or {}).get("model")

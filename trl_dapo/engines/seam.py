@@ -43,8 +43,8 @@ from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
-from .ahead import RoundAhead
-from .server import check_logprobs, describing_loss
+from .ahead import GroupsAhead
+from .server import check_ahead, describing_loss
 from .swap import swapped
 
 
@@ -211,25 +211,24 @@ def _empty_logs(logs: dict) -> dict:
 class EngineSeam(RecordReplay):
     """What samples: with which parameters, how long it is awake, what it samples ahead of its time."""
 
-    _ahead: RoundAhead
+    _ahead: GroupsAhead
     _prefetch: Prefetch
 
-    def _open_engine(self, sampler: Sampler | None, stopwatch: Stopwatch) -> None:
-        """Makes what samples ahead: evaluation batches, and with a server a round of the next rollout."""
+    def _open_engine(self, stopwatch: Stopwatch) -> None:
+        """Makes what samples ahead: evaluation batches, and with a server groups of later rollouts."""
         asks = self._asks_a_server and self.accelerator.is_main_process
         client = self.vllm_generation.vllm_client if asks else None
-        if self.args.rollouts_ahead:
+        if num_rollouts := self.args.rollouts_ahead:
             with self._describing_loss():
-                on_main_process(check_logprobs, client)
+                on_main_process(check_ahead, client, num_rollouts, self.vllm_generation.serves_adapter)
         self._prefetch = Prefetch(self._generate_for_evaluation)
-        self._ahead = RoundAhead(
-            sampler,
+        self._ahead = GroupsAhead(
             client=client,
-            asks_a_server=self._asks_a_server,
             tokenize=lambda prompts: self._tokenize_prompts(copy.deepcopy(prompts))[0],
             generate=self._generate_without_scoring,
             describing_loss=self._describing_loss,
             keeping_weights=lambda: swapped(self, _last_loaded_step=self.state.global_step),
+            is_waited_for=num_rollouts == 1,
             stopwatch=stopwatch,
         )
 
@@ -395,7 +394,7 @@ class Checkpoints(EvaluationSeam):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.stopwatch.timing("checkpoint"):
-            local = None if self.args.save_only_model else self._local_state()  # waits for a round in flight
+            local = None if self.args.save_only_model else self._local_state()
             begin_checkpoint(folder, self.args)
             self.accelerator.wait_for_everyone()
             if local is not None:
@@ -455,8 +454,9 @@ class Checkpoints(EvaluationSeam):
             self.entropy_coef, self._last_world_entropy = local["entropy"]
         self._metrics["train"].update(local["metrics"])
         if rows_fit:
-            if local["ahead"]["is_asked"] and not self.args.ignore_data_skip:  # drawn at the place in the stream
-                self._ahead.load_state_dict(local["ahead"])
+            if self._sampler is not None and "answers" in local["ahead"] and not self.args.ignore_data_skip:
+                in_flight = self._sampler.in_flight
+                self._sampler.ask_again(self._ahead.load_state_dict(local["ahead"], in_flight))
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -3,8 +3,8 @@
 """vLLM's server: requests that end, answers that can be trained on, and what is said when it is lost."""
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -92,6 +92,29 @@ class BoundClient(ClientBase):
             answers = list(executor.map(ask, prompts, rooms))
         return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
 
+    def asking(self, call: Callable[[Callable], Future], **asked: Any) -> Future:
+        """
+        Asks as `generate` does now, by way of `call`. What the server refuses, or answers in a way that cannot be
+        trained on, is asked for once more. The other requests that fail were repeated before.
+        """
+
+        generate = self.generate  # when it is called another may stand in its place
+
+        def ask() -> dict[str, list]:
+            num_closings = self._num_closings
+            try:
+                return generate(**asked)
+            except ServerFault:
+                if self._num_closings > num_closings:  # by what ends the run
+                    raise
+                return generate(**asked)
+
+        return call(ask)
+
+    @property
+    def _num_closings(self) -> int:
+        return sum(adapter.num_closings for adapter in self.session.adapters.values())
+
     def _post(self, url: str, **kwargs: Any) -> dict:
         try:
             answer = super()._post(url, **kwargs)
@@ -142,13 +165,25 @@ def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
     return None
 
 
-def check_logprobs(client: BoundClient) -> None:
-    """Refuses a server whose log-probabilities are not those of the temperature it samples with."""
-    mode = client.server_config()["model_config"]["logprobs_mode"]
-    if mode != "processed_logprobs":
+def check_ahead(client: BoundClient, rollouts_ahead: int, serves_adapter: bool) -> None:
+    """Refuses what is not exact: log-probabilities of another temperature, weights that change under a request."""
+    config = client.server_config()
+    if (mode := config["model_config"]["logprobs_mode"]) != "processed_logprobs":
         raise ValueError(
-            "`rollouts_ahead=1` trains with the server's log-probabilities, and it runs with `--logprobs-mode "
-            f"{mode}`. Start it with `--logprobs-mode processed_logprobs`, or set `rollouts_ahead=0`."
+            f"`rollouts_ahead={rollouts_ahead}` trains with the server's log-probabilities, and it runs with "
+            f"`--logprobs-mode {mode}`. Start it with `--logprobs-mode processed_logprobs`, or set `rollouts_ahead=0`."
+        )
+    if rollouts_ahead < 2:
+        return
+    if not serves_adapter:
+        raise ValueError(
+            "`rollouts_ahead=2` needs a LoRA adapter that the server serves beside its base: weights that are pushed "
+            "change the policy in the middle of a completion. Set `use_peft=True`, or `rollouts_ahead=1`."
+        )
+    if (num := config["lora_config"]["max_loras"]) <= rollouts_ahead:
+        raise ValueError(
+            f"`rollouts_ahead=2` samples with three adapters at a time, and the server runs with `--max-loras {num}`. "
+            "Start it with `--max-loras 3`, or set `rollouts_ahead=1`."
         )
 
 

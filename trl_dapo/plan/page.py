@@ -135,7 +135,7 @@ def _memory(planned: Plan) -> list[str]:
 
 def _times(planned: Plan) -> list[str]:
     settings, sampling, batches, seconds = planned.recipe.settings, planned.sampling, planned.batches, planned.seconds
-    together = "together, one ahead" if settings.rollouts_ahead else "together"
+    together = ("together", "together, one ahead", "together, two ahead")[settings.rollouts_ahead]
     lines = [
         *("", "Time of a rollout, an estimate"),
         _row("groups sampled", f"{sampling.num_groups:,.0f}"),
@@ -337,7 +337,10 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         yield change("rounds", batch_multiplier=None)
         yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
-            yield change("ahead", rollouts_ahead=1, dynamic_sampling_surplus="carry", batch_multiplier=None)
+            ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
+            yield change("ahead", rollouts_ahead=1, **ahead)
+            if settings.use_peft and not (settings.load_in_4bit or settings.load_in_8bit):
+                yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)
     if recipe.asks_a_server:
         colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7, "vllm_request_timeout": None}
         for num_gpus in (together, cluster.num_train):

@@ -97,10 +97,12 @@ class Plan:
     @property
     def rollout_seconds(self) -> float:
         """Seconds of a rollout: the sum of its parts, or the longer of sampling and training where one runs ahead."""
-        seconds = self.seconds
-        trains = seconds["logps"] + seconds["update"]
-        together = max if self.recipe.settings.rollouts_ahead else sum
-        return together((seconds["sampling"], trains)) + seconds["sync"]
+        seconds, num_ahead = self.seconds, self.recipe.settings.rollouts_ahead
+        trains, (sampling, tail) = seconds["logps"] + seconds["update"], self.sampling.seconds
+        if num_ahead > 1:  # other groups are sampled beside the longest, which have two rollouts
+            sampling = max(sampling - tail, sampling / num_ahead)
+        together = max if num_ahead else sum
+        return together((sampling, trains)) + seconds["sync"]
 
     @property
     def idle_share(self) -> float:

@@ -285,6 +285,8 @@ class Sampling:
         largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
         if settings.batch_multiplier:
             return self._rounds_of(min(settings.batch_multiplier * target, largest), needed)
+        if settings.rollouts_ahead > 1:  # groups one by one, as many as it takes
+            return [(1.0, needed / max(self.acceptance, MIN_RATE))]
         rate = AcceptanceRate()
         for _ in range(20):  # as sure of the rate as a run is after some rollouts
             rate.update(round(1000 * self.acceptance), 1000)

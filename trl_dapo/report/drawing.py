@@ -111,6 +111,13 @@ TIMELINE = Panel(
     "a server it stands above, the trainer below: where the trainer waits, more GPUs should sample, and where the "
     "server idles, more should train.",
 )
+IN_FLIGHT = Panel(
+    name="in_flight",
+    title="Groups in flight",
+    unit="groups",
+    metrics={"overlap/in_flight": "asked for", "overlap/waited_for": "waited for", "overlap/overflow": "too many"},
+    caption="What the server samples for later rollouts, what was waited for, and what no rollout had room for.",
+)
 REWARDS = Panel(
     name="rewards",
     title="Reward by function",
@@ -197,6 +204,7 @@ PANELS = (
         caption="It decides the peak of memory; above max_tokens_per_microbatch it is one row that is longer.",
     ),
     TIMELINE,
+    IN_FLIGHT,
 )
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)

@@ -87,7 +87,7 @@ def load_state(
     shared, problem = _read_shared(folder, sampler)
     local, lost = _read_local(folder / RANK_NAME.format(rank))
     has_rows = local is not None and (
-        local["update"]["rollout"] is not None or local["carried"] is not None or local["ahead"]["is_asked"]
+        local["update"]["rollout"] is not None or local["carried"] is not None or bool(local["ahead"].get("answers"))
     )
     found = gather_object([(problem, lost, has_rows, None if local is None else local["num_processes"])])
     problems, all_lost = ([text for text in texts if text] for texts in list(zip(*found, strict=True))[:2])

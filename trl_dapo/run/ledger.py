@@ -206,7 +206,7 @@ def describe_groups(
         "step": pa.array([step + 1] * len(groups), pa.int32()),
         "round": pa.array(numbers, pa.int16()),
         "policy_version": pa.array(
-            [(rollout.ahead_step if rollout.sampled[n - 1].is_stale else step) if n else None for n in numbers],
+            [rollout.round_of(g).asks[g.index].step if n else None for g, n in zip(groups, numbers, strict=True)],
             pa.int32(),
         ),
         "prompt_id": _texts(names),

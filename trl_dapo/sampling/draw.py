@@ -3,7 +3,7 @@
 """The prompts that one round draws from the stream, and how many completions of each it asks for."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .prompt_memory import Population, PromptMemory
 from .prompts import PromptStream
@@ -13,7 +13,7 @@ from .screening import most_first, num_first
 
 @dataclass
 class Draw:
-    """One round's draws, and which rows of the stream were passed over for it."""
+    """One round's draws."""
 
     stream: PromptStream
     memory: PromptMemory | None
@@ -21,7 +21,6 @@ class Draw:
     screen: int | str | None
     num_generations: int
     multiple_of: int  # prompts
-    skips: list[bool] = field(default_factory=list)
 
     def take(
         self, num: int, least: float = 0, enough: float = math.inf, room: float = math.inf, ahead: float = 0.0
@@ -34,13 +33,10 @@ class Draw:
         nums, expected, of_few, few = list[int](), 0.0, 0.0, most_first(self.screen, G)
 
         def skip(name: str, may_skip: bool) -> bool:
-            if is_skipped := memory is not None and memory.draw_skip(name, G, may_skip):
-                self.skips.append(True)
-            return is_skipped
+            return memory is not None and memory.draw_skip(name, G, may_skip)
 
         def is_enough(name: str) -> bool:
             nonlocal expected, of_few, room
-            self.skips.append(False)
             nums.append(num_first(self.screen, known.pass_rate(name), G))
             if memory is not None:
                 expected += (new := memory.expected_acceptance(name, nums[-1]))

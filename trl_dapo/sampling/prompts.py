@@ -42,7 +42,10 @@ class PromptStream:
     @property
     def passes(self) -> float:
         """Passes made over the dataset, with the share of the present one where the length is known."""
-        return self.num_passes + (self._position / self._source.length if self._source.length else 0.0)
+        return self.passes_at(self.num_passes, self._position)
+
+    def passes_at(self, num_passes: int, position: int) -> float:
+        return num_passes + (position / self._source.length if self._source.length else 0.0)
 
     def take(
         self,

@@ -89,9 +89,11 @@ def rollout_log(
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     if sampler.screen is not None:
         metrics["dynamic_sampling/half_asked"] = float(len(batch.half))
-    if sampler.is_ahead:  # groups that train by how many rollouts ago their policy was the present one
+    if sampler.ahead:  # groups that train by how many rollouts ago their policy was the present one
         ages = select_ages(rollout.rounds, batch.train)
         metrics |= {f"overlap/groups_by_age/{age}": float(ages.count(age)) for age in range(MAX_AGE + 1)}
+        metrics["overlap/in_flight"] = float(len(sampler.in_flight))
+        metrics["overlap/overflow"] = float(rollout.num_found - len(batch.train) - len(batch.carry))
     return metrics
 
 

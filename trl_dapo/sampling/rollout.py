@@ -22,13 +22,13 @@ class Rollout:
     drop_reasons: dict[Group, str] = field(default_factory=dict)
     half: dict[Group, Ask] = field(default_factory=dict)  # whose first few completions do not agree
     sampled: list[Round] = field(default_factory=list)  # the rounds that it sampled itself, as they were asked for
-    num_skipped_before: int = 0  # prompts passed over before the first that was drawn for it
-    ahead_step: int | None = None  # optimizer steps behind the policy of its first round, where that was asked ahead
+    num_skipped_before: int = 0  # prompts passed over before it began
 
     @property
     def num_rounds(self) -> int:
-        """That were sampled."""
-        return len(self.sampled)
+        """That were sampled; what was asked for in earlier rollouts is one."""
+        num_own = sum(not round_.is_stale for round_ in self.sampled)
+        return num_own + (num_own < len(self.sampled))
 
     def add(self, round_: Round) -> None:
         """Takes in a round that it sampled, or a part of one."""

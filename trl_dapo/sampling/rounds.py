@@ -147,6 +147,9 @@ class Ask(NamedTuple):
     num: int  # completions
     first: Group | None = None  # where the first few are, if these are the rest
     place: tuple[int, int] | None = None  # in the stream
+    rollout: int = 0  # of whose policy it is asked, by its place in the run
+    step: int = 0  # optimizer steps behind that policy
+    due: int = 0  # the last rollout that may take it in
 
 
 def completions_in_common(asks: Sequence[Ask]) -> int:
@@ -197,13 +200,19 @@ class Round:
         extra_logs: dict[str, list],
         metrics: dict[str, list[float]],
         sources: list[str | None],
-        age: int,
+        number: int = 0,
         accelerator: Accelerator,
     ) -> "Round":
-        """A round just sampled: `rows`, `lengths` and `truncated` are this rank's, the rest all ranks'. Collective."""
-        names = [ask.name for ask in asks]
-        if age:  # an earlier policy's, of which nobody else can tell any more
-            rows.old_logps, rows.ages = list(rows.logprobs), [age] * len(rows)
+        """
+        A round just sampled for this rollout: `rows`, `lengths` and `truncated` are this rank's, the rest all ranks'.
+        Collective.
+        """
+        names, ages = [ask.name for ask in asks], [number - ask.rollout for ask in asks]
+        rank, _ = rank_and_world_size()
+        of_rows = [age for ask, age in zip(asks, ages, strict=True) for _ in range(ask.num)]
+        rows.ages = of_rows[rank * len(rows) : (rank + 1) * len(rows)]
+        # Of what an earlier policy sampled nobody else can tell any more.
+        rows.old_logps = [row if age else None for row, age in zip(rows.logprobs, rows.ages, strict=True)]
         drawn = [zlib.crc32(repr(names).encode())] * len(rows)
         columns = torch.tensor([lengths, truncated, drawn], device=accelerator.device)
         lengths_B, truncated_B, drawn_B = accelerator.gather(columns.T.contiguous()).cpu().T
@@ -220,26 +229,29 @@ class Round:
             truncated_B=truncated_B.bool(),
             extra_logs={name: list(values) for name, values in extra_logs.items() if len(values) == len(rewards_BF)},
             metrics=metrics,
-            ages=[age] * len(names),
+            ages=ages,
             sources=sources,
             asks=asks,
         )
 
     def by_size(self, rounds: Sequence["Round"]) -> list["Round"]:
         """Its groups, in a round for each size; those of which `rounds` hold the first few are made whole."""
-        kinds: dict[tuple[int, int], list[tuple[Ask, int]]] = {}
-        for ask, end in zip(self.asks, itertools.accumulate(ask.num for ask in self.asks), strict=True):
+        kinds: dict[tuple[int, int], list[tuple[Ask, int, int]]] = {}
+        ends = itertools.accumulate(ask.num for ask in self.asks)
+        for ask, end, age in zip(self.asks, ends, self.ages, strict=True):
             num_known = rounds[ask.first.round].num_generations if ask.first else 0
-            kinds.setdefault((-num_known, ask.num), []).append((ask, end - ask.num))
+            kinds.setdefault((-num_known, ask.num), []).append((ask, end - ask.num, age))
         if len(kinds) == 1 and not any(ask.first for ask in self.asks):
             return [self]
         parts = []
         for (num_known, num), asked in sorted(kinds.items(), key=lambda kind: kind[0]):  # the oldest first
             pieces = [
                 [*([rounds[ask.first.round].piece(ask.first.index)] if ask.first else []), (self, range(i, i + num))]
-                for ask, i in asked
+                for ask, i, _ in asked
             ]
-            parts.append(self._of_pieces(pieces, [ask for ask, _ in asked], -num_known))
+            firsts = [rounds[ask.first.round].ages[ask.first.index] if ask.first else 0 for ask, *_ in asked]
+            ages = [max(first, age) for first, (*_, age) in zip(firsts, asked, strict=True)]
+            parts.append(self._of_pieces(pieces, [ask for ask, *_ in asked], ages, -num_known))
         return parts
 
     def piece(self, index: int) -> "Piece":
@@ -247,7 +259,7 @@ class Round:
         n = self.num_generations
         return self, range(index * n, (index + 1) * n)
 
-    def _of_pieces(self, groups: list[list["Piece"]], asks: list[Ask], num_known: int) -> "Round":
+    def _of_pieces(self, groups: list[list["Piece"]], asks: list[Ask], ages: list[int], num_known: int) -> "Round":
         """Groups of rows of several rounds, of which this is the last; each rank keeps the rows that it holds."""
         rows, places = Rows.empty(), list[int]()
         pieces = [piece for group in groups for piece in group]
@@ -277,7 +289,7 @@ class Round:
             of_rows("truncated_B"),
             logs,
             metrics={},
-            ages=[max(round_.ages[0 if round_ is self else i.start // len(i)] for round_, i in g) for g in groups],
+            ages=ages,
             sources=[sources[ask.name] for ask in asks],
             asks=asks,
             num_known=num_known,

@@ -3,9 +3,9 @@
 """The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
 from .draw import Draw
@@ -15,12 +15,12 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import half_of, in_equal_shares, num_first, rest_of, state_of, within_rows
+from .screening import asks_of, in_equal_shares, num_first, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
 ORDER = {"seed", "shuffle_dataset", "dataset", "first_rows"}
-# Sampled one rollout ahead, and carried once.
+# In rollouts: sampled two ahead, or one ahead and carried once.
 MAX_AGE = 2
 # Sources with metrics of their own: those that the run met first.
 MAX_SOURCES = 8
@@ -45,7 +45,7 @@ class Sampler:
     memory: PromptMemory | None = None  # of prompts to skip for a while
     screen: int | str | None = None  # completions of a group to ask for first, or "auto"; none: all of it
     num_ranks: int = 1  # that share the rows of a round equally
-    is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
+    ahead: int = 0  # rollouts that are asked for beside the one that trains
 
     def __post_init__(self) -> None:
         check_value("target", self.target, COUNT)
@@ -60,7 +60,7 @@ class Sampler:
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
-        self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None
+        self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
         self.rollout = Rollout(self.target)
@@ -70,7 +70,10 @@ class Sampler:
         self.num_short_rollouts = 0  # in a row
         self._carried: list[Round] = []  # that of whole groups first
         self._half: dict[Group, Ask] = {}  # those of them that are half asked
-        self._ahead: _Drawn | None = None
+        self.in_flight: list[Ask] = []  # asked for and not taken in, in the order in which they were asked for
+        self._lost: set = set()  # the places of those whose answers a checkpoint did not hold
+        self._is_open = False  # whether a rollout is under way
+        self._step = 0  # optimizer steps behind its policy
         self._passes_at_last_group = self.stream.passes  # where in the stream a group was last accepted
         self._num_passes_warned_of = 0
 
@@ -81,13 +84,18 @@ class Sampler:
         """Of groups that are half asked, the share that is accepted in the end."""
         return self._completed[0] / self._completed[1]
 
-    def begin(self) -> None:
+    def begin(self, step: int = 0) -> None:
         self.rollout, self.num_rollouts = self.next_rollout(), self.num_rollouts + 1
+        self._is_open, self._step = True, step
+        for i, ask in enumerate(self.in_flight):
+            if ask.place in self._lost:  # a younger policy's: what might take two rollouts has two again
+                more = self.rollout.number - ask.rollout if ask.due > ask.rollout + 1 else 0
+                self.in_flight[i] = ask._replace(rollout=self.rollout.number, step=step, due=ask.due + more)
+        self._lost = set()
 
     def next_rollout(self) -> Rollout:
         """The rollout that begins next, with the groups carried into it."""
-        # What was passed over while the first round was drawn ahead counts for the rollout it was drawn for.
-        before = self.stream.num_skipped - (sum(self._ahead.skips) if self._ahead else 0)
+        before = self.stream.num_skipped
         whole, half = [Group(0, i) for i in range(self._num_carried)], dict(self._half)
         return Rollout(self.target, self.num_rollouts, [*self._carried], whole, half=half, num_skipped_before=before)
 
@@ -114,27 +122,70 @@ class Sampler:
         return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
 
     def next_prompts(self) -> list[Ask]:
-        """What the next round asks for; nothing where the rollout has ended."""
-        if self.num_missing == 0 or self.is_exhausted:
+        """
+        What the next round takes in; nothing where the rollout has ended. First what would be too old for the next
+        rollout, then no more of what is in flight than is missing, in the order in which it was asked for.
+        """
+        number, num_missing = self.rollout.number, self.num_missing
+        if due := [ask for ask in self.in_flight if ask.due <= number]:
+            return self._take(due)
+        if num_missing == 0 or self.is_exhausted:
             return []
-        if self._ahead is not None:
-            drawn, self._ahead = self._ahead, None
-            self.rollout.ahead_step = drawn.step
-            return drawn.asks
-        return self._draw(self.rollout.half, self.rollout.shortfall)[0]
+        whole = [ask for ask in self.in_flight if ask.due > ask.rollout + 1]
+        num = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing)))
+        if num := min(num, len(whole) // self.multiple_of * self.multiple_of):
+            return self._take(whole[:num])
+        asks = self._draw(self.rollout.half, self.rollout.shortfall)
+        return [ask._replace(rollout=number, step=self._step) for ask in asks]
 
-    def draw_ahead(self, step: int) -> list[Ask]:
-        """Draws what the next rollout's first round asks for; nothing where carried groups fill its batch."""
-        if self._num_carried >= self.target:
-            return []
-        before = self.stream.state_dict(), self.stream.passes
-        self._ahead = _Drawn(*self._draw(self._half, self.target - self._num_carried), *before, step)
-        return self._ahead.asks
+    def _take(self, asks: list[Ask]) -> list[Ask]:
+        places = {ask.place for ask in asks}
+        self.in_flight = [ask for ask in self.in_flight if ask.place not in places]
+        return asks
 
-    def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> tuple[list[Ask], list[bool]]:
-        """What a round asks for, and whether each row of the stream was passed over for it."""
-        G = self.num_generations
-        draw = Draw(self.stream, self.memory, self.population, self.screen, G, self.multiple_of)
+    def _in_groups(self, num: int) -> int:
+        """As many groups, or a few more, whose rows the ranks can share equally."""
+        return -(-num // self.multiple_of) * self.multiple_of
+
+    def draw_ahead(self, num_left: float = math.inf) -> None:
+        """
+        Draws what is asked for now, of the policy that is present: for the next rollout, once this one is complete, or
+        for as many as fill two, while this one is sampled too. `num_left` rollouts are to come.
+        """
+        num_rollouts, G = min(self.ahead, num_left), self.num_generations
+        if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or self.in_flight)):
+            return
+        draw = self._new_draw()
+        if self.ahead == 1:
+            missing = self.target - self._num_carried
+            asks = self._draw(self._half, missing) if missing > 0 else []
+        else:
+            share, num_whole = self.share_completed, sum(ask.first is None for ask in self.in_flight)
+            if self._is_open:  # what is half asked by then is completed in the next one
+                wanted, half = self.rollout.shortfall - share * len(self.rollout.half), {}
+            else:
+                wanted, half = -self._num_carried, self._half
+            wanted += num_rollouts * self.target
+            asks = rest_of(half, max(math.ceil(wanted / share), 0), None, G)
+            num = self.acceptance.at_most(wanted - share * len(asks)) - num_whole
+            if num > 0:
+                enough = num * self.promise.rate if self.memory else math.inf
+                asks += draw.take(self._in_groups(num), enough=enough)
+        # Groups that are asked for as a whole may take two rollouts; the rest of others must come before that.
+        whole = [ask.place for ask in asks if ask.num == G and self.ahead > 1]
+        later = {*whole[: len(whole) // self.multiple_of * self.multiple_of]}
+        soon = in_equal_shares([ask for ask in asks if ask.place not in later], G, self.num_ranks, draw.take)
+        number, step = self.num_rollouts - 1, self._step
+        self.in_flight += [ask._replace(rollout=number, step=step, due=number + 1) for ask in soon]
+        asks = [ask for ask in asks if ask.place in later]
+        self.in_flight += [ask._replace(rollout=number, step=step, due=number + self.ahead) for ask in asks]
+
+    def _new_draw(self) -> Draw:
+        return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
+
+    def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
+        """What a round asks for."""
+        G, draw = self.num_generations, self._new_draw()
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
         asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G)
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
@@ -148,23 +199,24 @@ class Sampler:
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
             else:
-                size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.is_ahead)
-            size = -(-size // self.multiple_of) * self.multiple_of
+                size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
+            size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
             asks += draw.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
             asks = in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, draw.take)
-        return asks, draw.skips
+        return asks
 
     @property
-    def drawn_ahead(self) -> list[Ask]:
-        return [] if self._ahead is None else self._ahead.asks
+    def _oldest_place(self) -> tuple[int, int] | None:
+        """In the stream, of what is in flight."""
+        return min((ask.place for ask in self.in_flight if ask.place and not ask.first), default=None)
 
     @property
     def passes(self) -> float:
-        """Passes over the dataset, without the prompts drawn ahead."""
-        return self.stream.passes if self._ahead is None else self._ahead.passes_before
+        """Passes over the dataset, without the prompts in flight."""
+        return self.stream.passes if self._oldest_place is None else self.stream.passes_at(*self._oldest_place)
 
     @property
     def num_skipped(self) -> int:
@@ -244,11 +296,11 @@ class Sampler:
         self.totals.add(rollout, batch)
         if not self.carries:
             return batch._replace(carry=[])
-        return batch._replace(carry=young[:num_carried], half=half[: self.target * (MAX_AGE - self.is_ahead)])
+        return batch._replace(carry=young[:num_carried], half=half[: self.target * (1 if self.ahead == 1 else 2)])
 
     def carry(self, rounds: Sequence[Round], half: dict[Group, Ask] | None = None) -> None:
         """Ends the rollout; `rounds` are the groups of `batch().carry`, then of `batch().half`, which `half` finds."""
-        self._carried, self._half = list(rounds), half or {}
+        self._carried, self._half, self._is_open = list(rounds), half or {}, False
 
     def new_passes_without_group(self) -> int:
         """Whole passes since a group was last accepted, if there is something new to say of them, else 0."""
@@ -261,11 +313,13 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs and is the same on every rank, JSON-able; the memory has a file beside it."""
-        ahead = self._ahead
+        stream = self.stream.state_dict()
+        in_flight = {"asks": state_of({ask.place: ask for ask in self.in_flight}), "stream": stream}
+        num_passes, position = self._oldest_place or (stream["num_passes"], stream["position"])
         return {
             "header": self.stream.order(),
-            "stream": self.stream.state_dict() if ahead is None else ahead.stream_before,
-            "ahead": None if ahead is None else ahead.state_dict(),
+            "stream": stream | {"num_passes": num_passes, "position": position},  # where nothing in flight fits
+            "ahead": in_flight if self.in_flight else None,
             "acceptance": self.acceptance.state_dict()
             | {"promise": self.promise.state_dict(), "completed": self._completed},
             "memory": None if self.memory is None else self.memory.state_dict(),
@@ -311,39 +365,19 @@ class Sampler:
             self.memory.load_state_dict(state["memory"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])
-        self._carried, self._half = [], {}
+        ahead = None if differs or ignore_data_skip else state["ahead"]
+        if ahead and "asks" in ahead:  # an earlier version's are drawn again
+            self.stream.load_state_dict(ahead["stream"])
+        self._carried, half, asked = [], [], ahead["asks"] if ahead and "asks" in ahead else []
         if carried is not None and not differs:  # other settings would train carried groups wrongly
-            self._carried = [Round.from_state_dict(round_) for round_ in carried["rounds"]]
-            self._half = half_of(carried["half"], self.stream)
-        self._ahead = None
-        if state["ahead"] and not differs and not ignore_data_skip:
-            self._ahead = _Drawn.again(self.stream, self._half, self.num_generations, state["ahead"])
+            self._carried, half = [Round.from_state_dict(round_) for round_ in carried["rounds"]], carried["half"]
+        self._half, asks = asks_of([half, asked], self.stream)
+        self.in_flight = [ask for ask in asks.values() if ask.first is None or ask.first in self._half]
+        if len(self.in_flight) < len(asked):  # some are of other examples now: all are drawn again
+            self.in_flight = []
+            self.stream.load_state_dict(state["stream"])
         return differs
 
-
-class _Drawn(NamedTuple):
-    """What was drawn ahead, which rows were passed over, where the stream was before, and the step."""
-
-    asks: list[Ask]
-    skips: list[bool]
-    stream_before: dict[str, Any]
-    passes_before: float
-    step: int
-
-    @classmethod
-    def again(cls, stream: PromptStream, half: Mapping[Group, Ask], G: int, state: dict) -> "_Drawn | None":
-        """The same, without asking the memory, which has moved on; none where a checkpoint could not hold a rest."""
-        nums, skips, num_rests = state["nums"], state["skips"], state.get("num_rests", 0)
-        if len(rest := rest_of(half, num_rests, None, G)) < num_rests:
-            return None
-        before = stream.state_dict(), stream.passes
-        skips = [*skips, *[False] * (len(nums) - skips.count(False))]  # an earlier version left out some
-        taken = zip(stream.take(len(skips)), stream.taken_at, skips, strict=True)
-        prompts = [(prompt, place) for prompt, place, skip in taken if not skip]
-        stream.num_skipped += sum(skips)
-        new = [Ask(*prompt, num, place=place) for (prompt, place), num in zip(prompts, nums, strict=True)]
-        return cls([*rest, *new], skips, *before, state["step"])
-
-    def state_dict(self) -> dict[str, Any]:
-        nums = [ask.num for ask in self.asks if not ask.first]
-        return {"nums": nums, "skips": self.skips, "step": self.step, "num_rests": len(self.asks) - len(nums)}
+    def ask_again(self, places: Collection[tuple[int, int]]) -> None:
+        """What of it is in flight has no answer: the next rollout asks for it, of its own policy."""
+        self._lost = {*places}

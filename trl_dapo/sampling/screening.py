@@ -4,7 +4,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .example_names import prompt_name
 from .prompt_memory import expected_acceptance
@@ -40,8 +40,8 @@ def num_first(screen: int | str | None, pass_rate: tuple[float, float], num_gene
 def rest_of(half: Mapping[Group, Ask], num_missing: int, most: int | None, num_generations: int) -> list[Ask]:
     """The rest of as many groups that are half asked as are missing, the oldest first, and no more than `most`."""
     return [
-        Ask(name, example, num_generations - num, first=group)
-        for group, (name, example, num, *_) in itertools.islice(half.items(), min(num_missing, most or num_missing))
+        Ask(ask.name, ask.example, num_generations - ask.num, first=group, place=ask.place)
+        for group, ask in itertools.islice(half.items(), min(num_missing, most or num_missing))
     ]
 
 
@@ -77,19 +77,27 @@ def in_equal_shares(
     return asks
 
 
-def state_of(half: Mapping[Group, Ask]) -> list[list]:
-    """What a checkpoint keeps of groups that are half asked: where their examples stand, which JSON may not hold."""
-    return [[*group, ask.name, ask.num, ask.place, _content(ask.example)] for group, ask in half.items()]
+def state_of(asks: Mapping[tuple[int, int], Ask]) -> list[list]:
+    """What a checkpoint keeps of what is asked: where examples stand, which JSON may not hold, each behind its key."""
+    return [
+        [*key, ask.name, ask.num, ask.place, _content(ask.example), ask.first, ask.rollout, ask.step, ask.due]
+        for key, ask in asks.items()
+    ]
 
 
-def half_of(state: list[list], stream: PromptStream) -> dict[Group, Ask]:
-    """The same again, without those whose examples are not there any more, or hold something else."""
-    placed = {tuple(entry[4]): entry for entry in state if len(entry) == 6}  # an earlier version kept no place
-    examples, half = stream.again(placed), {}
-    for place, (number, i, name, num, _, content) in placed.items():
-        if place in examples and _content(examples[place]) == content:
-            half[Group(number, i)] = Ask(name, examples[place], num, place=place)
-    return half
+def asks_of(states: Sequence[list[list]], stream: PromptStream) -> list[dict[Group, Ask]]:
+    """The same again, of each, without those whose examples are not there any more, or hold something else."""
+    placed = [[entry for entry in state if len(entry) >= 6] for state in states]  # an earlier version kept no place
+    examples, found = stream.again({tuple(entry[4]) for entries in placed for entry in entries}), []
+    for entries in placed:
+        asks = {}
+        for number, i, name, num, at, content, *more in entries:
+            first, *when = more or [None]
+            example = examples.get(tuple(at))
+            if example is not None and _content(example) == content:
+                asks[Group(number, i)] = Ask(name, example, num, first and Group(*first), tuple(at), *when)
+        found.append(asks)
+    return found
 
 
 def _content(example: dict) -> str:

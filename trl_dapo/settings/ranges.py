@@ -115,7 +115,7 @@ CHOICES: dict[str, tuple] = {
     "dynamic_sampling_on_exhausted": ("top_up", "error"),
     "dynamic_sampling_mode": ("filter", "paper", "replace", "mask"),
     "dynamic_sampling_surplus": (None, "discard", "carry"),
-    "rollouts_ahead": (0, 1),
+    "rollouts_ahead": (0, 1, 2),
     "logging_style": ("table", "full"),
     "vllm_lora_sync": (None, "adapter", "merge"),
     "vllm_mode": ("colocate", "server"),

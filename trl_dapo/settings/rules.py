@@ -119,15 +119,23 @@ def _not_in_the_paper(name: str, *harmless: Any) -> Rule:
 def _needed_ahead(name: str, needed: Any) -> Rule:
     return Rule(
         lambda s: s.rollouts_ahead and getattr(s, name) not in (needed, None),
-        f"`rollouts_ahead=1` needs `{name}={needed!r}`, got {{{name}!r}}: the round sampled ahead trains as carried "
-        "groups do. Set it, or `rollouts_ahead=0`.",
+        f"`rollouts_ahead={{rollouts_ahead}}` needs `{name}={needed!r}`, got {{{name}!r}}: what is sampled ahead "
+        "trains as carried groups do. Set it, or `rollouts_ahead=0`.",
+    )
+
+
+def _no_rounds_ahead(name: str) -> Rule:
+    return Rule(
+        lambda s: s.rollouts_ahead > 1 and getattr(s, name) is not None,
+        f"`{name}={{{name}}}` has no effect with `rollouts_ahead={{rollouts_ahead}}`, which asks for groups one by "
+        "one, as many as the acceptance rate says. Leave it out, or set `rollouts_ahead=1`.",
     )
 
 
 def _not_supported_ahead(fact: str, what: str) -> Rule:
     return Rule(
         lambda s: s.rollouts_ahead and getattr(s, fact),
-        f"`rollouts_ahead=1` does not support {what}. Set `rollouts_ahead=0`.",
+        f"`rollouts_ahead={{rollouts_ahead}}` does not support {what}. Set `rollouts_ahead=0`.",
         (fact,),
     )
 
@@ -267,7 +275,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: s.rollouts_ahead and not _asks_a_server(s),
         lambda s: (
-            "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got "
+            f"`rollouts_ahead={s.rollouts_ahead}` needs a vLLM server on GPUs of its own, got "
             f"{f'`vllm_mode={s.vllm_mode!r}`' if s.use_vllm else 'transformers generation'}, which samples on those "
             "that train. Set `use_vllm=True` and `vllm_mode='server'`, or `rollouts_ahead=0`."
         ),
@@ -279,10 +287,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: s.rollouts_ahead and off_the_policy(s),
         lambda s: (
-            f"`rollouts_ahead=1` contradicts {next(iter(off_the_policy(s)))}: the round sampled ahead trains with the "
-            "server's log-probabilities, which then are not the policy's. Leave it out, or set `rollouts_ahead=0`."
+            f"`rollouts_ahead={s.rollouts_ahead}` contradicts {next(iter(off_the_policy(s)))}: what is sampled ahead "
+            "trains with the server's log-probabilities, which then are not the policy's. Leave it out, or set "
+            "`rollouts_ahead=0`."
         ),
     ),
+    _no_rounds_ahead("batch_multiplier"),
+    _no_rounds_ahead("dynamic_sampling_max_round_size"),
     Rule(_why_no_kwarg),
     # ---- Overlong completions ----
     Rule(

@@ -63,7 +63,7 @@ class UpdatePhase(GRPOTrainer):
         self._window_batches: list = []  # what the dataloader gave for the coming optimizer step
         self._window_microbatches: deque[dict] = deque()  # what is left of the optimizer step under way
         self._window_num_tokens: int | None = None  # loss tokens of the optimizer step, over all ranks
-        self._is_last_rollout = False  # whether training ends on the rollout under way
+        self._num_rollouts_left = 0  # behind the one under way
         self._tally = Tally()  # of the optimizer step under way
         self._budget = self.args.max_tokens_per_microbatch
         check_release(self)
@@ -120,7 +120,7 @@ class UpdatePhase(GRPOTrainer):
             if step % self._generate_every == 0 or self._buffered_inputs is None:
                 # Micro-steps to the end of training, or a few more where an epoch's last window is short.
                 left = self.args.gradient_accumulation_steps * (self.state.max_steps - self.state.global_step)
-                self._is_last_rollout = step + self._generate_every >= self._step + left
+                self._num_rollouts_left = -((step - self._step - left) // self._generate_every) - 1
                 self._buffered_inputs = self._roll_out(batch)
             parts.append(self._buffered_inputs[step % self._steps_per_generation])
         if self.loss_type == "dapo":

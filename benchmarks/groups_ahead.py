@@ -1,0 +1,227 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Two rollouts ahead, group by group, beside one: seconds of a rollout where a few completions take eight times the mean.
+
+    python benchmarks/groups_ahead.py          # about 12 minutes
+
+The sampler, the requests and the way groups are taken in are the package's. The server is scripted: a completion has
+one of 256 slots for its time, which is lognormal, in the order of the requests. An update is held to a share of the
+seconds that a rollout's sampling takes in turns. Everything runs by the clock, as many times faster as `--mean` says.
+
+The limit is a server that never idles, or the update where that is longer. A length is the time of a group; what
+trains is compared with all prompts that were asked for and are accepted. In the last rows long prompts are accepted
+more often.
+"""
+
+import argparse
+import heapq
+import math
+import random
+import statistics
+import threading
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+
+from trl_dapo.engines.ahead import GroupsAhead
+from trl_dapo.run.stopwatch import Stopwatch
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.rounds import Round, Rows, select_ages
+from trl_dapo.sampling.sampler import MAX_AGE, Sampler
+
+
+TARGET, NUM_GENERATIONS, SLOTS, LONGEST, SIGMA = 32, 8, 256, 8.0, 1.0
+TOKENS = 20  # of a completion of mean length
+WAYS = ("in turns", "one ahead", "two ahead")
+WARM_UP = 6  # rollouts that are not timed
+LEAST, LEAST_OF_HALF, LEAST_OF_ALL, LENGTHS = 1.10, 1.30, 0.98, (0.98, 1.02)  # promises
+
+
+class Load(NamedTuple):
+    """How many groups are accepted, whether more of the long ones, and an update over the sampling in turns."""
+
+    rate: float
+    favours_long: bool
+    update: float
+
+
+LOADS = [Load(rate, False, update) for rate in (0.6, 0.3, 0.1) for update in (0.2, 0.5, 1.0)]
+LOADS += [Load(rate, True, 0.5) for rate in (0.6, 0.3)]
+
+
+class Prompt(NamedTuple):
+    """The times of a prompt's completions over the mean, and whether their group is accepted."""
+
+    times: list[float]
+    is_accepted: bool
+
+
+def make_prompts(number, load, seed):
+    draw, mean, prompts = random.Random(seed), math.exp(SIGMA**2 / 2), []
+    for _ in range(number):
+        scale, times = draw.choice((0.5, 1.5)), []
+        while len(times) < NUM_GENERATIONS:
+            value = draw.lognormvariate(0, SIGMA) / mean * scale
+            times += [value] * (value <= LONGEST)
+        rate = load.rate * ((1.5 if scale > 1 else 0.5) if load.favours_long else 1.0)
+        prompts.append(Prompt(times, draw.random() < rate))
+    return prompts
+
+
+class Server:
+    """In the place of TRL's client: each completion waits for a slot and has it for its time."""
+
+    def __init__(self, prompts, mean):
+        self.prompts, self.mean, self.busy = prompts, mean, 0.0
+        self._free, self._lock, self._closed = [0.0] * SLOTS, threading.Lock(), threading.Event()
+        self.session = SimpleNamespace(close=self._closed.set)
+
+    def asking(self, call, **asked):
+        return call(lambda: Server.generate(self, **asked))
+
+    def generate(self, prompts, n, **sampling):
+        end, now = 0.0, time.perf_counter()
+        with self._lock:
+            for seconds in (self.mean * value for (i,) in prompts for value in self.prompts[i].times):
+                begin = max(heapq.heappop(self._free), now)
+                heapq.heappush(self._free, begin + seconds)
+                self.busy, end = self.busy + seconds, max(end, begin + seconds)
+        self._closed.wait(max(end - time.perf_counter(), 0.0))
+        tokens = [[0] * math.ceil(TOKENS * value) for (i,) in prompts for value in self.prompts[i].times]
+        logprobs = [[[0.0]] * len(ids) for ids in tokens]
+        return {"prompt_ids": prompts, "completion_ids": tokens, "logprobs": logprobs}
+
+
+class Run(NamedTuple):
+    """What was measured, over the rollouts behind the first few."""
+
+    seconds: float  # of a rollout
+    busy: float  # of all slots, seconds a rollout
+    ages: list[int]
+    length: float  # of what trains over that of all accepted that were asked for
+    overflow: float  # groups over those that trained
+
+
+def run(load, way, update_seconds, num_rollouts, mean, seed=0):
+    """The trainer's loop over rollouts, with an update that takes a set time."""
+    num_ahead = WAYS.index(way)
+    number = math.ceil((num_rollouts + 6) * TARGET / load.rate)
+    prompts = make_prompts(number, load, seed)
+    server, accelerator = Server(prompts, mean), Accelerator(cpu=True)
+    stream = PromptStream(Dataset.from_dict({"prompt": [*map(str, range(number))]}), seed=0, shuffle=False)
+    settings = {"target": TARGET, "num_generations": NUM_GENERATIONS, "max_rounds": 0, "carries": True}
+    sampler = Sampler(stream, ahead=num_ahead, **settings)
+    pool = GroupsAhead(
+        client=server,
+        tokenize=None,
+        generate=lambda texts, n: server.generate(prompts=[[int(text)] for text in texts], n=n),
+        describing_loss=nullcontext,
+        keeping_weights=nullcontext,
+        is_waited_for=num_ahead == 1,
+        stopwatch=Stopwatch(),
+    )
+
+    def ask_ahead():
+        sampler.draw_ahead()
+        pool.ask(sampler.in_flight)
+
+    def sample(asks):
+        with pool.answering(asks):
+            ids = [[int(ask.example["prompt"])] for ask in asks]
+            lengths = [len(row) for row in server.generate(prompts=ids, n=NUM_GENERATIONS)["completion_ids"]]
+        rows = Rows(*([None] * len(lengths) for _ in range(len(vars(Rows.empty())))))
+        facts = {"lengths": lengths, "truncated": [False] * len(lengths), "extra_logs": {}, "metrics": {}}
+        facts |= {"sources": [None] * len(asks), "number": sampler.rollout.number, "accelerator": accelerator}
+        return Round.sampled(asks, rows, torch.zeros(len(lengths), 1), **facts)
+
+    ended, ages, trained, overflow, busy = [], [], [], 0, 0.0
+    for step in range(num_rollouts + WARM_UP):
+        busy = server.busy if step == WARM_UP else busy
+        sampler.begin(step)
+        while True:
+            ask_ahead()
+            if not (asks := sampler.next_prompts()):
+                break
+            round_ = sample(asks)
+            round_.prompts = [ask.example["prompt"] for ask in asks]
+            verdicts = [prompts[int(name)].is_accepted for name in round_.prompts]
+            sampler.add_round(round_, [None if is_accepted else "all_wrong" for is_accepted in verdicts])
+        rollout, batch = sampler.rollout, sampler.batch()
+        trained += [int(rollout.round_of(group).prompts[group.index]) for group in batch.train]
+        overflow += rollout.num_found - len(batch.train) - len(batch.carry)
+        ages += select_ages(rollout.rounds, batch.train)
+        scores = torch.zeros(len(batch.carry) * NUM_GENERATIONS, 1)
+        kept = Round.of_groups(Rows.empty(), scores, [age + 1 for age in select_ages(rollout.rounds, batch.carry)])
+        kept.prompts = [rollout.round_of(group).prompts[group.index] for group in batch.carry]
+        sampler.carry([kept] if batch.carry else [])
+        ask_ahead()
+        time.sleep(update_seconds)
+        ended.append(time.perf_counter())
+    pool.cancel()
+    accepted = [i for i in range(max(trained) + 1) if prompts[i].is_accepted]
+    length = mean_time(prompts, trained) / mean_time(prompts, accepted)
+    seconds = (ended[-1] - ended[WARM_UP - 1]) / num_rollouts
+    return Run(seconds, (server.busy - busy) / SLOTS / num_rollouts, ages, length, overflow / len(trained))
+
+
+def mean_time(prompts, indices):
+    return statistics.mean(sum(prompts[i].times) for i in indices)
+
+
+def failures(load, one, two):
+    """The promises that a row does not keep."""
+    least = LEAST_OF_ALL if load.update >= 1 else LEAST_OF_HALF if load.update == 0.5 and load.rate > 0.1 else LEAST
+    return [
+        *([f"{one.seconds / two.seconds:.2f} times as fast"] if one.seconds / two.seconds < least else []),
+        *([f"lengths {two.length:.3f}"] if not LENGTHS[0] <= two.length <= LENGTHS[1] else []),
+        *([f"age {max(two.ages)}"] if max(two.ages) > MAX_AGE else []),
+    ]
+
+
+def report(console, num_rollouts, mean):
+    table = Table("accepted", "update", title=f"Seconds of a rollout, over {num_rollouts}; {mean:g} s a completion")
+    for column in (*WAYS, "limit", "two over one", "trained length", "age", "overflow"):
+        table.add_column(column, justify="right")
+    failed, turns = [], {}
+    for load in LOADS:
+        kind = load._replace(update=0.0)
+        turns[kind] = turns.get(kind) or run(load, "in turns", 0.0, num_rollouts, mean)
+        update = load.update * turns[kind].seconds
+        one, two = (run(load, way, update, num_rollouts, mean) for way in WAYS[1:])
+        failed += failures(load, one, two)
+        table.add_row(
+            f"{load.rate:.0%}{', long more' * load.favours_long}",
+            f"{load.update:.0%}",
+            *(f"{seconds:.2f}" for seconds in (turns[kind].seconds + update, one.seconds, two.seconds)),
+            f"{max(update, one.busy):.2f}",
+            f"{one.seconds / two.seconds:.2f}",
+            f"{two.length:.3f}",
+            f"{statistics.mean(two.ages):.2f}, {max(two.ages)}",
+            f"{two.overflow:.1%}",
+        )
+        console.print(f"{load}: {one.seconds:.2f} s one ahead, {two.seconds:.2f} s two ahead", style="dim")
+    console.print(table)
+    promise = (
+        f"{LEAST_OF_HALF:g}, {LEAST:g} and {LEAST_OF_ALL:g} times as fast, lengths within {LENGTHS}, age {MAX_AGE}"
+    )
+    console.print(f"Promise: {promise}: {'kept' if not failed else f'NOT KEPT: {failed}'}", soft_wrap=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-rollouts", type=int, default=40, help="that are timed (default: %(default)s)")
+    parser.add_argument("--mean", type=float, default=0.08, help="seconds of a completion (default: %(default)s)")
+    args = parser.parse_args(argv)
+    report(Console(width=120), args.num_rollouts, args.mean)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Two rollouts ahead, with a scripted engine that serves LoRA adapters: groups arrive one by one, in any order."""
+
+import itertools
+import json
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
+from peft import PeftModel
+from scripted_server import StandIn, ahead_config, stand_ins, with_adapter
+from test_ahead import OnStep, logged
+from transformers import TrainerCallback
+
+from trl_dapo import DAPOTrainer
+from trl_dapo.engines.call import Calls
+from trl_dapo.engines.server import ServerFault
+from trl_dapo.sampling import draw
+
+
+@pytest.fixture
+def make(tiny_model, tmp_path):
+    """Makes a trainer of an adapter, with a stand-in for vLLM's server; the stand-in is its `client`."""
+    with stand_ins(tiny_model) as clients:
+
+        def make(folder="run", num_prompts=200, **overrides):
+            settings = {"rollouts_ahead": 2, "batch_multiplier": None, "learning_rate": 3e-2, **overrides}
+            args = ahead_config(tmp_path / folder, vllm_server_base_url="http://gpu-7:8000", **settings)
+            data = prompts(num_prompts, id=range(num_prompts))
+            trainer = DAPOTrainer(with_adapter(tiny_model), right, args, train_dataset=data)
+            trainer.client = clients[-1]
+            trainer.trained = trained_prompts(trainer)
+            return trainer
+
+        yield make
+
+
+def trained_prompts(trainer):
+    """The numbers of the prompts whose groups train, rollout by rollout."""
+    trained, train_on = [], trainer._train_on
+
+    def spy(sampler, batch):
+        rollout = sampler.rollout
+        rows = [
+            rollout.rounds[g.round].rows.prompts[rollout.rounds[g.round].local_rows(g.index)[1][0]]
+            for g in batch.train
+        ]
+        trained.append([number(prompt) for prompt in rows])
+        return train_on(sampler, batch)
+
+    trainer._train_on = spy
+    return trained
+
+
+def in_one(rollouts):
+    return [prompt for rollout in rollouts for prompt in rollout]
+
+
+def solved(num):
+    """The first so many prompts that are ever solved: all but 0, 3, 6, ..."""
+    return [i for i in range(2 * num) if i % 3][:num]
+
+
+def hold(trainer, *numbers):
+    """Holds the answers to these prompts back, until the event that is returned is set."""
+    event = threading.Event()
+    trainer.client.hold |= dict.fromkeys(numbers, event)
+    return event
+
+
+def wait_for_the_others(trainer, num_held=1):
+    """Returns once all requests but so many have come to their end."""
+    while len(trainer._ahead._calls._threads) > num_held:
+        threading.Event().wait(0.001)
+
+
+# ---- Which policy a row is of, and in which order groups train ----
+
+
+@pytest.mark.parametrize("settings", [{}, {"dynamic_sampling_memory": True}, {"steps_per_generation": 8}], ids=str)
+def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_it(make, tiny_model, settings):
+    trainer = make(max_steps=8, **settings)
+    errors = errors_of_old_logps(trainer, tiny_model) if "steps_per_generation" not in settings else {}
+    trainer.train()
+    assert all(error < 1e-4 for found in errors.values() for error in found)
+    if errors:
+        assert {age for step, age in errors if 2 <= step < 5} == {1, 2}
+    num_rollouts = 4 if "steps_per_generation" in settings else 8
+    target = 8 if "steps_per_generation" in settings else 4
+    assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
+    by_age = [logged(trainer, f"overlap/groups_by_age/{age}") for age in range(3)]
+    assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
+
+
+def test_the_check_of_the_log_probabilities_sees_an_adapter_that_is_not_the_one_named(make, tiny_model, monkeypatch):
+    """As where a request that goes out late names the adapter of its day."""
+    trainer = make(max_steps=4)
+    complete = trainer.client._complete
+
+    def by_the_present_adapter(ids, i, max_tokens, temperature, engine):
+        return complete(ids, i, max_tokens, temperature, trainer.client.adapters[trainer.client.model])
+
+    trainer.client._complete = by_the_present_adapter
+    held = hold(trainer, 14)
+    errors = errors_of_old_logps(trainer, tiny_model)
+    ask = trainer._ahead.ask
+
+    def ask_and_go_on(asks):
+        ask(asks)
+        if trainer.state.global_step == 2:
+            held.set()
+
+    trainer._ahead.ask = ask_and_go_on
+    trainer.train()
+    assert max(error for found in errors.values() for error in found) > 1e-3
+
+
+def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
+    """Prompt 10 is the second rollout's, which has taken four groups before; its answer is the last of 21."""
+    early = make("early", max_steps=4)
+    early.train()
+    late = make("late", max_steps=4)
+    held, ask, came_first = hold(late, 10), late._ahead.ask, []
+
+    def ask_and_let_all_others_come_first(asks):
+        ask(asks)
+        if not held.is_set():
+            wait_for_the_others(late)
+            came_first[:] = [number(request.example["prompt"]) for request in asks]
+            if len(late.trained) == 1 and late._sampler.rollout.accepted:
+                held.set()
+
+    late._ahead.ask = ask_and_let_all_others_come_first
+    late.train()
+    assert came_first == list(range(10, 21))
+    assert late.trained == early.trained
+    assert in_one(late.trained) == solved(16)
+    assert torch.equal(weights(late), weights(early))
+
+
+def test_a_group_that_is_not_due_is_not_waited_for(make):
+    """Prompt 14 is asked for with the first rollout and is the third's. A run that waited before would never end."""
+    trainer, under_way = make(max_steps=4), []
+    held = hold(trainer, 14)
+
+    def look(step):
+        under_way.append(trainer.client.in_flight > 0)
+        if step == 2:
+            held.set()
+
+    trainer.add_callback(OnStep(look))
+    trainer.train()
+    assert under_way[:2] == [True, True]
+    assert in_one(trainer.trained) == solved(16)
+
+
+def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_the_last(make):
+    trainer = make(max_steps=4)
+    trainer.train()
+    # One group in three is dropped: the eight of two rollouts are of twelve prompts, and nine are never too many.
+    assert logged(trainer, "overlap/in_flight") == [9.0, 9.0, 3.0, 0.0]
+    assert logged(trainer, "overlap/overflow") == [0.0] * 4
+    assert logged(trainer, "dynamic_sampling/rounds")[:3] == [2.0, 1.0, 1.0]
+
+
+def test_the_server_has_an_adapter_until_no_request_names_it(make):
+    trainer, served = make(max_steps=5), []
+    held = hold(trainer, 14)
+
+    def look(step):
+        wait_for_the_others(trainer, 0 if held.is_set() else 1)
+        served.append([int(name.rpartition("v")[2]) for name in trainer.client.adapters])
+        if step == 2:
+            held.set()
+
+    trainer.add_callback(OnStep(look))
+    trainer.train()
+    # The first is of the trainer's making. The second samples prompt 14, which is held until two steps are made.
+    assert served == [[2], [2, 3], [4], [5], [6]]
+
+
+# ---- Asking for a few first ----
+
+
+@pytest.mark.parametrize("settings", [{}, {"dynamic_sampling_memory": True, "num_prompts": 24}], ids=str)
+def test_parts_of_groups_that_are_screened_come_within_a_rollout_each(make, tiny_model, settings):
+    trainer = make(max_steps=6, dynamic_sampling_screen="2", **settings)
+    errors = errors_of_old_logps(trainer, tiny_model)
+    trainer.train()
+    assert max(error for found in errors.values() for error in found) < 1e-4
+    assert max(age for _, age in errors) == 2
+    assert logged(trainer, "dynamic_sampling/groups_trained") == [4.0] * 6
+    asked = Counter(trainer.client.asked)
+    if not settings:
+        assert {asked[i] for i in asked if i % 3 == 0} == {1}
+        assert max(asked.values()) == 2
+        assert len({*in_one(trainer.trained)}) == 24  # no group twice
+
+
+def test_where_whole_groups_are_asked_beside_first_few_those_have_two_rollouts(make, tiny_model, monkeypatch):
+    every_second = itertools.cycle([2, 4])
+    monkeypatch.setattr(draw, "num_first", lambda *asked: next(every_second))
+    trainer = make(max_steps=6, dynamic_sampling_screen="2")
+    errors = errors_of_old_logps(trainer, tiny_model)
+    trainer.train()
+    assert max(error for found in errors.values() for error in found) < 1e-4
+    assert {2, 4} <= {request["n"] for request in trainer.client.requests}
+    assert max(age for _, age in errors) == 2
+    assert logged(trainer, "dynamic_sampling/groups_trained") == [4.0] * 6
+    assert len({*in_one(trainer.trained)}) == 24  # no group twice
+
+
+# ---- Checkpoints ----
+
+
+SAVES = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5}
+
+
+class OnSave(TrainerCallback):
+    """Interrupts a run once it has saved a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "2"}], ids=["whole", "screened"]
+)
+def test_a_run_whose_answers_are_in_its_checkpoint_goes_on_bit_by_bit(make, tmp_path, settings):
+    straight = make("straight", **SAVES, **settings)
+    straight.add_callback(OnStep(lambda step: wait_for_the_others(straight, 0)))
+    straight.train()
+    resumed = make("resumed", **SAVES, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
+    assert torch.equal(weights(resumed), weights(straight))
+    assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
+    assert resumed.trained == straight.trained[2:]
+
+
+def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again_of_the_policy_that_is_there(
+    make, tiny_model, tmp_path
+):
+    first = make("first", **SAVES)
+    held = hold(first, 13, 16)
+    first.add_callback(OnStep(lambda step: wait_for_the_others(first, step)))
+    first.add_callback(OnSave(2))
+    first._ahead._close = held.set
+    with pytest.raises(KeyboardInterrupt):
+        first.train()  # a checkpoint was written though two answers were still to come
+    shared = json.loads((tmp_path / "first/checkpoint-2/dapo_state.json").read_text())
+    asks = [int(name) for _, _, name, *_ in shared["ahead"]["asks"]]
+    answers = torch.load(tmp_path / "first/checkpoint-2/dapo_state_rank0.pt", weights_only=True)["ahead"]["answers"]
+    answered = [position for (_, position), _ in answers]
+    assert {*asks} - {*answered} == {13, 16}
+    resumed = make("resumed", **SAVES)
+    earlier = PeftModel.from_pretrained(with_adapter(tiny_model).unload(), str(tmp_path / "first/checkpoint-1"))
+    snapshots = {0: with_adapter(tiny_model).eval(), 1: earlier.eval()}
+    errors = errors_of_old_logps(resumed, tiny_model, snapshots=snapshots)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-2"))
+    assert Counter(resumed.client.asked)[13] == Counter(resumed.client.asked)[16] == 1
+    assert not {*resumed.client.asked} & {*answered}
+    assert in_one(map(sorted, first.trained[:2] + resumed.trained)) == solved(20)  # none twice, none lost
+    assert max(error for found in errors.values() for error in found) < 1e-4
+    assert logged(resumed, "overlap/groups_by_age/0")[2] == 2.0  # prompts 13 and 16
+
+
+def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(make, tmp_path):
+    make("ahead", **SAVES).train()
+    for num_rollouts in (0, 1):
+        settings = {**SAVES, "rollouts_ahead": num_rollouts}
+        resumed = make(f"{num_rollouts} ahead", **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+        assert resumed.state.global_step == 5
+        assert in_one(resumed.trained)[:6] == [13, 14, 16, 17, 19, 20]
+        assert len({*in_one(resumed.trained)}) == 12
+
+
+def test_with_other_settings_the_answers_are_left_behind_and_no_prompt_is_lost(make, tmp_path, caplog):
+    make("ahead", **SAVES).train()
+    resumed = make("hotter", temperature=1.5, **SAVES)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
+    assert sorted(resumed.client.asked)[:9] == list(range(12, 21))
+    assert in_one(resumed.trained)[:6] == [13, 14, 16, 17, 19, 20]
+    assert logged(resumed, "overlap/groups_by_age/0")[2] == 4.0
+
+
+# ---- Faults ----
+
+
+def answers_rubbish(trainer, num_times, to=10):
+    """The first answers to a prompt are such that nothing can train on them; returns its requests."""
+    generate, requests = trainer.client.generate, []
+
+    def fail(prompts, **asked):
+        if number(trainer.client.tokenizer.decode(prompts[0])) == to:
+            requests.append(asked)
+            if len(requests) <= num_times:
+                raise ServerFault("answered 3 completions where 4 were asked for")
+        return generate(prompts, **asked)
+
+    trainer.client.generate = fail
+    return requests
+
+
+def test_what_cannot_be_trained_on_is_asked_for_once_more_by_the_same_adapter(make):
+    straight = make("straight", max_steps=3)
+    straight.train()
+    trainer = make("rubbish", max_steps=3)
+    requests = answers_rubbish(trainer, 1)
+    trainer.train()
+    assert len(requests) == 2
+    assert requests[0] == requests[1]
+    assert torch.equal(weights(trainer), weights(straight))
+
+
+def test_what_cannot_be_trained_on_twice_ends_the_run_with_checkpoint_and_server_named(make):
+    trainer = make(max_steps=5, save_strategy="steps", save_steps=1)
+    requests = answers_rubbish(trainer, 2)
+    with pytest.raises(RuntimeError, match=r"gpu-7:8000 answered 3 completions where 4 .*resume from .*checkpoint-1"):
+        trainer.train()
+    assert len(requests) == 2
+
+
+def test_ctrl_c_with_hundreds_of_requests_open_ends_them_all():
+    calls, gate, order = Calls(most=200), threading.Event(), []
+
+    def request(i):
+        order.append(i)
+        gate.wait()
+        raise ConnectionError("interrupted")
+
+    before = {*threading.enumerate()}
+    futures = [calls.add(lambda i=i: request(i), then=list) for i in range(500)]
+    while len(order) < 200:
+        threading.Event().wait(0.001)
+    assert calls.lap() > 0
+    calls.cancel(gate.set)
+    assert sorted(order) == list(range(200))  # no more at a time, and in the order in which they were added
+    assert [future.cancelled() for future in futures] == [False] * 200 + [True] * 300
+    assert all(isinstance(future.exception(), ConnectionError) for future in futures[:200])
+    assert {*threading.enumerate()} == before
+
+
+def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_holds_none_up():
+    calls, order = Calls(most=1), []
+
+    def request(i):
+        order.append(i)
+        if i == 3:
+            raise ValueError("3")
+        return i
+
+    futures = [calls.add(lambda i=i: request(i), then=str) for i in range(6)]
+    assert [future.result() for future in futures if future is not futures[3]] == ["0", "1", "2", "4", "5"]
+    with pytest.raises(ValueError, match="3"):
+        futures[3].result()
+    assert order == list(range(6))
+
+
+# ---- What is refused ----
+
+
+def test_full_weights_are_refused_with_the_way_out(tiny_model, tmp_path):
+    args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None)
+    message = r"`rollouts_ahead=2` needs a LoRA adapter.*Set `use_peft=True`, or `rollouts_ahead=1`"
+    with stand_ins(tiny_model), pytest.raises(ValueError, match=message):
+        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(40))
+
+
+def test_a_server_that_samples_with_fewer_adapters_at_a_time_is_refused(make, monkeypatch):
+    monkeypatch.setattr(StandIn, "max_loras", 1)
+    with pytest.raises(ValueError, match=r"three adapters at a time.*`--max-loras 1`.*Start it with `--max-loras 3`"):
+        make()
+    make("one", rollouts_ahead=1)
