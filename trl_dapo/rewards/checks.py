@@ -31,7 +31,7 @@ def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dat
         return
     raise ValueError(
         f"`{dataset}` has no column `prompt`; its columns are {_listed(columns)}. Rename the one that holds the "
-        'prompts, as in `dataset.rename_column("question", "prompt")`, or load a math dataset with '
+        'prompts, in the file or by `dataset.rename_column("question", "prompt")`, or load a math dataset with '
         "`trl_dapo.data.load_math_dataset`."
     )
 
@@ -50,7 +50,7 @@ def check_reward_columns(
     if taken := [column for column in columns if column in ("prompts", "completions")]:
         raise ValueError(
             f"`{dataset}` has the column {_listed(taken)}, a name that TRL passes to reward functions itself. Rename "
-            f'it, as in `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
+            f'it, in the file or by `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
         )
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
     given = {*PASSED_BY_TRL, *passed_on, *(["environments"] if has_environments else [])}
@@ -68,7 +68,7 @@ def check_reward_columns(
                 # A column that no function reads yet, where there is one.
                 free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)
                 example = f'`dataset.rename_column("{free}", "{missing[0]}")`'
-                rename = f"Rename a column, as in {example}, or give" if free else "Give"
+                rename = f"Rename a column, in the file or by {example}, or give" if free else "Give"
                 hint = f"{rename} the parameter a default."
             raise ValueError(
                 f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
