@@ -13,7 +13,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, ha
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from ..construction import pace_dataset, some_examples
+from ..construction import pace_dataset
 from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
@@ -38,7 +37,7 @@ from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, rule_
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
-from ..sampling.rounds import Rows
+from ..sampling.rounds import Recorded, Rows
 from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
@@ -49,17 +48,6 @@ from .swap import swapped
 
 
 logger = logging.get_logger(__name__)
-
-
-@dataclass
-class Recorded:
-    """What TRL made of one round."""
-
-    rows: Rows | None = None  # of this rank
-    truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
-    rewards: torch.Tensor | None = None  # of all ranks' rows, `(B, F)`
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    logs: dict = field(default_factory=dict)  # for the table of completions
 
 
 class RecordReplay(UpdatePhase):
@@ -111,42 +99,30 @@ class RecordReplay(UpdatePhase):
             ends = {*end_tokens(self, self._tokenizer.eos_token_id), self._tokenizer.pad_token_id}
             environments = None if self.environment_factories is None else self._batch_environments
             self._recorded.rows = Rows.from_generated(generated, prompts, environments)
+            self._recorded.lengths = self._completion_lengths
             self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
     def _sample_completions(self, prompts: list) -> tuple:
         return super()._generate(prompts)
 
-    def _calculate_rewards(
-        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
-    ) -> torch.Tensor:
+    def _calculate_rewards(self, *batch: Any) -> torch.Tensor:  # the four of TRL, by position
         if self._replayed is not None:
             return self._replayed[1]
-        rewards = self._score_completions(inputs, prompts, completions, completion_ids_list)
+        rewards = self._score_completions(*batch)
         if self._recorded is not None:
             self._recorded.rewards = rewards
         return rewards
 
-    def _score_completions(
-        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
-    ) -> torch.Tensor:
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+    def _score_completions(self, *batch: Any) -> torch.Tensor:
+        return super()._calculate_rewards(*batch)
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
         if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+            _, input_ids, _, logits_to_keep, *_ = args
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         earlier, self._earlier_logps = self._earlier_logps, None
-        result = super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         put_rows(result[0], earlier or ())
         return result
 
@@ -154,9 +130,6 @@ class RecordReplay(UpdatePhase):
         """The columns that `remove_unused_columns` leaves to reward functions; `None` for all."""
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
-
-    def _some_examples(self) -> list[dict]:
-        return some_examples(self.train_dataset, self._kept_columns())
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
@@ -293,10 +266,7 @@ class EngineSeam(RecordReplay):
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """
-        Keeps an engine that sleeps between its calls awake for all calls of the block: waking takes all weights, and
-        so each of them would push all weights.
-        """
+        """Keeps an engine that sleeps between its calls awake for a block: each waking would push all weights."""
         args = self.args
         if not (self.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
             yield
@@ -323,12 +293,7 @@ class EvaluationSeam(EngineSeam):
     stopwatch: Stopwatch
 
     def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
         dataset = getattr(dataloader, "dataset", None)
@@ -342,9 +307,7 @@ class EvaluationSeam(EngineSeam):
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
         with self.stopwatch.timing("evaluation", how_much):
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = self._scores.means() if self._task.tells_right else {}
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
@@ -484,11 +447,8 @@ class Checkpoints(EvaluationSeam):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
-        dataset, self.train_dataset = self.train_dataset, pace_dataset()
-        try:
+        with swapped(self, train_dataset=pace_dataset()):
             return super().get_train_dataloader()
-        finally:
-            self.train_dataset = dataset
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:

@@ -96,8 +96,6 @@ class PromptMemory:
     _STATE = ("seed", "_num_draws", "_age", "_surprise")
 
     def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
-        if longest_wait < 1:
-            raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
         self.longest_wait = longest_wait
         self.population = Population()
@@ -129,8 +127,6 @@ class PromptMemory:
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
-        if not 0 <= num_correct <= num_scored:
-            raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
             self._notice_change(record, num_correct, num_scored)

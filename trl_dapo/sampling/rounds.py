@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 
 from ..ranks import exchange_bytes, rank_and_world_size
+from .example_names import problem_source
 from .refill import Group
 
 
@@ -45,14 +46,11 @@ class Rows:
 
     @classmethod
     def from_generated(cls, generated: tuple, prompts: list, environments: list | None = None) -> "Rows":
-        """
-        The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty. They are
-        copies: reward functions are handed TRL's own lists, and may change them.
-        """
+        """The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
         prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
         blank = [None] * len(prompts)
         return cls(
-            prompts=_copied(prompts),
+            prompts=_copied(prompts),  # TRL's own lists go to reward functions, which may change them
             environments=list(environments or blank),
             prompt_ids=_arrays(prompt_ids, np.int32),
             completion_ids=_arrays(completion_ids, np.int32),
@@ -139,6 +137,18 @@ class Rows:
         return Rows(*(change(getattr(self, column.name)) for column in fields(self)))
 
 
+@dataclass
+class Recorded:
+    """What TRL made of one round: rows, lengths and what was cut off are this rank's, rewards and logs all ranks'."""
+
+    rows: Rows | None = None
+    lengths: Sequence[int] = ()  # completion tokens that the model made
+    truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
+    rewards: torch.Tensor | None = None  # `(B, F)`
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    logs: dict = field(default_factory=dict)  # for the table of completions
+
+
 class Ask(NamedTuple):
     """What a round asks for of one prompt: a whole group, its first few completions, or the rest of one half asked."""
 
@@ -156,12 +166,9 @@ def completions_in_common(asks: Sequence[Ask]) -> int:
 
 @dataclass
 class Round:
-    """
-    One round: its prompts in order, this rank's rows, and what is known of all ranks' rows, group by group. Groups
-    have one size; of a round that asked for several [`Round.by_size`] makes rounds of their own.
-    """
+    """One round, whose groups have one size: of one that asked for several [`Round.by_size`] makes several."""
 
-    prompts: list[str]  # names
+    prompts: list[str]  # names, in order
     rows: Rows  # those that this rank holds
     rewards_BF: torch.Tensor  # of all ranks' rows, as the next three
     lengths_B: torch.Tensor  # completion tokens that the model made
@@ -186,42 +193,32 @@ class Round:
             self.sources = [None] * len(self.prompts)
 
     @classmethod
-    def sampled(
-        cls,
-        asks: Sequence[Ask],
-        rows: Rows,
-        rewards_BF: torch.Tensor,
-        *,
-        lengths: Sequence[int],
-        truncated: list[bool],
-        extra_logs: dict[str, list],
-        metrics: dict[str, list[float]],
-        sources: list[str | None],
-        age: int,
-        accelerator: Accelerator,
-    ) -> "Round":
-        """A round just sampled: `rows`, `lengths` and `truncated` are this rank's, the rest all ranks'. Collective."""
-        names = [ask.name for ask in asks]
+    def sampled(cls, asks: Sequence[Ask], recorded: Recorded, age: int, accelerator: Accelerator) -> "Round":
+        """A round just sampled, by the policy of `age` rollouts ago. Collective."""
+        names, rows, rewards_BF = [ask.name for ask in asks], recorded.rows, recorded.rewards
+        assert rows is not None
+        assert rewards_BF is not None
         if age:  # an earlier policy's, of which nobody else can tell any more
             rows.old_logps, rows.ages = list(rows.logprobs), [age] * len(rows)
         drawn = [zlib.crc32(repr(names).encode())] * len(rows)
-        columns = torch.tensor([lengths, truncated, drawn], device=accelerator.device)
+        columns = torch.tensor([recorded.lengths, recorded.truncated, drawn], device=accelerator.device)
         lengths_B, truncated_B, drawn_B = accelerator.gather(columns.T.contiguous()).cpu().T
         if (drawn_B != drawn_B[0]).any():
             raise RuntimeError(
                 "The processes drew different prompts: their training datasets differ. Shuffle and filter the dataset "
                 "with a seed that is the same in every process."
             )
+        logs = recorded.logs["extra"].items()
         return cls(
             prompts=names,
             rows=rows,
             rewards_BF=rewards_BF.cpu(),
             lengths_B=lengths_B,
             truncated_B=truncated_B.bool(),
-            extra_logs={name: list(values) for name, values in extra_logs.items() if len(values) == len(rewards_BF)},
-            metrics=metrics,
+            extra_logs={name: list(values) for name, values in logs if len(values) == len(rewards_BF)},
+            metrics=recorded.metrics,
             ages=[age] * len(names),
-            sources=sources,
+            sources=[problem_source(ask.example) for ask in asks],
             asks=asks,
         )
 
@@ -319,10 +316,8 @@ class Round:
 def assign_to_ranks(
     rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], num_generations: int, device: torch.device
 ) -> Rows:
-    """
-    Hands every rank its equal share of a batch of groups. Those that only fill it are cut, and have some of their rows
-    several times where they were not asked for all. Collective.
-    """
+    """Hands every rank its equal share of a batch of groups. Collective."""
+    # Those that only fill it are cut, and have some of their rows several times where they were not asked for all.
     rows = Rows.empty()
     places: list[int] = []
     for place, (number, index) in enumerate([*train, *fill]):
@@ -371,7 +366,24 @@ def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
     return [rounds[number].ages[index] for number, index in groups]
 
 
-FACTS = ("rewards_BF", "lengths_B", "truncated_B")  # of a row that is carried
+def carried_groups(
+    rounds: Sequence[Round],
+    groups: Sequence[Group],
+    num_generations: int,
+    device: torch.device,
+    policy_logps: Callable[[Rows], list],
+) -> Round:
+    """Groups for the next rollout, with their log-probabilities under the policy that sampled them. Collective."""
+    rows, ages = assign_to_ranks(rounds, groups, [], num_generations, device), select_ages(rounds, groups)
+    if 0 in ages:  # all rows, not those alone: ranks that share weights must make the same passes
+        present = policy_logps(rows)
+        rows.old_logps = [new if old is None else old for old, new in zip(rows.old_logps, present, strict=True)]
+    rows.ages = [age + 1 for age in rows.ages]
+    rewards, *facts = (select_rewards(rounds, groups, num_generations, column) for column in _FACTS)
+    return Round.of_groups(rows, rewards, [age + 1 for age in ages], *facts)
+
+
+_FACTS = ("rewards_BF", "lengths_B", "truncated_B")  # of a row that is carried
 Piece = tuple[Round, range]  # a round and which of all ranks' rows
 
 

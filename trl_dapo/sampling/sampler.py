@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
 from .draw import Draw
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
@@ -48,14 +47,6 @@ class Sampler:
     is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
 
     def __post_init__(self) -> None:
-        check_value("target", self.target, COUNT)
-        check_value("multiple_of", self.multiple_of, COUNT)
-        check_value("max_round_size", self.max_round_size, COUNT_OR_NONE)
-        if self.batch_multiplier is not None and int(self.batch_multiplier * self.target) < 1:
-            raise ValueError(
-                f"`batch_multiplier` must ask for at least one prompt, got {self.batch_multiplier} x {self.target} "
-                "prompts."
-            )
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
@@ -180,8 +171,6 @@ class Sampler:
     ) -> None:
         """Takes in a round, or its groups of one size; `counts` are the correct and scored of its new completions."""
         rollout, number = self.rollout, len(self.rollout.rounds)
-        if not reasons:
-            raise ValueError("A round must hold at least one group, got none.")
         rollout.add(round_)
         is_half = round_.num_generations < self.num_generations
         if is_half:  # a band judges whole groups
