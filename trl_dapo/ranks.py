@@ -53,10 +53,7 @@ def describe(error: Exception | None) -> str | None:
 
 
 def exchange(sent: torch.Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> torch.Tensor:
-    """
-    Sends lines of a tensor to other ranks, so many `to_ranks`, and returns what arrived, so many `from_ranks`: those
-    for and of rank 0 first. Every rank calls it.
-    """
+    """Sends so many lines of a tensor to each rank, and returns those of each rank, in order. Every rank calls it."""
     received = sent.new_empty(sum(from_ranks), *sent.shape[1:])
     dist.all_to_all_single(received, sent, list(from_ranks), list(to_ranks))
     return received

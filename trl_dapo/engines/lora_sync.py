@@ -63,13 +63,7 @@ def syncing_adapters(args: DAPOConfig) -> Iterator[None]:
 
 
 class AdapterGeneration(vllm_generation.VLLMGeneration):
-    """
-    TRL's [`~trl.generation.vllm_generation.VLLMGeneration`], which hands vLLM the adapter alone where it can serve it.
-
-    `lora_sync` is the setting, `output_dir` the run's folder, from which a server reads the adapters, and
-    `request_seconds` what it may take to load one. Refused is `lora_sync="adapter"` where it cannot be honoured, and
-    the adapter of a quantized model that cannot travel.
-    """
+    """TRL's engine, [`~trl.generation.vllm_generation.VLLMGeneration`], which may be handed the adapter alone."""
 
     vllm_client: AdapterClient
     _adapter_request: "LoRARequest | None"
@@ -78,13 +72,12 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
         self,
         model: PreTrainedModel | PeftModel,
         *args: Any,
-        lora_sync: str | None,
-        output_dir: str,
-        request_seconds: float | None = None,
+        lora_sync: str | None,  # the setting
+        output_dir: str,  # of the run, from which a server reads the adapters
+        request_seconds: float | None = None,  # that it may take to load one
         **kwargs: Any,
     ) -> None:
-        self.lora_sync = lora_sync
-        self._request_seconds = request_seconds
+        self.lora_sync, self._request_seconds = lora_sync, request_seconds
         self.serves_adapter = False
         self._adapter_dtype: torch.dtype | None = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet

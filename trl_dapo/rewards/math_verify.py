@@ -331,10 +331,7 @@ def math_verify_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
-
-    Raises:
-        TypeError: If a completion or a gold answer is of no kind that can be read.
-        RuntimeError: If no worker can be started.
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Raises `TypeError` for
+    what is of no kind that can be read, `RuntimeError` if no worker can be started.
     """
     return _default(completions, solution, **kwargs)

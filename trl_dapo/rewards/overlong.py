@@ -24,9 +24,7 @@ def soft_overlong_punishment(
     r"""
     Equation 13 of the DAPO paper for completions of these lengths, in tokens that the model wrote, without padding: 0
     up to `max_length - buffer_length`, from there linear to `-penalty_factor` at `max_length`, and no less beyond.
-
-    Raises:
-        ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
+    Raises `ValueError` if the buffer is empty or longer than `max_length`, or the factor is negative.
     """
     check_overlong_buffer(max_length, buffer_length, penalty_factor)
     expected_length = max_length - buffer_length

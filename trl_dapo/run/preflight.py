@@ -161,10 +161,7 @@ class Preflight(TrainerCallback):
 
 
 def made_up_group(num: int, right: str = "") -> list[str]:
-    """
-    Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart. Some say
-    what is `right`, one of them nothing else.
-    """
+    """Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart."""
     answers = "1" if right == "0" else "0", right or "1"
     zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in answers)
     first, last = [f"So. {one}", one], [f"So. {one}", *([right] if right else [])] if num > 3 else []

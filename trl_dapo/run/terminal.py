@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from accelerate import PartialState
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import logging as transformers_logging
 
@@ -160,15 +160,12 @@ def summarize(
     *,
     step: int,
     max_steps: int,
-    seconds: float,
+    seconds: float,  # since it was started or resumed
     output_dir: str,
     resumed_at: int = 0,
-    rest: dict | None = None,
+    rest: dict | None = None,  # the timeline since its last rollout
 ) -> list[str]:
-    """
-    What became of a run, one line for each thing that is known. `seconds` are since it was started or resumed, `rest`
-    is the timeline since its last rollout.
-    """
+    """What became of a run, one line for each thing that is known."""
     empty = count_empty_steps(log_history)
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
@@ -293,9 +290,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         else:
             print(text, file=file, flush=True)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.current_step = state.global_step
         self._window, self._num_rows = [], 0
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
@@ -323,14 +318,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if self.has_bar:
             super().on_prediction_step(*args, **kwargs)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         if self._args.logging_style == "full":
@@ -370,9 +358,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         ]
         return min(left, default=None)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:

@@ -83,10 +83,8 @@ def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tenso
 def token_mean(
     values: torch.Tensor, mask: torch.Tensor, num_tokens: torch.Tensor | int, num_ranks: int = 1
 ) -> torch.Tensor:
-    """
-    A micro-batch's share of the mean over the `num_tokens` of the whole optimizer step (equation 12), a scalar; 0 is
-    read as 1. Gradients are averaged over `num_ranks`, which turns the average back into a sum.
-    """
+    """A micro-batch's share of the mean over the `num_tokens` of the optimizer step (equation 12); 0 is read as 1."""
+    # Gradients are averaged over `num_ranks`, which turns the average back into a sum.
     return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)
 
 

@@ -45,11 +45,8 @@ def accumulating(
 def run_trimmed(
     run: Callable[..., tuple], ids: torch.Tensor, mask: torch.Tensor, num_columns: int, batch_size: int, cutter: Cutter
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """
-    Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without the padding between them.
-
-    `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
-    """
+    """Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without padding between them."""
+    # `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
     prompt_mask, completion_mask = mask[:, :-num_columns], mask[:, -num_columns:]
     lengths = row_lengths(prompt_mask, completion_mask).tolist()
     found: list[torch.Tensor | None] = [None, None]

@@ -90,11 +90,9 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
 
 
 def clear_of_nan(columns: tuple[int, int], multiple_of: int | None = None) -> tuple[int, int]:
-    """
-    Prompt and completion columns, one unit more where they make 64 over a multiple of 128: there cuDNN's attention,
-    which torch takes by default on Hopper, gives padding on the left NaN gradients in half precision (pytorch
-    #196678).
-    """
+    """Prompt and completion columns, one unit more where they make 64 over a multiple of 128."""
+    # There cuDNN's attention, torch's default on Hopper, gives left padding NaN gradients in half precision (pytorch
+    # #196678).
     prompt, completion = columns
     return (prompt, completion + (multiple_of or 1)) if (prompt + completion) % 128 == 64 else columns
 

@@ -11,10 +11,9 @@ from ..sampling.sampler import MAX_AGE
 
 
 class Tally:
-    """
-    Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once.
-    Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
-    """
+    """Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once."""
+
+    # Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
