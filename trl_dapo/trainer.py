@@ -37,7 +37,6 @@ from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
-from .run.bar import progress_bar, warn_of_shortfall
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
 from .run.files import name_local_models
 from .run.ledger import Ledger
@@ -45,7 +44,7 @@ from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
-from .run.terminal import bars_on_terminals_only, print_to_terminal, wrapped_for
+from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
 from .sampling import rounds
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.refill import Batch

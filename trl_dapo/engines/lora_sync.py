@@ -21,6 +21,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl.generation import vllm_generation
@@ -167,7 +168,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
         return carrying
 
-    def _load(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def _load(self, state_dict: dict[str, Tensor]) -> None:
         from vllm.lora.request import LoRARequest  # comes with vLLM
 
         last, (name, path) = self._adapter_request, self._save_next(state_dict)
@@ -234,7 +235,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
 
-    def _why_refused(self, state_dict: dict[str, torch.Tensor]) -> str | None:
+    def _why_refused(self, state_dict: dict[str, Tensor]) -> str | None:
         """Hands the server the adapter as it is, in a folder that it may not see."""
         self.vllm_client.clear(self._adapter_root)
         try:
@@ -244,7 +245,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return f"the vLLM server at {without_secrets(self.vllm_client.base_url)} {error}"
         return None
 
-    def _serve(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def _serve(self, state_dict: dict[str, Tensor]) -> None:
         name, path = self._save_next(state_dict)
         self.vllm_client.serve_adapter(name, path)
 
@@ -254,13 +255,13 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     def _adapter_config(self) -> LoraConfig:
         return cast(LoraConfig, cast(PeftModel, self.model).peft_config[self._adapter])
 
-    def _gather_adapter(self) -> dict[str, torch.Tensor]:
+    def _gather_adapter(self) -> dict[str, Tensor]:
         # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
         state_dict = gather_adapter(cast(PeftModel, self.model), self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 
-    def _save_next(self, state_dict: dict[str, torch.Tensor]) -> tuple[str, Path]:
+    def _save_next(self, state_dict: dict[str, Tensor]) -> tuple[str, Path]:
         """Writes the next version to a folder of its own; returns its name and the folder."""
         self.adapter_version += 1
         name = f"{ADAPTER_NAME}-{self._run}-v{self.adapter_version}"

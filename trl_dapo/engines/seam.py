@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object, send_to_device
 from datasets import IterableDataset
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, has_length
 from transformers.utils import logging
@@ -60,7 +61,7 @@ class RecordReplay(UpdatePhase):
 
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
-    _replayed: tuple[tuple, torch.Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
+    _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
     _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
 
@@ -74,7 +75,7 @@ class RecordReplay(UpdatePhase):
         recorded.logs = logs
 
     @contextmanager
-    def _replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+    def _replaying(self, rows: Rows, rewards: Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
         metrics = _empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
@@ -106,7 +107,7 @@ class RecordReplay(UpdatePhase):
     def _sample_completions(self, prompts: list) -> tuple:
         return super()._generate(prompts)
 
-    def _calculate_rewards(self, *batch: Any) -> torch.Tensor:  # the four of TRL, by position
+    def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
         if self._replayed is not None:
             return self._replayed[1]
         rewards = self._score_completions(*batch)
@@ -114,7 +115,7 @@ class RecordReplay(UpdatePhase):
             self._recorded.rewards = rewards
         return rewards
 
-    def _score_completions(self, *batch: Any) -> torch.Tensor:
+    def _score_completions(self, *batch: Any) -> Tensor:
         return super()._calculate_rewards(*batch)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
@@ -133,7 +134,7 @@ class RecordReplay(UpdatePhase):
 
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
         funcs = [
             wrap_reward(reward_func, name, within=partial(within, name))
@@ -324,7 +325,7 @@ class EvaluationSeam(EngineSeam):
         sources = [problem_source(example) for example in inputs]
         return list(zip(sources, ids, answers, strict=True))
 
-    def _remember_evaluated(self, own_rows: list[tuple], rewards: torch.Tensor) -> None:
+    def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.tells_right:
             logger.warning_once(SCORES_LEFT_OUT)
@@ -451,7 +452,7 @@ class Checkpoints(EvaluationSeam):
         with swapped(self, train_dataset=pace_dataset()):
             return super().get_train_dataloader()
 
-    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
+    def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
         if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
         self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step

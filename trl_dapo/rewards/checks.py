@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
@@ -173,7 +174,7 @@ def wrap_reward(
     return wrapped
 
 
-def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
+def refuse_infinite(rewards_BF: Tensor, names: Sequence[str]) -> None:
     """Names the reward function that returned an infinite reward, which there is."""
     name = names[int(torch.isinf(rewards_BF).any(dim=0).nonzero()[0])]
     raise ValueError(
@@ -183,7 +184,7 @@ def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
 
 
 def find_comparison(
-    score: Callable[[slice], torch.Tensor], whole_BF: torch.Tensor, names: Sequence[str]
+    score: Callable[[slice], Tensor], whole_BF: Tensor, names: Sequence[str]
 ) -> tuple[str | None, list[str]]:
     """
     What shows that a reward function compares the completions of a group, and the names of those of which nothing can
@@ -192,7 +193,7 @@ def find_comparison(
     parts = slice(2), slice(2, None)
     scale_F = whole_BF.nan_to_num().abs().amax(0).clamp(min=1e-30)
 
-    def differ(one_BF: torch.Tensor, other_BF: torch.Tensor) -> torch.Tensor:
+    def differ(one_BF: Tensor, other_BF: Tensor) -> Tensor:
         return ~torch.isclose(one_BF / scale_F, other_BF / scale_F, rtol=0, atol=SAME, equal_nan=True)
 
     try:
@@ -225,7 +226,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _is_reward(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     # numpy's bool is the one number of its own that is none of Python's.
     return value is None or isinstance(value, (numbers.Real, Decimal, np.bool_))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 from accelerate import PartialState
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal_messages
@@ -42,7 +42,7 @@ class Preflight(TrainerCallback):
         args: DAPOConfig,
         *,
         examples: Callable[[], list[dict]] | None,  # not given where what is asked comes with the rollout
-        score: Callable[[list, list, list, Callable], torch.Tensor],  # rows, completions, their ids, within what
+        score: Callable[[list, list, list, Callable], Tensor],  # rows, completions, their ids, within what
         reward_names: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
         context: int | None,  # tokens that the model is made for
@@ -139,13 +139,13 @@ class Preflight(TrainerCallback):
             )
         return unsure
 
-    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], torch.Tensor], torch.Tensor]:
+    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], Tensor], Tensor]:
         """What scores some completions of an example as if alone, and the rewards of all, which must have some."""
         conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
         completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
         all_ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
-        def score(part: slice) -> torch.Tensor:
+        def score(part: slice) -> Tensor:
             asked, ids = copy.deepcopy((completions[part], all_ids[part]))
             rows = [copy.deepcopy(example) for _ in asked]
             return self._score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from ..ranks import exchange_bytes, rank_and_world_size
 from .example_names import problem_source
-from .refill import Group
+from .refill import Group, Groups
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Rows:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, list]) -> "Rows":
-        return cls(**state)._each_column(lambda column: [_swap(x, torch.Tensor, torch.Tensor.numpy) for x in column])
+        return cls(**state)._each_column(lambda column: [_swap(x, Tensor, torch.Tensor.numpy) for x in column])
 
     def _each_column(self, change: Callable[[list], list]) -> "Rows":
         return Rows(*(change(getattr(self, column.name)) for column in fields(self)))
@@ -144,7 +145,7 @@ class Recorded:
     rows: Rows | None = None
     lengths: Sequence[int] = ()  # completion tokens that the model made
     truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
-    rewards: torch.Tensor | None = None  # `(B, F)`
+    rewards: Tensor | None = None  # `(B, F)`
     metrics: dict[str, list[float]] = field(default_factory=dict)
     logs: dict = field(default_factory=dict)  # for the table of completions
 
@@ -170,9 +171,9 @@ class Round:
 
     prompts: list[str]  # names, in order
     rows: Rows  # those that this rank holds
-    rewards_BF: torch.Tensor  # of all ranks' rows, as the next three
-    lengths_B: torch.Tensor  # completion tokens that the model made
-    truncated_B: torch.Tensor  # cut off by the length limit
+    rewards_BF: Tensor  # of all ranks' rows, as the next three
+    lengths_B: Tensor  # completion tokens that the model made
+    truncated_B: Tensor  # cut off by the length limit
     extra_logs: dict[str, list]  # by reward functions
     metrics: dict[str, list[float]]  # TRL's
     ages: list[int] = field(default_factory=list)  # rollouts ago that each group's policy was the present one
@@ -256,7 +257,7 @@ class Round:
             rows.extend(round_.rows.take([i for _, i in here if i is not None]))
             places += [at for at, i in here if i is not None]
 
-        def of_rows(column: str) -> torch.Tensor:
+        def of_rows(column: str) -> Tensor:
             return torch.cat([getattr(round_, column)[wanted.start : wanted.stop] for round_, wanted in pieces])
 
         rows_of = [(round_, i) for round_, wanted in pieces for i in wanted]
@@ -283,7 +284,7 @@ class Round:
         )
 
     @classmethod
-    def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, ages: list[int], *facts: torch.Tensor) -> "Round":
+    def of_groups(cls, rows: Rows, rewards_BF: Tensor, ages: list[int], *facts: Tensor) -> "Round":
         """Groups that were sampled and scored before; `facts` are their rows' other two."""
         lengths_B, truncated_B = facts or (torch.zeros(len(rewards_BF)), torch.zeros(len(rewards_BF)).bool())
         return cls([""] * len(ages), rows, rewards_BF, lengths_B, truncated_B, extra_logs={}, metrics={}, ages=ages)
@@ -313,9 +314,10 @@ class Round:
         return cls.of_groups(Rows.from_state_dict(state["rows"]), state["rewards"], state["ages"], *state["facts"])
 
 
-def assign_to_ranks(
-    rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], num_generations: int, device: torch.device
-) -> Rows:
+Rounds = Sequence[Round]
+
+
+def assign_to_ranks(rounds: Rounds, train: Groups, fill: Groups, num_generations: int, device: torch.device) -> Rows:
     """Hands every rank its equal share of a batch of groups. Collective."""
     # Those that only fill it are cut, and have some of their rows several times where they were not asked for all.
     rows = Rows.empty()
@@ -332,9 +334,7 @@ def assign_to_ranks(
     return rows.exchange(places, (len(train) + len(fill)) * num_generations, device)
 
 
-def select_groups(
-    rounds: Sequence[Round], columns: Sequence[Sequence | torch.Tensor], groups: Sequence[Group], num_generations: int
-) -> list:
+def select_groups(rounds: Rounds, columns: Sequence[Sequence | Tensor], groups: Groups, num_generations: int) -> list:
     """The entries of `groups`, as [`assign_to_ranks`] hands out their rows, of a column for each round."""
     sizes = [round_.num_generations for round_ in rounds]
     return [
@@ -344,15 +344,13 @@ def select_groups(
     ]
 
 
-def select_rewards(
-    rounds: Sequence[Round], groups: Sequence[Group], num_generations: int, column: str = "rewards_BF"
-) -> torch.Tensor:
+def select_rewards(rounds: Rounds, groups: Groups, num_generations: int, column: str = "rewards_BF") -> Tensor:
     """Rewards, or another column, of the rows of `groups`, in that order: BF."""
     columns = [getattr(round_, column) for round_ in rounds]
     return torch.stack(select_groups(rounds, columns, groups, num_generations))
 
 
-def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group], num_generations: int) -> dict[str, list]:
+def select_extra_logs(rounds: Rounds, groups: Groups, num_generations: int) -> dict[str, list]:
     """What reward functions logged of the rows of `groups`, in that order; `None` where a round has no such column."""
     columns = dict.fromkeys(column for round_ in rounds for column in round_.extra_logs)
     logged = {
@@ -362,16 +360,12 @@ def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group], num_gene
     return {column: select_groups(rounds, values, groups, num_generations) for column, values in logged.items()}
 
 
-def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
+def select_ages(rounds: Rounds, groups: Groups) -> list[int]:
     return [rounds[number].ages[index] for number, index in groups]
 
 
 def carried_groups(
-    rounds: Sequence[Round],
-    groups: Sequence[Group],
-    num_generations: int,
-    device: torch.device,
-    policy_logps: Callable[[Rows], list],
+    rounds: Rounds, groups: Groups, num_generations: int, device: torch.device, policy_logps: Callable[[Rows], list]
 ) -> Round:
     """Groups for the next rollout, with their log-probabilities under the policy that sampled them. Collective."""
     rows, ages = assign_to_ranks(rounds, groups, [], num_generations, device), select_ages(rounds, groups)

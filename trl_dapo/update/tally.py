@@ -6,21 +6,22 @@ from collections import defaultdict
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from ..sampling.sampler import MAX_AGE
 
 
 class Tally:
-    """Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once."""
+    """Sums and extremes over the micro-batches of an optimizer step, kept on the device, and reduced over ranks."""
 
     # Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
-        self.lowest: dict[str, torch.Tensor] = {}
-        self.highest: dict[str, torch.Tensor | int] = {}
+        self.sums: dict[str, Tensor | float] = defaultdict(float)
+        self.lowest: dict[str, Tensor] = {}
+        self.highest: dict[str, Tensor | int] = {}
 
-    def add(self, **sums: torch.Tensor | float) -> None:
+    def add(self, **sums: Tensor | float) -> None:
         """Adds scalars to the sums, by name."""
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value
@@ -32,11 +33,7 @@ class Tally:
 
     @torch.no_grad()
     def add_tokens(
-        self,
-        mask: torch.Tensor,
-        entropies: torch.Tensor,
-        clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        ages: torch.Tensor | None = None,
+        self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], ages: Tensor | None = None
     ) -> None:
         """
         Adds the loss tokens of a micro-batch: their entropies (nats), and where they are clipped ([`clipped_tokens`]).
@@ -59,7 +56,7 @@ class Tally:
         self._keep_highest("high_max", high.sum(1) / length)
 
     @torch.no_grad()
-    def add_engine(self, mask: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> None:
+    def add_engine(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
         """Adds how far the engine is from the policy at each loss token, NaN where unknown, and what that weighs."""
         is_known = mask.bool() & ~log_ratio.isnan()
         weighs = mask.bool() if weight.size(1) > 1 else mask.bool().any(1, keepdim=True)
@@ -70,7 +67,7 @@ class Tally:
         self._keep_highest("weight_max", weights)
 
     @torch.no_grad()
-    def add_ratio(self, mask: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> None:
+    def add_ratio(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
         """Adds the ratios that `weight` bounds, of tokens or of whole completions."""
         is_known = mask.bool() & ~log_ratio.isnan()
         log_ratio = log_ratio.where(is_known, 0.0)
@@ -81,10 +78,10 @@ class Tally:
         self._keep_lowest("raw_min", ratio.masked_fill(~is_known, torch.inf))
         self._keep_highest("raw_max", ratio)
 
-    def _keep_lowest(self, name: str, values: torch.Tensor) -> None:
+    def _keep_lowest(self, name: str, values: Tensor) -> None:
         self.lowest[name] = torch.minimum(self.lowest.get(name, values.amin()), values.amin())
 
-    def _keep_highest(self, name: str, values: torch.Tensor) -> None:
+    def _keep_highest(self, name: str, values: Tensor) -> None:
         self.highest[name] = torch.maximum(torch.as_tensor(self.highest.get(name, values.amax())), values.amax())
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
