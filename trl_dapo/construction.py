@@ -183,12 +183,6 @@ def choose_task_reward(
     return task
 
 
-def check_group_filter(group_filter: Any) -> None:
-    """Refuses what is no rule for groups."""
-    if group_filter is not None and not callable(group_filter):
-        raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
-
-
 def is_quantized(model: torch.nn.Module) -> bool:
     """Whether bitsandbytes rounded its weights."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))

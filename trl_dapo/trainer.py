@@ -100,11 +100,6 @@ class DAPOTrainer(Checkpoints):
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 
-    Raises:
-        TypeError: If `args` is a plain [`~trl.GRPOConfig`].
-        ValueError: If `dynamic_sampling_rewards` names an unknown reward function or a length penalty, or Unsloth has
-            replaced [`~trl.GRPOTrainer`].
-
     Example:
 
     ```python
@@ -138,7 +133,7 @@ class DAPOTrainer(Checkpoints):
         args = construction.settings_of(args, model, type(self))
         self._group_filter = group_filter
         rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
+        check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length, group_filter)
         with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
         construction.keep_gradients_of_quantized(self.model)
@@ -152,7 +147,6 @@ class DAPOTrainer(Checkpoints):
         if args.overlong_buffer_length is not None:
             self._add_overlong_punishment()
         self._choose_task()
-        construction.check_group_filter(self._group_filter)
         waits = not self._engine_schedules and self.accelerator.device.type != "cpu"
         self._choice = construction.choose_sampling(args, self._task, self._facts, waits=waits)
         if args.use_dynamic_sampling:
@@ -332,10 +326,7 @@ class DAPOTrainer(Checkpoints):
         self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
         outcomes = sampler.rollout.describe_outcomes(batch)
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
-        inputs = [
-            {"prompt": prompt, "environment": environment}
-            for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
-        ]
+        inputs = [{"prompt": p, "environment": e} for p, e in zip(rows.prompts, rows.environments, strict=True)]
         with self._replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):

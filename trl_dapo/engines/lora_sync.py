@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
@@ -36,10 +36,6 @@ from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_ran
 from .lora_client import AdapterClient, AdapterRefused
 from .server import BoundClient
 from .swap import swapped
-
-
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
 
 
 logger = logging.get_logger(__name__)
@@ -67,7 +63,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     """TRL's engine, [`~trl.generation.vllm_generation.VLLMGeneration`], which may be handed the adapter alone."""
 
     vllm_client: AdapterClient
-    _adapter_request: "LoRARequest | None"
+    _adapter_request: Any  # vLLM's `LoRARequest`
 
     def __init__(
         self,

@@ -52,12 +52,10 @@ logger = logging.get_logger(__name__)
 
 
 class RecordReplay(UpdatePhase):
-    """
-    The update phase with a way from prompts to tensors that can be recorded and replayed.
+    """The update phase with a way from prompts to tensors that can be recorded and replayed."""
 
-    What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
-    `_generate` and `_calculate_rewards`, which know the two halves.
-    """
+    # What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
+    # `_generate` and `_calculate_rewards`, which know the two halves.
 
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
@@ -136,10 +134,8 @@ class RecordReplay(UpdatePhase):
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
     ) -> Tensor:
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
-        funcs = [
-            wrap_reward(reward_func, name, within=partial(within, name))
-            for reward_func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
-        ]
+        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
         was_training = self.model.training
         self.model.train()  # what is evaluated is kept for the scores
         try:
@@ -400,12 +396,8 @@ class Checkpoints(EvaluationSeam):
         # In place of a rule, earlier versions wrote some of it into the header.
         theirs, own, update = header | local.get("rule", {}), dict(self._rule), local["update"]
         if (rollout := update["rollout"]) is not None:
-            num_iterations = update["generate_every"] // len(rollout)
-            sizes = {
-                "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
-                "num_iterations": num_iterations,
-            }
-            sizes["steps_per_generation"] = len(rollout)
+            sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
+            sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
             if "ref_per_token_logps" not in rollout[0]:
                 sizes["beta"] = 0.0
             if update["step"] % update["generate_every"] % self.args.gradient_accumulation_steps:

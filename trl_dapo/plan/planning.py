@@ -191,10 +191,8 @@ def plan(
     `gpus` are such as `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. These and the name or file
     of accelerate's configuration default to those in the recipe's header. `lengths` are mean and maximum of
     completions in tokens, by default a third of `max_completion_length`, and that; `acceptance` is the share of groups
-    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them.
-
-    Raises:
-        ValueError, OSError: Where something is missing or wrong, in one line.
+    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them. Raises
+    `ValueError` or `OSError` where something is missing or wrong, in one line.
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings, most = recipe.settings, recipe.settings.max_completion_length

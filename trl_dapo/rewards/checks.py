@@ -86,9 +86,11 @@ def check_reward_columns(
 
 
 def check_reward_funcs(
-    reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, overlong_buffer_length: int | None
+    reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, buffer: int | None, group_filter: Any = None
 ) -> None:
-    """Refuses what is no reward function, and weights that no run is meant to have; TRL refuses the rest."""
+    """Refuses what is no reward function or filter, and weights that no run is meant to have; TRL refuses the rest."""
+    if group_filter is not None and not callable(group_filter):
+        raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
     for reward_func in reward_funcs:
         if not (reward_func is None or isinstance(reward_func, str) or callable(reward_func)):
             raise TypeError(
@@ -100,11 +102,11 @@ def check_reward_funcs(
     if not any(reward_weights):
         raise ValueError(f"`reward_weights={[*reward_weights]}`: no reward counts, so nothing trains. Raise one.")
     num_reward_funcs = len(reward_funcs)
-    if overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
+    if buffer is None or len(reward_weights) != num_reward_funcs + 1:
         return
     raise ValueError(
         f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The column "
-        f"`soft_overlong_punishment`, which `overlong_buffer_length={overlong_buffer_length}` adds, takes none: its "
+        f"`soft_overlong_punishment`, which `overlong_buffer_length={buffer}` adds, takes none: its "
         f"weight is `overlong_penalty_factor`. Leave the last weight out, and set "
         f"`overlong_penalty_factor={reward_weights[-1]}` if it was meant for that column."
     )

@@ -35,10 +35,8 @@ def soft_overlong_punishment(
 
 class SoftOverlongPunishment:
     """
-    [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors.
-
-    `max_length` is the trainer's `max_completion_length`. The paper's buffer is a fifth of it, 4,096 of 20,480 tokens.
-    Whoever changes one should move both, `SoftOverlongPunishment(n, n // 5)`.
+    [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors. The paper's
+    buffer is a fifth of the trainer's `max_completion_length`: `SoftOverlongPunishment(n, n // 5)`.
     """
 
     __name__ = "soft_overlong_punishment"

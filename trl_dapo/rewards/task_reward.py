@@ -114,14 +114,10 @@ class TaskReward:
                 full_score=weights_F[is_task_F].sum().item() * best,
             )
         else:
-            needs_right = {
-                "dynamic_sampling_min_accuracy": (min_accuracy, 0.0),
-                "dynamic_sampling_max_accuracy": (max_accuracy, 1.0),
-                "dynamic_sampling_accuracy_threshold": (accuracy_threshold, 0.0),
-            }
-            for setting, (value, default) in needs_right.items():
-                if value != default:
-                    raise ValueError(_ambiguous(f"`{setting}={value}`", listed))
+            needs_right = {"min_accuracy": min_accuracy, "max_accuracy": max_accuracy}
+            for name, value in (needs_right | {"accuracy_threshold": accuracy_threshold}).items():
+                if value != (name == "max_accuracy"):  # the default, 1.0, or else 0.0
+                    raise ValueError(_ambiguous(f"`dynamic_sampling_{name}={value}`", listed))
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
         return cls(
             names=tuple(deciding),

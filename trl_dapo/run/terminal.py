@@ -374,15 +374,12 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.say(line)
         elif "loss" in logs:
             self._window.append(entry)
-            if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
-                self._say_row(state)
-
-    def _say_row(self, state: TrainerState) -> None:
-        if self._num_rows % HEADER_EVERY == 0:
-            self.say(HEADER)
-        self._num_rows += 1
-        self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
-        self._window = []
+            if state.global_step % self.every and state.global_step < state.max_steps:
+                return
+            if self._num_rows % HEADER_EVERY == 0:
+                self.say(HEADER)
+            self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
+            self._window, self._num_rows = [], self._num_rows + 1
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
         """What has been used of each limit of the run, and the limit."""

@@ -79,10 +79,8 @@ class PromptMemory:
     # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
     # foretold it better than all of it? The log of how much better is summed over the looks, never below zero (Page's
     # test for a change, Biometrika 41, 1954). Above a bound the policy has learnt: all that is known, of each prompt
-    # and of the population, then counts half; after a few such, prompts given up are looked at as if hardly known.
-    # Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
-    # groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
-    # bound.
+    # and of the population, then counts half. Skipping by what was seen is GRESO's idea
+    # (https://huggingface.co/papers/2506.02177), whose waits have no bound.
 
     # What is known counts so much after a change, and earlier looks at each new one: two groups at most, so that a
     # prompt learnt alone is noticed too. MoPPS's recipes fade by as much (https://huggingface.co/papers/2507.04632).

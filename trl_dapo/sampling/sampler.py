@@ -289,17 +289,17 @@ class Sampler:
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
-        if self.memory is not None and state["memory"] is None:  # what a new one would have expected so far
-            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
-            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
         self.totals = Totals(**state["totals"])
-        if self.memory is not None and state["memory"] is not None:
-            self.memory.load_state_dict(state["memory"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])
+        elif state["memory"] is not None:
+            self.memory.load_state_dict(state["memory"])
+        else:  # what a new one would have expected so far
+            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
+            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self._carried, self._half = [], {}
         if carried is not None and not differs:  # other settings would train carried groups wrongly
             self._carried = [Round.from_state_dict(round_) for round_ in carried["rounds"]]

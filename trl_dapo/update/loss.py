@@ -86,11 +86,8 @@ def token_mean(values: Tensor, mask: Tensor, num_tokens: Tensor | int, num_ranks
 
 
 def weights_without_filler(loss_type: str, num_rows: int, num_live: int, mean_live: float) -> tuple[float, float]:
-    """
-    Weight of a micro-batch's loss, and factor of its policy and KL terms, that leave filler out of a loss of TRL's.
-
-    `num_live` of its `num_rows` rows are no filler; over all micro-batches of the optimizer step `mean_live` are.
-    """
+    """Weight of a micro-batch's loss, and factor of its policy and KL terms, that leave filler out of TRL's loss."""
+    # `num_live` of its `num_rows` rows are no filler; over all micro-batches of the optimizer step `mean_live` are.
     if num_live == 0:
         return 0.0, 1.0
     weight = num_live / mean_live

@@ -30,13 +30,10 @@ Plan = list[list[list[int]]]
 
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
 MAX_PADDING_SHARE = 0.10
-
 # ... and up to so many times as many while more than that share is padding or waiting, if that helps ...
 MAX_GROWTH = 1.5
-
 # ... by this share at least, ...
 LEAST_GAIN = 0.01
-
 # ... and by more than each takes to gather all weights, on every rank, where ranks are in step: in tokens' worth of
 # work. Two gathers move 4 bytes a weight in bfloat16 while a token takes 6 operations a weight: at 400 TFLOP/s that is
 # 670 tokens over 400 GB/s inside a machine and 5,300 over 50 GB/s between machines, of which FSDP hides a part.
@@ -107,8 +104,6 @@ class Rows:
     def __init__(
         self, lengths: Lengths, budget: int | None = None, multiple_of: int | None = None, attention: float = 0.0
     ) -> None:
-        if budget is not None and budget < 1:
-            raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
         self.widths = [widths([row], multiple_of) for row in lengths]
         self.budget, self.attention = inf if budget is None else budget, attention
 

@@ -35,13 +35,10 @@ from .window import Cutter, weigh
 
 
 class UpdatePhase(GRPOTrainer):
-    """
-    [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
-    micro-batches of equal padded cost.
+    """TRL's trainer with DAPO's update phase: an exact token mean, the dual clip, and equal micro-batches."""
 
-    Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take, from the same draw, and cuts them again.
-    The training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
-    """
+    # Each optimizer step takes the rows that `GRPOTrainer` would take, from the same draw, and cuts them again. The
+    # training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
 
     # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
     args: DAPOConfig

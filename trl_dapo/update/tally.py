@@ -35,11 +35,8 @@ class Tally:
     def add_tokens(
         self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], ages: Tensor | None = None
     ) -> None:
-        """
-        Adds the loss tokens of a micro-batch: their entropies (nats), and where they are clipped ([`clipped_tokens`]).
-        Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens. `ages` says how many
-        rollouts ago each row was sampled, where it is of interest.
-        """
+        """Adds the loss tokens of a micro-batch: entropies (nats), where they are clipped, rollouts since each row."""
+        # Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens.
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
         low, high, dual = (where * weight for where in clipped)
@@ -87,9 +84,8 @@ class Tally:
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Totals over all ranks, each of which must have added the same names."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
-        local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
-        )
+        how = {"dtype": torch.float32, "device": accelerator.device}
+        local = torch.stack([torch.as_tensor(value, **how) for value in values])
         ranks = accelerator.gather(local.unsqueeze(0))
         sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
         totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])
