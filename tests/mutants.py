@@ -30,14 +30,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, NOTES, EQUIVALENT = ROOT / "trl_dapo", ROOT / "mutants.jsonl", ROOT / "tests/equivalent_mutants.txt"
-NUM, LEAST = 300, 0.95
+NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are choices
 ROOMS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
-ALSO = {"engines": ("trainer", "run")}  # whose tests go through a room's code
 IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
 SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
 OPTIONS = "-x -q -p no:cacheprovider -o addopts= --timeout=300 --timeout-method=thread".split()
-LOGIC = (*range(11), 0.0, 0.5, 1.0)  # larger constants are choices
 
 
 def other_than(node):
@@ -91,9 +89,8 @@ def mutants_of(path):
 
 def passes(copy, room, stem):
     """Whether a room's tests pass in a copy of the checkout: the fast ones, and those that name the module, first."""
-    files = [
-        file for name in (room, *ALSO.get(room, ())) for file in sorted((copy / "tests" / name).glob("test_*.py"))
-    ]
+    rooms = ("engines", "trainer", "run") if room == "engines" else (room,)  # trainers go through all that it has
+    files = [file for name in rooms for file in sorted((copy / "tests" / name).glob("test_*.py"))]
     files.sort(key=lambda file: stem not in file.read_text())
     fast = [str(file) for file in files if "mark.fast" in file.read_text()]
     if not (pid := os.fork()):
@@ -128,8 +125,7 @@ def main():
     todo = [*(f"none in {room}" for room in ROOMS if f"none in {room}" not in killed), *todo]
     _ = [importlib.import_module(name) for name in IMPORTED]
     with tempfile.TemporaryDirectory() as folder, NOTES.open("a", buffering=1) as file:
-        copy = Path(folder, "checkout")
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", NOTES.name))
+        copy = shutil.copytree(ROOT, Path(folder, "checkout"), ignore=shutil.ignore_patterns(".git", "__pycache__"))
         for stamp, name in enumerate(todo, start=1):
             path, text = found[name]
             mutated = copy / path.relative_to(ROOT)
