@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.sampling.example_names import prompt_name
+from trl_dapo.sampling.example_names import digest, prompt_name
 from trl_dapo.sampling.prompt_memory import PromptMemory, expected_acceptance
 
 
@@ -370,3 +370,8 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
         assert live(straight, random.Random(step), step) == live(resumed, random.Random(step), step)
     assert straight.state_dict() == resumed.state_dict()
     assert straight._records == resumed._records
+
+
+def test_a_draw_hangs_on_the_seed_its_number_and_the_prompt_alone():
+    memory = PromptMemory(seed=3)
+    assert [memory._draw("a"), memory._draw("b")] == [int(digest(text), 16) / 2**64 for text in ("3/1/a", "3/2/b")]
