@@ -17,7 +17,6 @@ from helpers import ScriptedTrainer, number, prompts, right, run_alone, tiny_con
 from terminals import run_in_terminal, screen
 from transformers import PrinterCallback, ProgressCallback
 
-from trl_dapo.run.bar import progress_bar
 from trl_dapo.run.terminal import (
     HEADER,
     TerminalCallback,
@@ -26,6 +25,7 @@ from trl_dapo.run.terminal import (
     format_duration,
     format_evaluation,
     format_row,
+    progress_bar,
     summarize,
 )
 from trl_dapo.sampling.rollout import Totals
@@ -147,9 +147,9 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
 
 @pytest.mark.parametrize(("is_main_process", "times"), [(True, 1), (False, 0)])
 def test_one_process_tells_of_a_pass_without_a_group(monkeypatch, is_main_process, times):
-    monkeypatch.setattr("trl_dapo.run.bar.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
-    monkeypatch.setattr("trl_dapo.run.bar.logger", SimpleNamespace(warning=(told := []).append))
-    monkeypatch.setattr("trl_dapo.run.bar.advise", lambda rollout: "")
+    monkeypatch.setattr("trl_dapo.run.terminal.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
+    monkeypatch.setattr("trl_dapo.run.terminal.logger", SimpleNamespace(warning=(told := []).append))
+    monkeypatch.setattr("trl_dapo.run.terminal.advise", lambda rollout: "")
     rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=1, acceptance_rate=0.0)
     with progress_bar(SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1), is_hidden=True) as show:
         show()

@@ -27,7 +27,6 @@ class Rollout:
 
     @property
     def num_rounds(self) -> int:
-        """That were sampled."""
         return len(self.sampled)
 
     def add(self, round_: Round) -> None:
@@ -53,7 +52,6 @@ class Rollout:
 
     @property
     def reasons(self) -> Counter[str]:
-        """Dropped groups by reason."""
         return Counter(self.drop_reasons.values())
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
 from .draw import Draw
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
@@ -48,14 +47,6 @@ class Sampler:
     is_ahead: bool = False  # whether rounds are sized so that a rollout hardly ever needs a second one
 
     def __post_init__(self) -> None:
-        check_value("target", self.target, COUNT)
-        check_value("multiple_of", self.multiple_of, COUNT)
-        check_value("max_round_size", self.max_round_size, COUNT_OR_NONE)
-        if self.batch_multiplier is not None and int(self.batch_multiplier * self.target) < 1:
-            raise ValueError(
-                f"`batch_multiplier` must ask for at least one prompt, got {self.batch_multiplier} x {self.target} "
-                "prompts."
-            )
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
@@ -180,8 +171,6 @@ class Sampler:
     ) -> None:
         """Takes in a round, or its groups of one size; `counts` are the correct and scored of its new completions."""
         rollout, number = self.rollout, len(self.rollout.rounds)
-        if not reasons:
-            raise ValueError("A round must hold at least one group, got none.")
         rollout.add(round_)
         is_half = round_.num_generations < self.num_generations
         if is_half:  # a band judges whole groups
@@ -300,17 +289,17 @@ class Sampler:
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
-        if self.memory is not None and state["memory"] is None:  # what a new one would have expected so far
-            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
-            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
         self.totals = Totals(**state["totals"])
-        if self.memory is not None and state["memory"] is not None:
-            self.memory.load_state_dict(state["memory"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])
+        elif state["memory"] is not None:
+            self.memory.load_state_dict(state["memory"])
+        else:  # what a new one would have expected so far
+            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
+            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self._carried, self._half = [], {}
         if carried is not None and not differs:  # other settings would train carried groups wrongly
             self._carried = [Round.from_state_dict(round_) for round_ in carried["rounds"]]
