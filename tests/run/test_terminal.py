@@ -266,10 +266,24 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in lines
 
 
+def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
+    sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40, "completions_trained": 32}
+    history = [
+        {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
+        {"step": 2, "loss": 0.1, "dynamic_sampling/acceptance_rate": None},
+        {"step": 3, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
+    ]
+    history[2]["dynamic_sampling/skipped_by_memory"] = 4
+    lines = summarize(history, Totals(16, 8, 640), step=3, max_steps=3, seconds=1, output_dir="out")
+    # 80 completions for 64 that train; 8 groups of 16 asked and 4 skipped are accepted.
+    times = "1.2 times those of GRPOTrainer's steps, with about 2.5 times their groups that teach"
+    assert f"Tokens:    640 generated: {times}." in lines
+
+
 def test_a_summary_of_one_step_compares_nothing():
     history = [{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}]
     lines = summarize(history, Totals(9, 8, 7), step=1, max_steps=1, seconds=1, output_dir="out")
-    assert lines[1] == "Groups:    8 trained of 9 sampled."
+    assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
 
 

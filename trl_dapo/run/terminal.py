@@ -194,6 +194,22 @@ def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | Non
     return after if ends.first == ends.last else f"{before} -> {after}"
 
 
+def _beside_grpo(log_history: Sequence[dict]) -> str:
+    """What steps cost and taught beside those of `GRPOTrainer`, which samples a batch and trains on all of it."""
+    known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained")]
+
+    def total(name: str) -> float:
+        return sum(entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known)
+
+    accepted = sum(e["dynamic_sampling/acceptance_rate"] * e["dynamic_sampling/groups_generated"] for e in known)
+    if not accepted:
+        return ""
+    tokens = total("completions_generated") / total("completions_trained")
+    # What the memory skips is likely to be dropped.
+    groups = (total("groups_generated") + total("skipped_by_memory")) / accepted
+    return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
+
+
 def summarize(
     log_history: Sequence[dict],
     totals: Totals | None,
@@ -220,7 +236,7 @@ def summarize(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({ends.steps})." if accepted else ".")
         )
-        lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
+        lines.append(f"Tokens:    {totals.tokens_generated:,} generated{_beside_grpo(log_history)}.")
     timeline = {
         word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
         for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
