@@ -3,8 +3,8 @@
 """
 Every setting of `GRPOConfig`, honoured as `GRPOTrainer` honours it.
 
-    python benchmarks/grpo_settings.py              # about three minutes; exit status 1 where one is not
-    python benchmarks/grpo_settings.py beta optim   # these alone
+    python -m benchmarks grpo_settings                 # about three minutes; exit status 1 where one is not
+    python -m benchmarks grpo_settings --field beta    # this one alone
 
 Each case trains the same tiny model with both trainers for three optimizer steps, dynamic sampling off and the clips
 and the loss of TRL, and compares losses, gradient norms, rewards and weights. What has no case here stands in
@@ -12,12 +12,10 @@ and the loss of TRL, and compares losses, gradient norms, rewards and weights. W
 `tests/project/test_benchmarks.py` names it.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import io
 import logging
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -276,23 +274,16 @@ def compare(settings: dict, tolerance: float = TOLERANCE) -> str | None:
     return None
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("fields", nargs="*", help="those of which cases are run; default: all")
-    fields = parser.parse_args().fields or sorted(CASES)
+def main(field=tuple(CASES)) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     differing = 0
-    for field in fields:
-        for settings in CASES[field]:
-            outcome = compare(settings, LOOSER.get(field, TOLERANCE))
+    for name in field:
+        for settings in CASES[name]:
+            outcome = compare(settings, LOOSER.get(name, TOLERANCE))
             differing += outcome is not None
-            print(f"{field:34s} {settings}  {'same' if outcome is None else outcome}", flush=True)
-    print(f"{sum(len(CASES[field]) for field in fields)} cases, {differing} of which differ.")
+            print(f"{name:34s} {settings}  {'same' if outcome is None else outcome}", flush=True)
+    print(f"{sum(len(CASES[name]) for name in field)} cases, {differing} of which differ.")
     return int(differing > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,23 +10,16 @@ Tasks, each made so that one mechanism can act: the quickstart's arithmetic, tau
 - any length: the same model and limit, but the answer alone must be right, and the completion must have ended
 """
 
-import hashlib
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from datasets import Dataset
 
+from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up
 
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]  # the scripts that are reused
-
-import task as ladder_task  # noqa: E402
-from runs import fingerprint, quiet  # noqa: E402
-
-from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up  # noqa: E402
+from .. import ladder
+from ..frame.runs import fingerprint, quiet
 
 
 SEED = 42  # of the checkpoints and of what is held out
@@ -73,7 +66,7 @@ class Task(NamedTuple):
     has_workings: bool = False  # behind the answer
 
     def solution(self, problem):
-        return problem.answer + (ladder_task.working(problem.text) if self.has_workings else "")
+        return problem.answer + (ladder.task.working(problem.text) if self.has_workings else "")
 
     @property
     def is_one_text(self):
@@ -123,14 +116,14 @@ TASKS = {
 CHECKPOINTS = {
     "quickstart": (Problems,),
     "unlikely": (UnlikelyProblems,),
-    "workings": (Problems, ladder_task.WorkedProblems),
+    "workings": (Problems, ladder.task.WorkedProblems),
 }
 
 
 def make_checkpoints(folder, num_steps):
     """A folder with the models after their warm-up; kept for the next time."""
-    code = hashlib.sha256((fingerprint(ladder_task.working) + Path(__file__).read_text()).encode()).hexdigest()
-    path = folder / f"checkpoints-{num_steps}-{code[:8]}"
+    made_by = fingerprint(make_checkpoints)[:4] + fingerprint(ladder.task.working)[:4]
+    path = folder / f"checkpoints-{num_steps}-{made_by}"
     if not path.exists():
         quiet()
         partial, tokenizer = folder / "checkpoints.partial", build_tokenizer()

@@ -4,65 +4,51 @@
 ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes and seeds, on the CPU.
 
     python3 -m venv swift && swift/bin/pip install -r benchmarks/peers/ms_swift/requirements.txt
-    python benchmarks/peers/ms_swift/side_by_side.py --swift-python swift/bin/python
+    python -m benchmarks peers --swift-python swift/bin/python
 
 The tasks and the checkpoint are those of time_to_accuracy.py; every run has as many rollouts of 16 prompts x 8
 completions and four optimizer steps. Without `--swift-python` only this package's own methods run. A call that was
-interrupted goes on where it stopped. runs.csv beside this file is what a call wrote that ran all; `--from-csv` runs
+interrupted goes on where it stopped. runs.csv beside this file is what a call wrote that ran all; `--from-kept` runs
 nothing and writes its table into EVIDENCE.md.
 
-- ms-swift, 3 resamples: ms-swift 4.6.0 with its DAPO options; three resamples are its default
-- ms-swift, 30 resamples: as many rounds as the others may take
-- ms-swift, 30, clip equalised: its loss divides by the tokens of the rollout, not of the optimizer step, and is four
-  times smaller here; so gradients are clipped at 0.25 in place of 1.0, and Adam's epsilon is a quarter
-- full batch again: this package, each round as large as the batch, as in ms-swift
-- ours: rounds sized by the missing groups over the acceptance rate
-- ours, carry, memory: surplus trains in the next rollout, prompts likely to be dropped are passed over for a while
-
-What cannot be equalised: that denominator where steps of one rollout differ in tokens; that ms-swift's optimizer
-steps each take four whole groups, where TRL and this package deal a rollout's rows out at random; the order of
-prompts, random numbers, versions of TRL and transformers, and what each framework spends beside the algorithm. A
-batch is full where 16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one
-thread, without start-up and without the measuring of accuracy. Intervals are Student's, over seeds.
+What cannot be equalised: that ms-swift's loss divides by the tokens of the rollout, not of the optimizer step, and is
+four times smaller here, but for a clip and Adam's epsilon a quarter as large; that its optimizer steps each take four
+whole groups, where TRL and this package deal a rollout's rows out at random; the order of prompts, random numbers,
+versions of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16 groups
+with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
+without the measuring of accuracy. Intervals are Student's, over seeds.
 
 ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
 groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
 """
 
-import argparse
-import csv
 import json
 import math
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
-
-
-sys.path.append(str(Path(__file__).parents[2]))  # where the benchmarks are that this one builds on
-
-import time_to_accuracy
 from matplotlib.figure import Figure
-from rich.console import Console
-from runs import file_name, fingerprint, interval, refuse_below_one, run_all
-from sampling_policies import Swift
-from time_to_accuracy import CHECKPOINT_SEED, TASKS, make_checkpoint
-from verdicts import LEVEL, holm, p_value
 
 from trl_dapo.cli.quickstart import Problems
 from trl_dapo.run.ledger import read_ledger
 from trl_dapo.run.log import LOG_HISTORY_NAME
 
+from ... import time_to_accuracy
+from ...frame.kept import EVIDENCE, read_rows, write_rows
+from ...frame.pictures import dots, save
+from ...frame.runs import Job, fingerprint, run_all
+from ...frame.tables import markdown, say
+from ...frame.verdicts import LEVEL, holm, interval, p_value
+from ...sampling_policies import swift as modelled_swift
+from ...time_to_accuracy import ARMS, CHECKPOINT_SEED, NUM_PROMPTS, NUM_STEPS, TASKS
+
 
 HERE = Path(__file__).parent
 CSV = HERE / "runs.csv"
-EVIDENCE = HERE.parents[1] / "EVIDENCE.md"
-NUM_PROMPTS, NUM_STEPS = 16, 4  # of a rollout
 
 # What ms-swift is told beside what all are told. The first lines are its DAPO options, as its documentation has them.
 SWIFT = {
@@ -129,38 +115,16 @@ FIGURES = (
 )
 
 
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    task: str
-    method: str
-    seed: int
-    num_rollouts: int
-    settings: dict
-    swift: dict  # python and version of ms-swift's environment; empty for ours
-    code: str  # of the scripts that this one builds on
-
-    @property
-    def key(self):
-        return self.task, self.method, self.seed
-
-    @property
-    def name(self):
-        return file_name(self.task, self.method, self.seed)
-
-
 # ---- One run ----
 
 
 def run(job, checkpoint):
     with tempfile.TemporaryDirectory() as folder:
-        return (run_peer if job.swift else run_ours)(job, checkpoint, Path(folder))
+        return (run_peer if job.others["swift"] else run_ours)(job, checkpoint, Path(folder))
 
 
 def run_ours(job, checkpoint, folder):
-    unlimited = SimpleNamespace(**job._asdict(), target=math.inf, max_seconds=math.inf)
-    limit = {"max_steps": job.num_rollouts * NUM_STEPS, "every": job.num_rollouts}
-    result = time_to_accuracy.train(unlimited, checkpoint, folder, **limit)
+    result = time_to_accuracy.train(job, checkpoint, folder, ARMS[job.arm])
     entries = map(json.loads, (folder / LOG_HISTORY_NAME).read_text().splitlines())
     return {
         "curve": result["curve"],
@@ -191,12 +155,10 @@ def rollouts_of(groups):
 
 
 def run_peer(job, checkpoint, folder):
-    problems = Problems(CHECKPOINT_SEED)
+    problems, swift = Problems(CHECKPOINT_SEED), job.others["swift"]
     data = time_to_accuracy.prompts(problems, TASKS[job.task].shares, job.seed)
     rows = [{"messages": row["prompt"], "solution": row["solution"]} for row in data]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held_out = [problem._asdict() for problem in time_to_accuracy.held_out(problems)]
-    (folder / "held_out.json").write_text(json.dumps(held_out))
     options = {
         "model": checkpoint.resolve(),
         "dataset": folder / "prompts.jsonl",
@@ -207,9 +169,9 @@ def run_peer(job, checkpoint, folder):
         **SWIFT,
         **job.settings,
     }
-    task = {"options": options, "held_out": folder / "held_out.json", "num_rollouts": job.num_rollouts}
+    task = {"options": options, "held_out": time_to_accuracy.held_out(problems), "num_rollouts": job.num_rollouts}
     (folder / "job.json").write_text(json.dumps(task, default=str))
-    command = [job.swift["python"], HERE / "swift_run.py", folder / "job.json", folder / "result.json"]
+    command = [swift["python"], HERE / "swift_run.py", folder / "job.json", folder / "result.json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ms-swift ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -220,7 +182,7 @@ def run_peer(job, checkpoint, folder):
 
 def replay(rollouts, names, seed, num_resamples):
     """
-    Whether `sampling_policies.Swift` does in each rollout what ms-swift did, given which groups had spread.
+    Whether `sampling_policies.swift` does in each rollout what ms-swift did, given which groups had spread.
 
     Args:
         rollouts (`list[dict]`):
@@ -248,18 +210,17 @@ def replay(rollouts, names, seed, num_resamples):
             return np.array(next(self._judged, [False] * len(prompts)))
 
     world = World()
-    model = Swift(world, NUM_PROMPTS, num_resamples=num_resamples, steps_per_generation=NUM_STEPS)
+    model = modelled_swift(world, NUM_PROMPTS, num_resamples, steps_per_generation=NUM_STEPS)
     agree = []
     for rollout in rollouts:
-        num_full = len(model.num_distinct)
         world.begin(rollout["judged"])
-        step = model()
-        full = len(model.num_distinct) > num_full
+        step = next(model)
+        full = step.num_distinct is not None
         agree.append(
             world.asked[: step.num_rounds] == rollout["asked"]
             and step.num_trained == rollout["useful"]
             and full != rollout["fell_back"]
-            and (not full or model.num_distinct[-1] == len(set(rollout["trained"])))
+            and (not full or step.num_distinct == len(set(rollout["trained"])))
         )
     return agree
 
@@ -287,33 +248,23 @@ def figures_of(result):
 # ---- All runs ----
 
 
-def describe(job, result):
-    figures = figures_of(result)
-    return (
-        f"{job.task}, {job.method}, seed {job.seed}: {figures['accuracy']:.1%} after {figures['tokens']:,} tokens, "
-        f"{figures['rounds']} rounds and {figures['cpu_seconds']:.0f} s; {figures['fallbacks']} of "
-        f"{figures['rollouts']} fell back"
-    )
-
-
 def write_csv(results, path):
-    order = {method: i for i, method in enumerate(METHODS)}
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ("task", "method", "seed", *FIGURES), lineterminator="\n")
-        writer.writeheader()
-        for task, method, seed in sorted(results, key=lambda key: (list(TASKS).index(key[0]), order[key[1]], key[2])):
-            row = figures_of(results[task, method, seed])
-            rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
-            writer.writerow({"task": task, "method": method, "seed": seed, **rounded})
+    rows = []
+    for task, method, seed in sorted(
+        results, key=lambda key: (list(TASKS).index(key[0]), METHODS.index(key[1]), key[2])
+    ):
+        figures = figures_of(results[task, method, seed])
+        rounded = [round(value, 4) if isinstance(value, float) else value for value in figures.values()]
+        rows.append([task, method, seed, *rounded])
+    write_rows(path, ["task", "method", "seed", *FIGURES], rows)
 
 
 def read_csv(path=CSV):
     """The runs of a CSV, by task and method."""
     runs = {}
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            figures = {name: float(row[name]) if row[name] else math.nan for name in FIGURES}
-            runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(figures)
+    for row in read_rows(path):
+        figures = {name: float(row[name]) if row[name] else math.nan for name in FIGURES}
+        runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(figures)
     return runs
 
 
@@ -347,166 +298,140 @@ def judge(runs):
     return said
 
 
-def markdown(runs):
+COLUMNS = (
+    *("task, method", "accuracy", "less ms-swift's", "tokens", "over ms-swift's", "rounds", "useful groups"),
+    *("different prompts (fewest)", "fallbacks", "gradient norm", "CPU s"),
+)
+
+
+def table_of(runs):
     """
     The table of a CSV's runs, line by line: means over seeds. Accuracy has its interval, and so has its difference
     from ms-swift's with as many rounds, seed by seed; tokens are also given over ms-swift's. Behind a difference
     stands whether it holds by itself, and by Holm's test of all differences of the table.
     """
     judged = judge(runs)
-    heads = (
-        "task, method",
-        "accuracy",
-        "less ms-swift's",
-        "tokens",
-        "over ms-swift's",
-        "rounds",
-        "useful groups",
-        "different prompts (fewest)",
-        "fallbacks",
-        "gradient norm",
-        "CPU s",
+    rows = [row_of(runs, task, method, judged) for task, methods in runs.items() for method in methods]
+    return markdown(COLUMNS, rows)
+
+
+def row_of(runs, task, method, judged):
+    seeds = runs[task][method]
+    mean = {name: np.mean([seed[name] for seed in seeds]) for name in FIGURES}
+    less = over = ""
+    if found := differences(runs, task, method):
+        less = "{:+.1f} ± {:.1f}".format(*interval(found["accuracy"])) + judged[task, method, "accuracy"]
+        share, half = interval(found["tokens"])
+        over = f"{1 + share:.2f} ± {half:.2f}{judged[task, method, 'tokens']}"
+    full = [seed for seed in seeds if not math.isnan(seed["distinct_prompts"])]
+    distinct = "never full"
+    if full:
+        fewest = min(seed["fewest_distinct"] for seed in full)
+        distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.2f} ({fewest:.0f})"
+    return (
+        f"{task}, {method}",
+        "{:.1f} % ± {:.1f}".format(*interval([100 * seed["accuracy"] for seed in seeds])),
+        less,
+        f"{mean['tokens']:,.0f}",
+        over,
+        f"{mean['rounds']:.0f}",
+        f"{mean['useful_groups']:.1f}",
+        distinct,
+        f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {sum(seed['rollouts'] for seed in seeds):.0f}",
+        f"{mean['grad_norm']:.2f}",
+        f"{mean['cpu_seconds']:.1f}",
     )
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for task, methods in runs.items():
-        for method, seeds in methods.items():
-            mean = {name: np.mean([seed[name] for seed in seeds]) for name in FIGURES}
-            less = over = ""
-            if found := differences(runs, task, method):
-                less = "{:+.1f} ± {:.1f}".format(*interval(found["accuracy"])) + judged[task, method, "accuracy"]
-                share, half = interval(found["tokens"])
-                over = f"{1 + share:.2f} ± {half:.2f}{judged[task, method, 'tokens']}"
-            full = [seed for seed in seeds if not math.isnan(seed["distinct_prompts"])]
-            distinct = "never full"
-            if full:
-                fewest = min(seed["fewest_distinct"] for seed in full)
-                distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.2f} ({fewest:.0f})"
-            cells = (
-                f"{task}, {method}",
-                "{:.1f} % ± {:.1f}".format(*interval([100 * seed["accuracy"] for seed in seeds])),
-                less,
-                f"{mean['tokens']:,.0f}",
-                over,
-                f"{mean['rounds']:.0f}",
-                f"{mean['useful_groups']:.1f}",
-                distinct,
-                f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {sum(seed['rollouts'] for seed in seeds):.0f}",
-                f"{mean['grad_norm']:.2f}",
-                f"{mean['cpu_seconds']:.1f}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
-def fill_in(page, runs):
+def filled_in(page, runs):
     """The page with this table in place of the one that it has."""
-    lines, table = page.split("\n"), markdown(runs)
+    lines, table = page.split("\n"), table_of(runs)
     start = lines.index(table[0])
     end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
     return "\n".join([*lines[:start], *table, *lines[end:]])
 
 
+def fill_in():
+    EVIDENCE.write_text(filled_in(EVIDENCE.read_text(), read_csv()))
+
+
 def plot(runs, path):
     """What every run paid and reached, a row a method; the bar is the mean."""
-    columns = (
-        ("tokens", "generated tokens"),
-        ("cpu_seconds", "CPU seconds"),
-        ("distinct_prompts", "different prompts of 16"),
-        ("accuracy", "accuracy held out"),
-    )
+    columns = {
+        "tokens": "generated tokens",
+        "cpu_seconds": "CPU seconds",
+        "distinct_prompts": "different prompts of 16",
+        "accuracy": "accuracy held out",
+    }
     figure = Figure(figsize=(15, 2.6 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), len(columns), squeeze=False, sharey=True)
     for row, (task, methods) in zip(panels, runs.items(), strict=True):
-        for axes, (name, title) in zip(row, columns, strict=True):
-            for i, seeds in enumerate(methods.values()):
-                values = [seed[name] for seed in seeds]
-                axes.plot(values, [i] * len(values), "o", color=f"C{i}", alpha=0.6)
-                axes.plot(np.mean(values), i, "|", color=f"C{i}", markersize=20, markeredgewidth=2)
-            axes.set(title=f"{task}: {title}", yticks=range(len(methods)))
+        for axes, (name, title) in zip(row, columns.items(), strict=True):
+            values = {method: [(seed[name], True) for seed in seeds] for method, seeds in methods.items()}
+            dots(
+                axes,
+                values,
+                [np.mean([seed[name] for seed in seeds]) for seeds in methods.values()],
+                f"{task}: {title}",
+            )
             if name != "accuracy":
                 axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
-            axes.set_yticklabels(methods)
-            axes.grid(axis="x", alpha=0.3)
     panels[0, 0].invert_yaxis()  # of all panels, which share it
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save(figure, path, dpi=100)
 
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--swift-python", help="Python of the environment that has ms-swift (default: leave it out)")
-    parser.add_argument("--from-csv", action="store_true", help="run nothing")
-    parser.add_argument("--num-seeds", type=int, default=3, help="seeds 0, 1, ... (default: %(default)s)")
-    parser.add_argument(
-        "--num-rollouts", type=int, nargs=2, default=[30, 15], help="of each of the two tasks (default: 30 15)"
-    )
-    parser.add_argument("--num-warm-up-steps", type=int, default=250, help="of the checkpoint (default: %(default)s)")
-    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=Path("outputs/peers_ms_swift"),
-        help="a file a run, runs.csv and runs.png (default: %(default)s)",
-    )
-    args = parser.parse_args(argv)
-    refuse_below_one(parser, args, "num_seeds", "num_warm_up_steps", "num_processes")
-    if min(args.num_rollouts) < 1:
-        parser.error(f"--num-rollouts must be at least 1, got {min(args.num_rollouts)}")
-    args.swift = swift_environment(args.swift_python, parser.error) if args.swift_python else None
-    return args
-
-
-def swift_environment(python, refuse):
+def swift_environment(python):
     """Python and version of an environment that has ms-swift."""
     ask = "from importlib.metadata import version; print(version('ms_swift'), version('trl'), version('torch'))"
     try:
         done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
     except OSError as error:
-        refuse(f"--swift-python {python} does not run: {error}")
+        raise SystemExit(f"--swift-python {python} does not run: {error}") from error
     if done.returncode:
-        refuse(f"--swift-python {python} has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there")
+        raise SystemExit(
+            f"--swift-python {python} has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there"
+        )
     # Not resolved: the Python of a virtual environment is a link, and what it links to has no ms-swift.
     return {"python": str(Path(python).absolute()), "versions": done.stdout.split()}
 
 
-def jobs_of(args):
-    code = fingerprint(time_to_accuracy.run)
-    jobs = []
-    for task, num_rollouts in zip(TASKS, args.num_rollouts, strict=True):
-        sizes = time_to_accuracy.parse_args(["--num-prompts", str(NUM_PROMPTS), "--num-steps", str(NUM_STEPS)])
-        settings = time_to_accuracy.settings_of("ours", sizes, TASKS[task].learning_rate)
-        for seed in range(args.num_seeds):
-            if args.swift:
-                jobs += [
-                    Job(task, name, seed, num_rollouts, {**settings, **options}, args.swift, code)
-                    for name, options in PEERS.items()
-                ]
-            jobs += [Job(task, name, seed, num_rollouts, settings, {}, code) for name in OURS]
+def jobs_of(seeds, num_rollouts, swift=None):
+    others, jobs = {"swift": {}, "code": fingerprint(time_to_accuracy.run)}, []
+    for task, num in num_rollouts.items():
+        settings = time_to_accuracy.settings_of("ours", TASKS[task].learning_rate)
+        how = {"num_rollouts": num, "probe_every": num}
+        for seed in seeds:
+            for name, options in PEERS.items() if swift else ():
+                told = {**settings, **options}
+                jobs.append(Job(task, name, seed, told, others=others | {"swift": swift}, **how))
+            jobs += [Job(task, name, seed, settings, others=others, **how) for name in OURS]
     return jobs
 
 
-def main(argv=None):
-    args = parse_args(argv)
-    if args.from_csv:
-        EVIDENCE.write_text(fill_in(EVIDENCE.read_text(), read_csv()))
+def main(
+    swift_python: str | None = None,
+    from_kept=False,
+    num_seeds=3,
+    quickstart_rollouts=30,
+    one_in_ten_rollouts=15,
+    num_warm_up_steps=250,
+    num_processes=2,
+    output_dir=Path("outputs/peers_ms_swift"),
+):
+    if from_kept:
+        fill_in()
         return
-    console = Console(width=110)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps)
-    versions = (
-        "ms-swift {}, TRL {}, torch {}".format(*args.swift["versions"]) if args.swift else "ms-swift is left out"
-    )
-    console.print(f"{versions}. The checkpoint has {start:.1%} held out.", highlight=False, soft_wrap=True)
-    results = run_all(run, jobs_of(args), checkpoint, args.output_dir, args.num_processes, console, describe)
-    write_csv(results, args.output_dir / CSV.name)
-    runs = read_csv(args.output_dir / CSV.name)
-    plot(runs, args.output_dir / "runs.png")
-    print("\n".join(markdown(runs)))
+    swift = swift_environment(swift_python) if swift_python else None
+    checkpoint, start = time_to_accuracy.make_checkpoint(output_dir, num_warm_up_steps)
+    versions = "ms-swift {}, TRL {}, torch {}".format(*swift["versions"]) if swift else "ms-swift is left out"
+    say(f"{versions}. The checkpoint has {start:.1%} held out.")
+    jobs = jobs_of(range(num_seeds), dict(zip(TASKS, (quickstart_rollouts, one_in_ten_rollouts), strict=True)), swift)
+    results = run_all(run, jobs, checkpoint, output_dir, num_processes)
+    write_csv(results, output_dir / CSV.name)
+    runs = read_csv(output_dir / CSV.name)
+    plot(runs, output_dir / "runs.png")
+    print("\n".join(table_of(runs)))
     modelled = [seed["as_modelled"] for methods in runs.values() for name in PEERS for seed in methods.get(name, ())]
     if modelled:
         print(f"As modelled in sampling_policies.py: {np.mean(modelled):.1%} of ms-swift's rollouts")
-    print(f"Written: {args.output_dir / CSV.name} and runs.png")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"Written: {output_dir / CSV.name} and runs.png")

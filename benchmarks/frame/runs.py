@@ -13,31 +13,63 @@ import json
 import math
 import multiprocessing
 import os
-import statistics
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import transformers
 import trl
 
 import trl_dapo
 
+from .tables import console
 
-def quiet():
-    """One thread, and no line but the caller's own."""
-    torch.set_num_threads(1)
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome. It ends at the first of its limits."""
+
+    task: str
+    arm: str
+    seed: int
+    settings: dict = {}  # noqa: RUF012 (of the trainer's configuration)
+    rate: float | None = None  # where it tells runs of an arm from one another
+    num_rollouts: int = 1_000_000
+    target: float = math.inf  # accuracy
+    max_tokens: float = math.inf  # generated
+    max_seconds: float = math.inf  # of the CPU
+    probe_every: int = 1  # rollouts
+    others: dict = {}  # noqa: RUF012
+
+    @property
+    def key(self):
+        rate = [] if self.rate is None else [f"{self.rate:g}"]
+        return self.task, self.arm, *rate, self.seed
+
+    @property
+    def name(self):
+        return file_name(*self.key)
+
+
+def silent():
+    """No line but the caller's own."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
+def quiet():
+    """One thread, and no line but the caller's own."""
+    torch.set_num_threads(1)
+    silent()
+
+
 def fingerprint(function):
-    """Changes with the package, with the scripts beside the one that `function` is from, and with versions."""
+    """Changes with the package, the frame, the files beside the one that `function` is from, and versions."""
     digest = hashlib.sha256(" ".join((trl.__version__, transformers.__version__, torch.__version__)).encode())
-    folders = Path(trl_dapo.__file__).parent.rglob("*.py"), Path(inspect.getfile(function)).parent.glob("*.py")
-    for path in sorted(path for paths in folders for path in paths):
+    beside = Path(inspect.getfile(function)).parent.glob("*.py")
+    folders = Path(trl_dapo.__file__).parent.rglob("*.py"), Path(__file__).parent.glob("*.py"), beside
+    for path in sorted({path for paths in folders for path in paths}):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -53,22 +85,15 @@ def unfinished_folder(function, job, checkpoint):
     return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
-def refuse_below_one(parser, args, *names):
-    """Ends the command with its usage where one of these options is below 1."""
-    for name in names:
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+def describe(job, result):
+    last = result["curve"][-1]
+    return (
+        f"{', '.join(map(str, job.key[:-1]))}, seed {job.seed}: {last['accuracy']:.1%} after {last['tokens']:,.0f} "
+        f"tokens and {last['seconds']:.0f} s"
+    )
 
 
-def interval(values):
-    """Mean and half the width of Student's 95 % interval, its quantile read off numpy's draws."""
-    if len(values) < 2:
-        return values[0], math.nan
-    quantile = np.quantile(np.abs(np.random.default_rng(0).standard_t(len(values) - 1, 1_000_000)), 0.95)
-    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def run_all(function, jobs, checkpoint, folder, num_processes, console, describe, runs_a_process=1):
+def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_a_process=1):
     """
     Runs what no earlier call has finished.
 
@@ -76,24 +101,23 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
         function (`Callable`):
             Takes a job and `checkpoint`, returns a dictionary that JSON can hold. Top level, since it is called in
             processes of its own.
-        jobs (`list[NamedTuple]`):
-            Each a run and everything that decides its outcome, with a `name` for its file and a `key`.
+        jobs (`list[Job]`):
+            The runs.
         checkpoint (`Path`):
             Where every run starts; its name says how it was made.
         folder (`Path`):
             Where the files are.
         num_processes (`int`):
             Runs at a time.
-        console (`rich.console.Console`):
-            Gets a line a run.
-        describe (`Callable`):
-            Takes a job and its result, returns the line.
+        describe (`Callable`, *optional*):
+            Takes a job and its result, returns a line.
         runs_a_process (`int`, *optional*, defaults to `1`):
             Runs that one process makes after one another: more, where they are shorter than its imports.
 
     Returns:
         `dict`: results by the jobs' keys.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     code = fingerprint(function)
     results, missing = {}, []
     for job in jobs:
@@ -110,12 +134,8 @@ def run_all(function, jobs, checkpoint, folder, num_processes, console, describe
     with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=runs_a_process) as pool:
         for job, result in pool.imap_unordered(_run, missing, chunksize=1):
             results[job.key] = result
-            console.print(
-                f"[{len(results)} of {len(jobs)}] {describe(job, result)}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            line = f"[{len(results)} of {len(jobs)}] {describe(job, result)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return results
 
 

