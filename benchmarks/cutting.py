@@ -24,7 +24,7 @@ from trl_dapo.models import ModelShape
 from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
 from trl_dapo.update.rows import padded_cost
 
-from .frame.tables import console, print_promises, table
+from .frame.tables import print_promises, print_table
 
 
 LONGEST = 8192
@@ -95,7 +95,7 @@ def compare(kind, budget, num_windows):
         for passes in ("8 rows: passes a rank", "budget: passes a rank")
         for column in (passes, "peak", "real, in step", "real, once")
     ]
-    rows = table(f"{kind} lengths, budget {budget:,}", "rows", "ranks", *columns, left=2)
+    rows = []
     for num_rows, num_ranks in itertools.product(NUM_ROWS, NUM_RANKS):
         windows = draw_windows(kind, num_rows, num_windows)
         fixed = max(1, num_rows // num_ranks // FIXED_ROWS)
@@ -107,27 +107,25 @@ def compare(kind, budget, num_windows):
             after.append(figures[key])
         cells = [f"{before[0].num_microbatches:.0f}", f"{before[0].peak:,}", *(f"{each.real:.2f}" for each in before)]
         cells += [f"{after[0].num_microbatches:.1f}", f"{max(each.peak for each in after):,}"]
-        rows.add_row(str(num_rows), str(num_ranks), *cells, *(f"{each.real:.2f}" for each in after))
-    console.print(rows)
+        rows.append([str(num_rows), str(num_ranks), *cells, *(f"{each.real:.2f}" for each in after)])
+    print_table(f"{kind} lengths, budget {budget:,}", ("rows", "ranks", *columns), rows, left=2)
     return figures, milliseconds
 
 
 def compare_budgets(num_windows):
     """Passes and real tokens under other budgets."""
-    title = "lognormal lengths under other budgets: passes a rank, real in step"
-    rows = table(title, "rows", "ranks", *(f"{budget:,}" for budget in BUDGETS), left=2)
+    rows = []
     for num_rows, num_ranks in itertools.product(NUM_ROWS, NUM_RANKS):
         windows = draw_windows("lognormal", num_rows, num_windows)
         found = [within_budget(windows, num_ranks, budget, True)[0] for budget in BUDGETS]
         cells = (f"{figures.num_microbatches:.1f}, {figures.real:.2f}" for figures in found)
-        rows.add_row(str(num_rows), str(num_ranks), *cells)
-    console.print(rows)
+        rows.append([str(num_rows), str(num_ranks), *cells])
+    title = "lognormal lengths under other budgets: passes a rank, real in step"
+    print_table(title, ("rows", "ranks", *(f"{budget:,}" for budget in BUDGETS)), rows, left=2)
 
 
 def compare_attention(budget, num_windows):
     """What a plan loses that takes cost for tokens, where attention counts as in Qwen3-4B."""
-    title = "lognormal lengths, work of Qwen3-4B with attention: share not lost"
-    rows = table(title, "rows", "ranks", "wait", "planned by tokens", "planned by cost", left=3)
 
     def share(lengths, num_ranks, in_step, known):
         plan = plan_window_within_budget(split(lengths, num_ranks), budget, in_step, attention=known)
@@ -135,12 +133,14 @@ def compare_attention(budget, num_windows):
         work = costs.waited_cost([[[row] for row in range(len(lengths))]], in_step)
         return work / costs.waited_cost(plan, in_step)
 
+    rows = []
     for num_rows, num_ranks in ((64, 2), (64, 8), (512, 8)):
         windows = draw_windows("lognormal", num_rows, num_windows)
         for wait, in_step in WAITS.items():
             shares = [[share(lengths, num_ranks, in_step, known) for lengths in windows] for known in (0.0, QWEN3_4B)]
-            rows.add_row(str(num_rows), str(num_ranks), wait, *(f"{mean(found):.2f}" for found in shares))
-    console.print(rows)
+            rows.append([str(num_rows), str(num_ranks), wait, *(f"{mean(found):.2f}" for found in shares)])
+    title = "lognormal lengths, work of Qwen3-4B with attention: share not lost"
+    print_table(title, ("rows", "ranks", "wait", "planned by tokens", "planned by cost"), rows, left=3)
 
 
 def main(budget=9216, windows=20):

@@ -17,13 +17,13 @@ from statistics import median
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 from .frame.runs import silent
-from .frame.tables import console, say, table
-from .frame.trainers import DAPO, GRPO, PLAIN, Arm
+from .frame.tables import print_table, say
+from .frame.trainers import DAPO, GRPO, PLAIN, Arm, train_quietly
 from .update_phase import synchronize
 
 
@@ -79,10 +79,8 @@ def turn(arm, num_steps, num_rows, num_microbatches, max_length, output_dir):
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [f"{i:02d}+{j:02d}=" for i in range(20) for j in range(20)]}),
         processing_class=tokenizer,
-        callbacks=[clock],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    train_quietly(trainer, clock)
     return clock
 
 
@@ -111,14 +109,13 @@ def main(num_turns=5, num_steps=6, num_rows=64, num_microbatches=4, max_length=1
     sizes = {"num_rows": num_rows, "num_microbatches": num_microbatches, "max_length": max_length}
     clocks = measure(num_turns, num_steps=num_steps, **sizes)
     title = f"{num_rows} completions of up to {max_length} tokens a step, {num_microbatches} micro-batches, "
-    rows = table(title + f"{num_turns} turns of {num_steps} steps", "trainer", "seconds a step", "CPU seconds a step")
+    title += f"{num_turns} turns of {num_steps} steps"
     medians = {
         name: [median(value for clock in turns for value in getattr(clock, what)) for what in SPENT]
         for name, turns in clocks.items()
     }
-    for name, values in medians.items():
-        rows.add_row(name, *(f"{value:.3f}" for value in values))
-    console.print(rows)
+    rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in medians.items()]
+    print_table(title, ("trainer", "seconds a step", "CPU seconds a step"), rows)
     wall, cpu = (mine / theirs for mine, theirs in zip(medians["DAPOTrainer"], medians["GRPOTrainer"], strict=True))
     say(f"DAPOTrainer / GRPOTrainer: {wall:.3f} of the seconds a step, {cpu:.3f} of the CPU seconds")
     difference, losses = loss_difference(clocks), [abs(loss) for c in clocks["GRPOTrainer"] for loss in c.losses]

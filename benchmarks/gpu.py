@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl_dapo.cli.tiny import build_tokenizer
 
 from .frame.runs import silent
-from .frame.tables import console, say, table
+from .frame.tables import print_table, say
 from .frame.trainers import DAPO, GRPO
 from .update_phase import ALIKE, NUM_ROWS, Turns, long_tailed_lengths, take_turns
 
@@ -111,10 +111,10 @@ def main(repeats=3, rows_per_microbatch=4):
     lengths = long_tailed_lengths(average=1100, longest=4096)
     results = measure(make_model(QWEN_1_5B, "cuda"), lengths, rows_per_microbatch, repeats)
     title = f"{torch.cuda.get_device_name()}, {NUM_ROWS} completions, micro-batches of {rows_per_microbatch}"
-    rows = table(title, "trainer", "seconds a step", "peak memory")
-    for trainer, cost in results.items():
-        rows.add_row(trainer, f"{cost['seconds']:.2f}", f"{cost['peak_memory'] / 2**30:.1f} GiB")
-    console.print(rows)
+    rows = [
+        [name, f"{cost['seconds']:.2f}", f"{cost['peak_memory'] / 2**30:.1f} GiB"] for name, cost in results.items()
+    ]
+    print_table(title, ("trainer", "seconds a step", "peak memory"), rows)
     seconds, memory = (
         results["DAPOTrainer"][what] / results["GRPOTrainer"][what] for what in ("seconds", "peak_memory")
     )

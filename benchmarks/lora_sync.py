@@ -27,7 +27,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl_dapo.engines.lora_sync import AdapterGeneration
 
 from .frame.runs import silent
-from .frame.tables import console, table
+from .frame.tables import print_table
 
 
 SHAPES = {  # name: hidden and intermediate size, layers, heads, heads of keys and values
@@ -137,7 +137,7 @@ def main(repeats=5):
     silent()
     title = f"rank 16 on all linear layers, bfloat16, {torch.get_num_threads()} threads, median of {repeats}"
     columns = "parameters", "way", "bytes a sync", "seconds", "CPU seconds", "weights moved", "drift"
-    rows, smallest = table(title, *columns, left=7), next(iter(SHAPES))
+    rows, smallest = [], next(iter(SHAPES))
     for name, shape in SHAPES.items():
         model, costs = make_model(shape), {}
         with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +149,6 @@ def main(repeats=5):
                 if name == smallest:
                     moved, distance = drift(model, generation)
                     cells += [f"{moved:.2%}", f"{distance:.2g}"]
-                rows.add_row(f"{num_parameters(model) / 1e9:.3f} B", way, *cells)
+                rows.append([f"{num_parameters(model) / 1e9:.3f} B", way, *cells])
         del model
-    console.print(rows)
+    print_table(title, columns, rows, left=7)

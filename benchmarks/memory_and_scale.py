@@ -33,7 +33,7 @@ from trl_dapo.update.microbatches import cut
 from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
 
 from .frame.pictures import save
-from .frame.tables import console, say, table
+from .frame.tables import print_table, say
 from .sampling_policies import blank_round
 from .update_phase import peak_memory, reset_peak_memory
 
@@ -222,24 +222,18 @@ def draw_costs(tokens, costs, path):
 def main(num_doublings=9, scale=1.0, plot: Path | None = None):
     torch.set_num_threads(1)
     ladder = sizes(num_doublings, scale)
-    title = "Own cost: sampler a rollout, batcher an optimizer step"
-    rows = table(title, "prompts x completions x longest", *COSTS)
     batcher_cost(ladder[0])  # the first call pays for what is loaded late
-    costs = {name: [] for name in COSTS}
+    costs, rows = {name: [] for name in COSTS}, []
     for size in ladder:
         seconds, megabytes, of_arrays, num_tokens = sampler_cost(size)
-        measured = seconds, megabytes, *batcher_cost(size)
-        for name, value in zip(COSTS, measured, strict=True):
+        rows.append([f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}"])
+        for name, value in zip(COSTS, (seconds, megabytes, *batcher_cost(size)), strict=True):
             costs[name].append(value)
-        cells = (
-            f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}"
-            for name, value in zip(COSTS, measured, strict=True)
-        )
-        rows.add_row(f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}", *cells)
+            rows[-1].append(f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}")
     tokens = [size.num_tokens for size in ladder]
-    rows.add_section()
-    rows.add_row("slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS))
-    console.print(rows)
+    rows.append(["slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS)])
+    title = "Own cost: sampler a rollout, batcher an optimizer step"
+    print_table(title, ("prompts x completions x longest", *COSTS), rows)
     say(
         f"The largest, {num_tokens / 1e6:.0f} M tokens generated: {seconds / ROLLOUT_SECONDS:.2%} of a rollout of 5 "
         f"minutes; peak memory {megabytes / 1e3:.2f} GB, {megabytes / of_arrays:.2f} of the rollouts' own arrays"

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward
@@ -31,10 +31,10 @@ from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_rewa
 from .frame.curves import Curve, accuracy
 from .frame.runs import Job, quiet, run_all
 from .frame.stand_in import Model, Script, server
-from .frame.tables import console, say, table
-from .frame.trainers import DAPO, PLAIN, rollouts_of
+from .frame.tables import print_table, say
+from .frame.trainers import DAPO, PLAIN, load, rollouts_of, train_quietly
 from .frame.verdicts import interval
-from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, held_out, load, make_checkpoint, prompts
+from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, held_out, make_checkpoint, prompts
 
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)
@@ -85,10 +85,8 @@ def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollout
         args = config(folder, way, batch_multiplier=1.0, **rollouts_of(16, 8, 4) | {"warmup_steps": 0} | steps)
         dataset = prompts(problems, TASKS["quickstart"].shares, 0)
         trainer = Timed(model, rewarded, args, train_dataset=dataset, processing_class=tokenizer)
-        trainer.remove_callback(PrinterCallback)
         hold = HoldUpdate(trainer, update_seconds)
-        trainer.add_callback(hold)
-        trainer.train()
+        train_quietly(trainer, hold)
     walls = [after - before for before, after in zip(hold.ended[:-1], hold.ended[1:], strict=True)]
     return statistics.median(walls), statistics.median(hold.took)
 
@@ -96,7 +94,7 @@ def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollout
 def report_seconds(checkpoint, update_seconds, num_rollouts):
     title = f"Seconds of a rollout, medians of {num_rollouts}; an update takes {update_seconds:g} s"
     columns = "in turns", "ahead", "longer of the two", "serial rest", "ahead over the longer and the rest"
-    rows, kept = table(title, "r", *columns, "times as fast"), True
+    rows, kept = [], True
     for ratio in RATIOS:
         settings = ratio * update_seconds, update_seconds, num_rollouts
         took = {way: time_rollouts(checkpoint, way, *settings) for way in WAYS}
@@ -106,8 +104,8 @@ def report_seconds(checkpoint, update_seconds, num_rollouts):
         over, speed_up = (ahead - rest) / longer, turns / ahead
         kept &= over <= MOST_OVER_LONGER and (ratio != 1.0 or speed_up >= LEAST_SPEED_UP)
         cells = (turns, ahead, longer, rest)
-        rows.add_row(f"{ratio:g}", *(f"{cell:.2f}" for cell in cells), f"{over:.3f}", f"{speed_up:.2f}")
-    console.print(rows)
+        rows.append([f"{ratio:g}", *(f"{cell:.2f}" for cell in cells), f"{over:.3f}", f"{speed_up:.2f}"])
+    print_table(title, ("r", *columns, "times as fast"), rows)
     promise = f"at most {MOST_OVER_LONGER:g} times the longer plus the rest, {LEAST_SPEED_UP:g} times as fast at r = 1"
     say(f"Promise: {promise}: {'kept' if kept else 'NOT KEPT'}")
 
@@ -131,10 +129,7 @@ def learn(job, checkpoint):
         asked = held_out(problems)
         look = lambda: {"accuracy": accuracy(model, tokenizer, asked)}  # noqa: E731
         curve = Curve(job, look, lambda: trainer.num_tokens)
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(curve)
-        trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "dynamic_sampling/rounds" in entry]
+        logs = train_quietly(trainer, curve)
 
     def mean(name):
         return statistics.mean(entry.get(name, 0.0) for entry in logs)
@@ -151,22 +146,16 @@ def learn(job, checkpoint):
 
 def report_learning(results, seeds, start, num_rollouts):
     title = f"Accuracy after {num_rollouts} rollouts from {start:.1%}, {len(seeds)} seeds"
-    rows = table(title, "", "mean (lowest to highest)", "clipped", "rounds", "tokens", "groups aged 0, 1, 2")
+    columns, rows = ("", "mean (lowest to highest)", "clipped", "rounds", "tokens", "groups aged 0, 1, 2"), []
     runs_of = {way: [results["learning", way, seed] for seed in seeds] for way in WAYS}
     ends = {way: [run["curve"][-1]["accuracy"] for run in runs] for way, runs in runs_of.items()}
     for way, runs in runs_of.items():
-        clipped, rounds, tokens = (
-            statistics.mean(run[name] for run in runs) for name in ("clipped", "rounds", "tokens")
-        )
-        rows.add_row(
-            way,
-            f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})",
-            f"{clipped:.1%}",
-            f"{rounds:.2f}",
-            f"{tokens:,.0f}",
-            ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3)),
-        )
-    console.print(rows)
+        mean = {name: statistics.mean(run[name] for run in runs) for name in ("clipped", "rounds", "tokens")}
+        ends_of = f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})"
+        ages = ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3))
+        cells = f"{mean['clipped']:.1%}", f"{mean['rounds']:.2f}", f"{mean['tokens']:,.0f}"
+        rows.append([way, ends_of, *cells, ages])
+    print_table(title, columns, rows)
     mean, half = interval([100 * (ahead - turns) for turns, ahead in zip(*ends.values(), strict=True)])
     say(
         f"ahead less in turns: {mean:+.2f} points, 95 % interval {mean - half:+.2f} to {mean + half:+.2f}: "

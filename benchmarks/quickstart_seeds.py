@@ -13,7 +13,6 @@ evaluations included.
 
 import os
 import resource
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -54,20 +53,9 @@ def run(seed, folder):
     }
 
 
-def headline(rows):
-    """Median and range over seeds, as the README gives them."""
-    gains = [100 * float(row["gain"]) for row in rows]
-    seconds = [float(row["cpu_seconds"]) for row in rows]
-    return (
-        f"{statistics.median(gains):+.1f} points ({min(gains):+.1f} to {max(gains):+.1f} over {len(rows)} seeds), "
-        f"in {statistics.median(seconds):.0f} CPU seconds ({min(seconds):.0f} to {max(seconds):.0f}) of one core"
-    )
-
-
 def main(output_dir=Path("outputs/quickstart_seeds")):
     rows = []
     for seed in SEEDS:
         rows.append(run(seed, output_dir / str(seed)))
         print(" ".join(f"{name}={value:.4g}" for name, value in rows[-1].items()), flush=True)
         write_rows(CSV, rows[0], [row.values() for row in rows])
-    print(headline(rows))

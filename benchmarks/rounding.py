@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .frame.runs import Job
-from .frame.tables import console, table
+from .frame.tables import print_table
 from .real_model.study import MEMORY
 from .real_model.training import make_trainer
 
@@ -56,7 +56,7 @@ def train(model, dtype, rate, num_rollouts):
 
 
 def main(model: Path, num_rollouts=4):
-    rows = table("", "learning rate", "weights", "have moved", "how far, over float32", left=4)
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         loaded.float().save_pretrained(folder)
@@ -65,5 +65,5 @@ def main(model: Path, num_rollouts=4):
         for rate in RATES:
             found = {dtype: moved(before, train(folder, dtype, rate, num_rollouts)) for dtype in DTYPES}
             for dtype, (share, length) in found.items():
-                rows.add_row(f"{rate:g}", dtype, f"{share:.1%}", f"{length / found['float32'][1]:.3f}")
-    console.print(rows)
+                rows.append([f"{rate:g}", dtype, f"{share:.1%}", f"{length / found['float32'][1]:.3f}"])
+    print_table("", ("learning rate", "weights", "have moved", "how far, over float32"), rows, left=4)

@@ -30,10 +30,11 @@ from trl_dapo.sampling.rounds import Round, Rows, select_ages, select_rewards
 from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.sampling.screening import to_carry
 
-from .frame.tables import console, print_promises, say, table
+from .frame.tables import print_promises, print_table, say
 
 
 NUM_PROMPTS, NUM_GENERATIONS = 17_000, 16
+DRIFT = {False: "stationary", True: "drifting"}
 
 
 # ---- Traces ----
@@ -136,14 +137,12 @@ def swift(world, target, num_resamples=3, steps_per_generation=16):
     batches from a second data loader until enough of their groups have spread. The last one is generated but never
     looked at; where there are still too few, the first batch trains unfiltered and what was found is thrown away.
 
-    Both loaders are over TRL's `RepeatSampler`, which gives every batch as often as its completions are trained on,
-    `steps_per_generation * num_iterations` times. The training loop takes one batch a step, so each rollout has new
-    prompts; but the resampling takes one a round, so it is given the same prompts again, in this rollout and in the
-    next ones, and a full batch may hold several groups of one prompt. 16 is the paper's number of optimizer steps a
-    rollout, and the fewest times that a batch can come there: each step is one micro-batch.
+    Both loaders are over TRL's `RepeatSampler`, which gives every batch as often as its completions are trained on.
+    The training loop takes one batch a step, so each rollout has new prompts; but the resampling takes one a round, so
+    it is given the same prompts again, in this rollout and in the next ones, and a full batch may hold several groups
+    of one prompt. 16 is the paper's number of optimizer steps a rollout.
 
-    peers/ms_swift/study.py holds this model to ms-swift itself: told which groups had spread, it asks the same
-    prompts in the same rounds and fills, or does not fill, the same batches.
+    peers/ms_swift/study.py holds this model to ms-swift itself.
     """
 
     def loader(**options):
@@ -377,17 +376,15 @@ def make_trace(acceptance, drifting, num_steps, num_prompts=NUM_PROMPTS):
 
 def compare(target, num_steps):
     """One table per trace, every policy a row; returns the results by policy, acceptance and drift."""
-    results = {}
+    results, columns = {}, ("policy", "generated / trained", "over the least", "rounds / step", "shortfall")
     for drifting, acceptance in itertools.product((False, True), (0.55, 0.33, 0.1)):
-        trace = make_trace(acceptance, drifting, num_steps)
-        title = f"{target} prompts, acceptance {acceptance}, {'drifting' if drifting else 'stationary'}"
-        columns = "policy", "generated / trained", "over the least", "rounds / step", "shortfall"
-        rows = table(f"{title}, {num_steps} steps", *columns)
+        trace, rows = make_trace(acceptance, drifting, num_steps), []
         for name, policy in POLICIES.items():
-            result = results[name, acceptance, drifting] = run(policy, trace, target, num_steps)
-            cells = f"{result.per_trained:.2f}", f"{result.over_least:.3f}", f"{result.rounds_per_step:.2f}"
-            rows.add_row(name, *cells, f"{result.shortfall:.1%}")
-        console.print(rows)
+            cost = results[name, acceptance, drifting] = run(policy, trace, target, num_steps)
+            cells = f"{cost.per_trained:.2f}", f"{cost.over_least:.3f}", f"{cost.rounds_per_step:.2f}"
+            rows.append([name, *cells, f"{cost.shortfall:.1%}"])
+        title = f"{target} prompts, acceptance {acceptance}, {DRIFT[drifting]}, {num_steps} steps"
+        print_table(title, columns, rows)
     return results
 
 
@@ -398,25 +395,23 @@ def variant(base, constants):
 
 def compare_constants(sizes, num_steps, acceptance=0.33):
     """What other constants would cost, over those that ship; `sizes` are the results of `compare` by batch size."""
+    traces = list(itertools.product(sizes, (False, True)))
+    columns = "constants", *(f"{target}, {DRIFT[drifting]}" for target, drifting in traces)
     for name, base, variants, make in (
         (OURS, AcceptanceRate, ROUND_VARIANTS, lambda changed: partial(Ours, acceptance=changed)),
         (CARRY, AcceptanceRate, CARRY_VARIANTS, lambda changed: partial(Ours, carries=True, acceptance=changed)),
         (MEMORY, PromptMemory, MEMORY_VARIANTS, lambda changed: partial(Ours, carries=True, memory=changed)),
     ):
-        traces = list(itertools.product(sizes, (False, True)))
-        columns = [f"{target}, {'drifting' if drifting else 'stationary'}" for target, drifting in traces]
-        rows = table(f"{name}: other constants, acceptance {acceptance}", "constants", *columns)
         kept = [sizes[target][name, acceptance, drifting] for target, drifting in traces]
-        rows.add_row("as they are", *(f"{ours.per_trained:.2f}, {ours.rounds_per_step:.2f}" for ours in kept))
+        rows = [["as they are", *(f"{ours.per_trained:.2f}, {ours.rounds_per_step:.2f}" for ours in kept)]]
         for label, constants in variants.items():
-            cells = []
+            rows.append([label])
             for ours, (target, drifting) in zip(kept, traces, strict=True):
                 trace = make_trace(acceptance, drifting, num_steps)
                 result = run(make(variant(base, constants)), trace, target, num_steps)
                 more = result.per_trained / ours.per_trained - 1
-                cells.append(f"{result.per_trained:.2f} ({more:+.1%}), {result.rounds_per_step:.2f}")
-            rows.add_row(label, *cells)
-        console.print(rows)
+                rows[-1].append(f"{result.per_trained:.2f} ({more:+.1%}), {result.rounds_per_step:.2f}")
+        print_table(f"{name}: other constants, acceptance {acceptance}", columns, rows)
     say("Each cell: generated / trained (over the first row's), rounds / step.")
 
 
@@ -440,7 +435,7 @@ def compare_memory(target=512, acceptance=0.33, num_passes=10):
         results = {name: run(policy, trace, target, num_steps) for name, policy in policies.items()}
         savings.append(results["plain"].per_trained / results["memory"].per_trained)
         say(
-            f"acceptance {acceptance}, {'drifting' if drifting else 'stationary'}, {num_steps} steps without carry: "
+            f"acceptance {acceptance}, {DRIFT[drifting]}, {num_steps} steps without carry: "
             + ", ".join(f"{name} {result.per_trained:.2f}" for name, result in results.items())
             + f" generated per trained; {savings[-1]:.2f} times fewer with memory than without"
         )

@@ -20,7 +20,7 @@ import numpy as np
 
 from trl_dapo.sampling.prompt_memory import PromptMemory
 
-from .frame.tables import console, say, table
+from .frame.tables import print_table, say
 from .sampling_policies import Ours, World
 
 
@@ -90,7 +90,7 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
     rate_N = np.repeat([0.0, 0.03, 0.97, 0.5], [300, 100, 100, 500])
     title = f"300 hopeless prompts, 100 of 3 in 100, 100 of 97 in 100, 500 of one half; {num_rollouts} rollouts"
     columns = "", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained"
-    rows = table(title, *columns, left=5)
+    rows = []
     for (name, mode), (label, screen) in itertools.product(MODES.items(), SCREENS.items()):
         if label not in ("whole", "8", "3", "auto"):
             continue
@@ -109,8 +109,8 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
             is_rare_N = np.isin(rate_N, (0.03, 0.97))
             found.append([*shares, (of_N[is_rare_N] == 0).sum(), price_of(steps)])
         low, high, never, price = np.mean(found, axis=0)
-        rows.add_row(f"{name}, {label}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}")
-    console.print(rows)
+        rows.append([f"{name}, {label}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}"])
+    print_table(title, columns, rows, left=5)
 
 
 class Learner(SimpleNamespace):
@@ -142,7 +142,7 @@ def found_again(pass_N, screen, memory, seed, after=(5, 10), target=32):
 def compare_learners(seed):
     """Prints a table of a memory and none on policies that learn; returns the least share found after a jump."""
     title = f"learnable later: share found after 5 and 10 passes (least of {NUM_JUDGED} draws), generated / trained"
-    rows, shares = table(title, "become learnable", "memory", "whole", "auto", left=4), {}
+    rows, shares = [], {}
     for (name, make), memory in itertools.product(LEARNERS.items(), (None, PromptMemory)):
         cells = []
         for screen in (None, "auto"):
@@ -151,8 +151,8 @@ def compare_learners(seed):
             means, least = shares[name, memory, screen].mean(0), shares[name, memory, screen].min(0)
             cells.append(", ".join(f"{x:.2f} ({y:.2f})" for x, y in zip(means, least, strict=True)))
             cells[-1] += f", {prices.mean(0)[-1]:.2f}"
-        rows.add_row(name, "yes" if memory else "none", *cells)
-    console.print(rows)
+        rows.append([name, "yes" if memory else "none", *cells])
+    print_table(title, ("become learnable", "memory", "whole", "auto"), rows, left=4)
     return min(shares["in the second pass", PromptMemory, screen][:, 0].min() for screen in (None, "auto"))
 
 
@@ -160,14 +160,14 @@ def compare_sizes(seed):
     """Prints what auto with carry and memory costs by group size; returns the dearest trace of 16."""
     sizes = (NUM_GENERATIONS, NUM_GENERATIONS // 2)
     title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
-    rows, dearest = table(title, "pass rates", *map(str, sizes), left=3), 0.0
+    rows, dearest = [], 0.0
     mode = MODES["carry and memory"]
     for name, make in TRACES.items():
         draws = drawn(make, NUM_JUDGED, seed)
         found = [[cost(rate_N, "auto", seed=i, num_generations=G, **mode)[0] for rate_N, i in draws] for G in sizes]
-        rows.add_row(name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found))
+        rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found)])
         dearest = max(dearest, np.mean(found[0]))
-    console.print(rows)
+    print_table(title, ("pass rates", *map(str, sizes)), rows, left=3)
     return dearest
 
 
@@ -183,9 +183,9 @@ def evaluated(rate_N, k, seed):
 def compare_first_pass(seed, target=32):
     """Prints what the first pass costs with and without an evaluation before it."""
     title = "first pass, carry, memory, auto: generated / trained, by completions of each prompt evaluated before"
-    rows = table(title, "pass rates", "no evaluation", "4", "8", "16", left=5)
+    rows = []
     for name, make in TRACES.items():
-        cells = []
+        rows.append([name])
         for k in (0, 4, 8, 16):
             steps = []
             for rate_N, draw in drawn(make, NUM_DRAWS, seed):
@@ -194,9 +194,8 @@ def compare_first_pass(seed, target=32):
                     steps.append(step)
                     if policy.sampler.passes >= 1:
                         break
-            cells.append(f"{price_of(steps):.2f}")
-        rows.add_row(name, *cells)
-    console.print(rows)
+            rows[-1].append(f"{price_of(steps):.2f}")
+    print_table(title, ("pass rates", "no evaluation", "4", "8", "16"), rows, left=5)
 
 
 def seconds(num_completions, at_once, rng):
@@ -221,30 +220,29 @@ def seconds_of_rollouts(rate_N, screen, target=512, num_rollouts=12, **mode):
 
 def compare_seconds(seed):
     """Prints how long a rollout takes, by how many completions the engine holds."""
-    held = ", ".join(map(str, AT_ONCE))
-    title = f"512 prompts, carry: seconds of a rollout where the engine holds {held} completions"
-    rows = table(title, "pass rates", "whole", "3", "auto", left=4)
+    rows, held = [], ", ".join(map(str, AT_ONCE))
     for name, make in TRACES.items():
         rate_N = make(np.random.default_rng(seed), 17_000)
         found = [seconds_of_rollouts(rate_N, screen, carries=True) for screen in (None, 3, "auto")]
-        rows.add_row(name, *(", ".join(f"{time:.0f}" for time in times) for times in found))
-    console.print(rows)
+        rows.append([name, *(", ".join(f"{time:.0f}" for time in times) for times in found)])
+    title = f"512 prompts, carry: seconds of a rollout where the engine holds {held} completions"
+    print_table(title, ("pass rates", "whole", "3", "auto"), rows, left=4)
 
 
 def compare_screens(title, mode, seed):
     """Prints what each way to ask costs; returns auto's cost over the best of the others, on the worst trace."""
-    title = f"{title}: generated / trained, share that is rare, rounds; mean of {NUM_DRAWS} draws"
-    rows, worst = table(title, "pass rates", *SCREENS, left=7), 0.0
+    rows, worst = [], 0.0
     for name, make in TRACES.items():
         draws = drawn(make, NUM_DRAWS, seed)
         costs = {
             label: np.mean([cost(rate_N, screen, seed=i, **mode) for rate_N, i in draws], axis=0)
             for label, screen in SCREENS.items()
         }
-        rows.add_row(name, *(f"{price:.2f}, {rare:.2f}, {rounds:.1f}" for price, rare, rounds in costs.values()))
+        rows.append([name, *(f"{price:.2f}, {rare:.2f}, {rounds:.1f}" for price, rare, rounds in costs.values())])
         best = min(price for label, (price, *_) in costs.items() if label != "auto")
         worst = max(worst, costs["auto"][0] / best)
-    console.print(rows)
+    title = f"{title}: generated / trained, share that is rare, rounds; mean of {NUM_DRAWS} draws"
+    print_table(title, ("pass rates", *SCREENS), rows, left=7)
     return worst
 
 

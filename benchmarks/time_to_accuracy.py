@@ -24,6 +24,7 @@ neither time nor tokens of it count. Seconds are CPU seconds of one thread: othe
 With n seeds, the lowest and the highest value enclose the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
 """
 
+import itertools
 import json
 import math
 import random
@@ -32,10 +33,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from datasets import Dataset
 from matplotlib.figure import Figure
-from transformers import AutoModelForCausalLM, PrinterCallback
 
 from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
 from trl_dapo.settings.sampling_defaults import PAPER
@@ -45,8 +44,8 @@ from .frame.measures import cost, mean_of, spread
 from .frame.pictures import dots, save
 from .frame.runs import Job, fingerprint, quiet, run_all
 from .frame.stand_in import Model, server
-from .frame.tables import console, print_promises, say, table
-from .frame.trainers import DAPO, GRPO, PLAIN, Arm, rollouts_of
+from .frame.tables import print_promises, print_table, say
+from .frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
 
 
 CHECKPOINT_SEED = 42
@@ -118,22 +117,27 @@ def held_out(problems):
 
 
 def prompts(problems, shares, seed):
+    shares = dict(zip(problems.train, shares, strict=True))
+    return draw_prompts(problems.train, shares, seed, DATASET_SIZE, lambda problem: problem.answer)
+
+
+def draw_prompts(problems, shares, seed, num, solution):
     """Training prompts without repetition, in random order; a family is drawn as often as its share says."""
     draw = random.Random(seed)
     chosen = []
-    for (name, family), share in zip(problems.train.items(), shares, strict=True):
-        chosen += [(name, problem) for problem in draw.sample(family, min(len(family), round(share * DATASET_SIZE)))]
+    for name, share in shares.items():
+        chosen += draw.sample(problems[name], min(len(problems[name]), round(share * num)))
     draw.shuffle(chosen)
     return Dataset.from_list(
         [
-            {"prompt": [{"role": "user", "content": problem.text}], "solution": problem.answer, "source": name}
-            for name, problem in chosen
+            {
+                "prompt": [{"role": "user", "content": problem.text}],
+                "solution": solution(problem),
+                "source": problem.family,
+            }
+            for problem in chosen
         ]
     )
-
-
-def load(checkpoint):
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
 def train(job, checkpoint, folder, arm):
@@ -149,7 +153,7 @@ def train(job, checkpoint, folder, arm):
         **job.settings,
         **arm.settings,
     )
-    with server(Model, path=str(checkpoint), seed=job.seed) as clients:  # for arms that ask one
+    with server(Model, path=str(checkpoint), seed=job.seed) as engines:  # for arms that ask one
         trainer = arm.trainer(
             model,
             exact_answer_reward,
@@ -161,15 +165,13 @@ def train(job, checkpoint, folder, arm):
             job,
             lambda: {"accuracy": accuracy(model, tokenizer, asked)},
             lambda: trainer.num_tokens,
-            lambda: sum(client.cpu_seconds() for client in clients),
+            lambda: sum(engine.cpu_seconds() for engine in engines),
         )
-        trainer.add_callback(curve)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        log = train_quietly(trainer, curve)
     is_rare = (at_first > RARE[0]) & (at_first < RARE[1])
     return {
         "curve": curve.points,
-        "acceptance": 1 - mean_of(trainer.state.log_history, "frac_reward_zero_std"),
+        "acceptance": 1 - mean_of(log, "frac_reward_zero_std"),
         "rare at first": at_first[is_rare].mean().item(),
         "rare": right_probabilities(model, tokenizer, asked)[is_rare].mean().item(),
     }
@@ -230,27 +232,22 @@ def report(results, seeds, targets, arms):
 
     columns = "method", "reached", "generated tokens", "seconds", "acceptance", "rare"
     for task, target in targets.items():
-        title = f"{task}: to {target:.1%} held out, {len(seeds)} seeds, median (lowest to highest)"
-        costs = table(title, *columns)
+        rows = []
         for arm in arms:
             runs = runs_of(task, arm)
             tokens, seconds = ([cost(run, target, what) for run in runs] for what in SPENT)
-            costs.add_row(
-                arm,
-                f"{sum(map(math.isfinite, tokens))} of {len(seeds)}",
-                spread(tokens),
-                spread(seconds, 1),
-                f"{statistics.mean(run['acceptance'] for run in runs):.0%}",
-                of_rare(runs),
-            )
-        console.print(costs)
-    ratios = table("Ours over the others", "of the medians", *SPENT)
+            reached = f"{sum(map(math.isfinite, tokens))} of {len(seeds)}"
+            acceptance = f"{statistics.mean(run['acceptance'] for run in runs):.0%}"
+            rows.append([arm, reached, spread(tokens), spread(seconds, 1), acceptance, of_rare(runs)])
+        title = f"{task}: to {target:.1%} held out, {len(seeds)} seeds, median (lowest to highest)"
+        print_table(title, columns, rows)
     ours = [arm for arm in arms if arm.startswith("ours")]
-    for task in targets:
-        for other in [arm for arm in arms if arm not in ours]:
-            for arm in ours:
-                ratios.add_row(f"{task}: {arm} / {other}", *(compared(task, arm, other, what)[1] for what in SPENT))
-    console.print(ratios)
+    others = [arm for arm in arms if arm not in ours]
+    rows = [
+        [f"{task}: {arm} / {other}", *(compared(task, arm, other, what)[1] for what in SPENT)]
+        for task, other, arm in itertools.product(targets, others, ours)
+    ]
+    print_table("Ours over the others", ("of the medians", *SPENT), rows)
     promised = []
     for task, arm, other, what, bound in PROMISES:
         if task in targets and {arm, other} <= set(arms):

@@ -26,7 +26,7 @@ from pathlib import Path
 from trl.generation import vllm_generation
 
 from .frame.runs import Job, quiet
-from .frame.tables import console, table
+from .frame.tables import print_table
 from .frame.trainers import Watched
 from .real_model.study import MEMORY, PRODUCTS
 from .real_model.training import make_trainer
@@ -110,8 +110,7 @@ def row_of(rollouts, bounded):
 def main(model: Path, way=tuple(WAYS), num_rollouts=4):
     os.environ.update(cpu_environment())
     model = model.resolve()
-    columns = "tokens a second", "s sampling", "s a rollout", "difference", "bounded"
-    rows = table("", "sampled by", *columns, left=6)
+    rows = []
     for name in way:
         if "server" in name:
             with (
@@ -121,5 +120,6 @@ def main(model: Path, way=tuple(WAYS), num_rollouts=4):
                 measured = measure_alone(name, model, num_rollouts, server)
         else:
             measured = measure_alone(name, model, num_rollouts, None)
-        rows.add_row(name, *row_of(*measured))
-    console.print(rows)
+        rows.append([name, *row_of(*measured)])
+    columns = "sampled by", "tokens a second", "s sampling", "s a rollout", "difference", "bounded"
+    print_table("", columns, rows, left=6)

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .tables import console, table
+from .tables import print_table
 from .verdicts import LEVEL, holm, interval, p_value, verdict
 
 
@@ -128,15 +128,11 @@ def fill_in(page, results, heading, predictions):
 def print_outcomes(results, predictions):
     """What became of every prediction whose arms were run."""
     columns = "part", "quantity", "arm, beside", "predicted", "outcome", "by Holm"
-    outcomes = table("Predictions", *columns, left=len(columns))
+    rows = []
     for prediction, held in zip(predictions, by_holm(results, predictions), strict=True):
         if seeds_of_both(results, prediction):
-            outcomes.add_row(
-                prediction.task,
-                prediction.quantity.title,
-                f"{prediction.arm}, {prediction.against}",
-                "higher" if prediction.direction > 0 else "lower",
-                describe_outcome(prediction, results),
-                held,
-            )
-    console.print(outcomes)
+            task, arm, against, quantity, direction, *_ = prediction
+            predicted = "higher" if direction > 0 else "lower"
+            outcome = describe_outcome(prediction, results)
+            rows.append([task, quantity.title, f"{arm}, {against}", predicted, outcome, held])
+    print_table("Predictions", columns, rows, left=6)

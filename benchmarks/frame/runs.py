@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import trl
 
 import trl_dapo
 
-from .tables import console
+from .tables import say
 
 
 class Job(NamedTuple):
@@ -95,27 +96,9 @@ def describe(job, result):
 
 def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_a_process=1):
     """
-    Runs what no earlier call has finished.
-
-    Args:
-        function (`Callable`):
-            Takes a job and `checkpoint`, returns a dictionary that JSON can hold. Top level, since it is called in
-            processes of its own.
-        jobs (`list[Job]`):
-            The runs.
-        checkpoint (`Path`):
-            Where every run starts; its name says how it was made.
-        folder (`Path`):
-            Where the files are.
-        num_processes (`int`):
-            Runs at a time.
-        describe (`Callable`, *optional*):
-            Takes a job and its result, returns a line.
-        runs_a_process (`int`, *optional*, defaults to `1`):
-            Runs that one process makes after one another: more, where they are shorter than its imports.
-
-    Returns:
-        `dict`: results by the jobs' keys.
+    Runs what no earlier call has finished; results by the jobs' keys. `function`, of the top level of a module, takes
+    a job and the checkpoint, whose name says how it was made, and returns a dictionary that JSON can hold. `describe`
+    makes a line of a job and its result. A process makes more than one run where these are shorter than its imports.
     """
     folder.mkdir(parents=True, exist_ok=True)
     code = fingerprint(function)
@@ -129,13 +112,13 @@ def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe
         else:
             missing.append((function, job, checkpoint, path, run))
     if results:
-        console.print(f"{len(results)} runs are taken from {folder}.", soft_wrap=True)
+        say(f"{len(results)} runs are taken from {folder}.")
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    with multiprocessing.get_context("spawn").Pool(num_processes, maxtasksperchild=runs_a_process) as pool:
-        for job, result in pool.imap_unordered(_run, missing, chunksize=1):
+    how = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": runs_a_process}
+    with ProcessPoolExecutor(num_processes, **how) as pool:
+        for job, result in pool.map(_run, missing):
             results[job.key] = result
-            line = f"[{len(results)} of {len(jobs)}] {describe(job, result)}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            say(f"[{len(results)} of {len(jobs)}] {describe(job, result)}")
     return results
 
 

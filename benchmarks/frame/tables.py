@@ -16,20 +16,20 @@ def say(line):
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def table(title, *columns, left=1):
-    """One to fill and print; behind the first columns all stand on the right."""
-    made = Table(title=title)
+def print_table(title, columns, rows, left=1):
+    """Rows as they come; behind the first columns all stand on the right."""
+    table = Table(title=title)
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right")
-    return made
+        table.add_column(column, justify="left" if i < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def print_promises(promises, title="Promises"):
     """What was promised, as text; what was measured, as text; and whether it is kept."""
-    made = table(title, "promise", "measured", "kept", left=3)
-    for promise, measured, kept in promises:
-        made.add_row(promise, measured, "yes" if kept else "NO")
-    console.print(made)
+    rows = ((promise, measured, "yes" if kept else "NO") for promise, measured, kept in promises)
+    print_table(title, ("promise", "measured", "kept"), rows, left=3)
 
 
 def row_of(*cells):

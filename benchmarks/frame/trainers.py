@@ -5,6 +5,7 @@
 from typing import NamedTuple
 
 import torch
+from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -82,3 +83,16 @@ def rollouts_of(num_prompts, num_generations, num_steps, **settings):
         "logging_steps": num_steps,
         **settings,
     }
+
+
+def load(checkpoint):
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+
+
+def train_quietly(trainer, *callbacks, resume_from=None):
+    """Trains without a line of its own; returns the log's entries of rollouts."""
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=resume_from)
+    return [entry for entry in trainer.state.log_history if "reward" in entry]

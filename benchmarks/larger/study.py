@@ -15,12 +15,10 @@ curves.csv, a line a probe, the picture, and the outcomes into EVIDENCE.md's tab
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from .. import ladder, time_to_accuracy
 from ..frame.kept import IMAGES, Study
 from ..frame.measures import late, of_run, spent_to
-from ..frame.pictures import draw, save
+from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
 from .training import WARM_UP_SEED, make_checkpoint, run
@@ -163,13 +161,9 @@ def report(results):
     if TIME in done:
         time_to_accuracy.report(results, done[TIME], {TIME: start["curve"][0]["accuracy"] + GAIN}, ARMS)
     if LADDER in done:
-        ladder.run.print_table(results, done[LADDER], start)
-    panels = [panel for panel in PANELS if panel[0] in done]
-    if panels:
-        figure = Figure(figsize=(13, 3.5 * (len(panels) // 2)), layout="constrained")
-        for axes, (part, what, against) in zip(figure.subplots(len(panels) // 2, 2).flat, panels, strict=True):
-            draw(axes, results, part, ROWS_OF[part], what, against, f"{part}: {what}")
-        save(figure, IMAGES / "larger.png")
+        ladder.run.report(results, done[LADDER], start)
+    panels = [(*panel, f"{panel[0]}: {panel[1]}") for panel in PANELS if panel[0] in done]
+    draw_panels(results, panels, ROWS_OF, 2, (13, 3.5 * (len(panels) // 2)), IMAGES / "larger.png")
 
 
 def main(

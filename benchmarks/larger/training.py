@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback
 
 from trl_dapo.cli import quickstart
 from trl_dapo.cli.quickstart import warm_up
@@ -22,7 +21,7 @@ from ..frame.curves import Curve
 from ..frame.measures import mean_of, mean_where
 from ..frame.runs import quiet, unfinished_folder
 from ..frame.tables import say
-from ..frame.trainers import DAPO, GRPO, PLAIN, Arm, rollouts_of
+from ..frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
 from ..mechanisms.training import sample
 from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
@@ -120,8 +119,7 @@ def config_of(job, folder, arm):
 
 def train(job, checkpoint, folder, arm):
     """Trains from the checkpoint, or from where the same run was interrupted; returns its curve and its figures."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    tokenizer, problems = make_tokenizer(), held_out(NUM_HELD_OUT)
+    model, tokenizer, problems = load(checkpoint), make_tokenizer(), held_out(NUM_HELD_OUT)
     trainer = arm.trainer(
         model,
         score,
@@ -131,10 +129,7 @@ def train(job, checkpoint, folder, arm):
     )
     few, all_of_them = (lambda num=num: probe(model, tokenizer, problems[:num]) for num in (NUM_PROBED, NUM_HELD_OUT))
     curve = LastingCurve(job, few, all_of_them, trainer)
-    trainer.add_callback(curve)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
-    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    log = train_quietly(trainer, curve, resume_from=last_complete_checkpoint(folder))
     return {
         **curve.end,
         "tokens": float(trainer.num_tokens),

@@ -4,7 +4,7 @@
 DAPO's techniques by their mechanisms: what each is said to do, on a task in which it can be seen to.
 
     python -m benchmarks mechanisms                # 5 seeds, 45 minutes on one core
-    python -m benchmarks mechanisms --from-kept    # tables, predictions and picture from the runs that are kept
+    python -m benchmarks mechanisms --from-kept    # predictions and picture from the runs that are kept
 
 Every run starts from a small model after a warm-up and is probed on held-out problems on the way. Tasks are described
 in tasks.py; the predictions stand here as they were written before the first run. A call that was interrupted goes on
@@ -12,21 +12,19 @@ where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, 
 outcomes into the table of EVIDENCE.md.
 """
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from trl_dapo.settings.sampling_defaults import PAPER
 
 from ..frame.kept import IMAGES, Study
 from ..frame.measures import at_equal, during, late, mean_known, of_run
-from ..frame.pictures import draw, save
+from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity, seeds_of
 from ..frame.runs import Job, run_all
-from ..frame.tables import console, say, table
+from ..frame.tables import say
 from .tasks import make_checkpoints
 from .training import run
 
@@ -184,18 +182,8 @@ STUDY = Study(Path(__file__).parent, ("mechanism", "arm", "seed"), "## The mecha
 fill_in = STUDY.fill_in
 
 
-# ---- Tables and picture ----
+# ---- Facts and picture ----
 
-COLUMNS = {
-    "accuracy": late("accuracy"),
-    "pass@8": late("pass at 8"),
-    "right with room": late("right with room"),
-    "entropy": late("entropy"),
-    "length": late("length"),
-    "cut off": late("cut off"),
-    "right, cut off": late("right but cut off"),
-    "punished": during("of these punished"),
-}
 PANELS = (  # mechanism, what is drawn, against what
     ("clip", "entropy", "rollouts"),
     ("clip", "pass at 8", "rollouts"),
@@ -207,27 +195,6 @@ PANELS = (  # mechanism, what is drawn, against what
     ("sampling", "accuracy", "tokens"),
     ("penalties", "cut off", "rollouts"),
 )
-
-
-def print_table(results, name):
-    """Every arm of a mechanism."""
-    others = "at the upper clip", "teach", "tokens", "for one that trains", "CPU s"
-    title = f"{MECHANISMS[name].title}: means over seeds, of the last half of a run"
-    means = table(title, "arm", *COLUMNS, *others)
-    for arm in MECHANISMS[name].arms:
-        runs = [results[name, arm, seed] for seed in seeds_of(results, name, arm)]
-        found = [mean_known(measure(*runs)) for measure in COLUMNS.values()]
-        ends = [run["curve"][-1] for run in runs]
-        means.add_row(
-            arm,
-            *("" if math.isnan(value) else f"{value:.3f}" for value in found),
-            f"{mean_of_runs(results, name, arm, 'upper-clip share'):.2%}",
-            f"{mean_of_runs(results, name, arm, 'groups that teach'):.0%}",
-            f"{mean_known(end['tokens'] for end in ends):,.0f}",
-            f"{mean_known(tokens_for_one(*runs)):.2f}" if name == SAMPLING else "",
-            f"{mean_known(end['seconds'] for end in ends):.0f}",
-        )
-    console.print(means)
 
 
 def mean_of_runs(results, name, arm, figure):
@@ -256,14 +223,10 @@ def main(from_kept=False, num_seeds=5, num_warm_up_steps=250, num_processes=1, o
         jobs = [job for seed in range(num_seeds) for name in MECHANISMS for job in jobs_of(name, seed)]
         STUDY.write(run_all(run, jobs, checkpoints, output_dir, num_processes, runs_a_process=len(jobs)))
     results = STUDY.read()
-    for name in MECHANISMS:
-        print_table(results, name)
     say(describe_facts(results))
     if not clip_binds(results):
         say("The upper clip does not bind: these runs say nothing about it.")
     STUDY.report()
-    figure = Figure(figsize=(13, 10), layout="constrained")
-    for axes, (name, what, against) in zip(figure.subplots(3, 3).flat, PANELS, strict=True):
-        title = f"{MECHANISMS[name].title}\n{what}"
-        draw(axes, results, name, MECHANISMS[name].arms, what, against, title)
-    save(figure, IMAGES / "mechanisms.png")
+    panels = [(name, what, against, f"{MECHANISMS[name].title}\n{what}") for name, what, against in PANELS]
+    arms = {name: found.arms for name, found in MECHANISMS.items()}
+    draw_panels(results, panels, arms, 3, (13, 10), IMAGES / "mechanisms.png")

@@ -14,12 +14,11 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from datasets import Dataset
-
 from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up
 
 from .. import ladder
 from ..frame.runs import fingerprint, quiet
+from ..time_to_accuracy import draw_prompts
 
 
 SEED = 42  # of the checkpoints and of what is held out
@@ -85,19 +84,7 @@ class Task(NamedTuple):
 
     def prompts(self, seed):
         """Training prompts without repetition, in random order."""
-        draw, problems = random.Random(seed), Problems(SEED).train
-        chosen = [
-            problem
-            for family, share in self.shares.items()
-            for problem in draw.sample(problems[family], min(len(problems[family]), round(share * self.num_prompts)))
-        ]
-        draw.shuffle(chosen)
-        return Dataset.from_list(
-            [
-                {"prompt": [{"role": "user", "content": problem.text}], "solution": self.solution(problem)}
-                for problem in chosen
-            ]
-        )
+        return draw_prompts(Problems(SEED).train, self.shares, seed, self.num_prompts, self.solution)
 
 
 ONLY_SUMS = dict(zip(SUMS, (0.3, 0.7), strict=True))

@@ -8,7 +8,6 @@ import tempfile
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig
@@ -18,7 +17,7 @@ from trl_dapo.update.rows import join_rows
 
 from ..frame.curves import Curve, looking_only, right_probabilities
 from ..frame.measures import mean_of, mean_where
-from ..frame.trainers import PLAIN, Watched, rollouts_of
+from ..frame.trainers import PLAIN, Watched, load, rollouts_of, train_quietly
 from .tasks import TASKS
 
 
@@ -187,7 +186,7 @@ def relative_variance(gradients_RD):
 def train(job, checkpoints, folder):
     """Trains from one of the checkpoints; returns the curve and what the log says of the whole run."""
     task, tokenizer = TASKS[job.others["task"]], build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoints / task.checkpoint, dtype=torch.float32)
+    model = load(checkpoints / task.checkpoint)
     settings = {"num_prompts": NUM_PROMPTS, "steps_per_generation": 1, **job.settings}
     num_prompts, num_steps = settings.pop("num_prompts"), settings.pop("steps_per_generation")
     config = DAPOConfig(
@@ -206,10 +205,7 @@ def train(job, checkpoints, folder):
     )
     problems = task.held_out(NUM_PROBED)
     curve = Curve(job, lambda: probe(model, tokenizer, task, problems, settings), lambda: trainer.num_tokens)
-    trainer.add_callback(curve)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    log = train_quietly(trainer, curve)
     num_clipped, probability = trainer.up_clipped.tolist()
     result = {
         "curve": curve.points,

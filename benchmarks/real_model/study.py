@@ -7,7 +7,7 @@ The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real 
     trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run, in pieces that resume
     python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
-    python -m benchmarks real_model --from-kept              # table, predictions and picture from the runs kept
+    python -m benchmarks real_model --from-kept              # predictions and picture from the runs kept
 
 The predictions stand here as they were written before the first run that counts. Runs of products and sums share the
 recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24
@@ -16,20 +16,15 @@ interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line
 picture, and EVIDENCE.md's outcomes.
 """
 
-import math
-import statistics
 from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from trl_dapo.settings.sampling_defaults import PAPER
 
 from ..frame.kept import IMAGES, Study
-from ..frame.measures import at_equal, cost, of_run, read_at, spent_to
-from ..frame.pictures import draw, save
+from ..frame.measures import at_equal, of_run, read_at, spent_to
+from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity, seeds_of
 from ..frame.runs import Job, run_all
-from ..frame.tables import console, table
 from .training import CLIP, GRPO, LENGTH, NUM_STEPS, PRODUCTS, SUMS, run
 
 
@@ -130,28 +125,6 @@ def jobs_of(seeds, arms=tuple(ARMS), parts=tuple(PARTS)):
     ]
 
 
-def to_target(runs, what):
-    """Tokens or seconds until the model was better by the target, in the median of the runs."""
-    spent = statistics.median(cost(run, run["curve"][0]["accuracy"] + GAIN, what) for run in runs)
-    return f"{spent:,.0f}" if spent < math.inf else "not reached"
-
-
-def print_table(results, arms):
-    """A line a part and arm."""
-    columns = "seeds", "before", "after", "least gain", "tokens", "CPU s", "tokens to +25", "CPU s to +25"
-    title = "24 problems held out, 4 answers to each; medians over seeds"
-    medians = table(title, "problems", "arm", *columns, left=2)
-    for part, arm in ((name, arm) for name in arms for arm in arms[name]):
-        runs = [results[part, arm, seed] for seed in seeds_of(results, part, arm)]
-        start, accuracy, tokens, seconds = (
-            statistics.median(run[figure] for run in runs) for figure in ("start", "accuracy", "tokens", "cpu_seconds")
-        )
-        least = min(run["accuracy"] - run["start"] for run in runs)
-        cells = f"{start:.1%}", f"{accuracy:.1%}", f"{100 * least:+.1f}", f"{tokens:,.0f}", f"{seconds:.0f}"
-        medians.add_row(part, arm, str(len(runs)), *cells, *(to_target(runs, what) for what in ("tokens", "seconds")))
-    console.print(medians)
-
-
 def main(
     model: Path | None = None,
     arm=tuple(ARMS),
@@ -167,12 +140,11 @@ def main(
             raise SystemExit(f"--model {model} is no folder: `trl-dapo fetch smollm2` makes one")
         results |= run_all(run, jobs_of(range(num_seeds), arm, part), model.resolve(), output_dir, num_processes)
         STUDY.write(results)
-    arms = {part: [arm for arm in PARTS[part] if seeds_of(results, part, arm)] for part in PARTS}
-    print_table(results, arms)
     STUDY.report()
-    drawn = [part for part in (PRODUCTS, SUMS) if arms[part]]  # arms that differ in what they spend
-    figure = Figure(figsize=(13, 4 * len(drawn)), layout="constrained")
-    for part, row in zip(drawn, figure.subplots(len(drawn), 2, squeeze=False), strict=True):
-        for axes, against in zip(row, ("rollouts", "tokens"), strict=True):
-            draw(axes, results, part, arms[part], "accuracy", against, f"SmolLM2-135M-Instruct: {part} held out")
-    save(figure, IMAGES / "real_model.png")
+    arms = {part: [arm for arm in PARTS[part] if seeds_of(results, part, arm)] for part in (PRODUCTS, SUMS)}
+    panels = [
+        (part, "accuracy", against, f"SmolLM2-135M-Instruct: {part} held out")
+        for part in arms
+        for against in ("rollouts", "tokens")
+    ]
+    draw_panels(results, panels, arms, 2, (13, 4 * len(arms)), IMAGES / "real_model.png")

@@ -9,7 +9,7 @@ import time
 from dataclasses import fields
 
 import yaml
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, get_peft_config
 
 from trl_dapo import DAPOTrainer
@@ -20,7 +20,7 @@ from trl_dapo.settings.recipe_files import find_recipe
 
 from ..frame.measures import mean_of
 from ..frame.runs import unfinished_folder
-from ..frame.trainers import Watched
+from ..frame.trainers import Watched, train_quietly
 
 
 PRODUCTS, SUMS, CLIP, LENGTH = "products", "sums", "clip", "length"
@@ -139,9 +139,7 @@ def run(job, model):
     """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
     folder = unfinished_folder(run, job, model)
     trainer = make_trainer(job, model, folder, Watched if job.part == CLIP else DAPOTrainer)
-    trainer.add_callback(Stopwatch())
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    train_quietly(trainer, Stopwatch(), resume_from=last_complete_checkpoint(folder))
     log = trainer.state.log_history
     curve = curve_of(log, NUM_STEPS if job.part == CLIP else 1)
     figures = {

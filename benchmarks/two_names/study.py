@@ -25,7 +25,7 @@ from ..frame.kept import Study
 from ..frame.measures import at_equal, cost, spent_to, spread
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
-from ..frame.tables import console, table
+from ..frame.tables import print_table, say
 from ..frame.trainers import DAPO, GRPO, Arm
 
 
@@ -132,22 +132,19 @@ STUDY = Study(
 fill_in = STUDY.fill_in
 
 
-def print_table(results, task):
-    """Tokens to the target at each rate."""
+def print_tokens(results, task):
+    """Tokens to the target at each rate: median (lowest to highest), of how many seeds; a star at the best rate."""
     counted = at_best(results)
-    tokens = table(f"{task}: tokens to the target", "arm", *(f"{factor:g} x" for factor in FACTORS), left=5)
-    for arm in ARMS:
-        tokens.add_row(arm, *(describe_seeds(results, task, arm, f"{factor:g}", counted) for factor in FACTORS))
-    console.print(tokens)
 
+    def describe_seeds(arm, rate):
+        runs = {seed: results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results}
+        star = "*" if any(run is counted.get((task, arm, seed)) for seed, run in runs.items()) else ""
+        costs = [tokens_to_target(run, task) for run in runs.values()]
+        return f"{spread(costs)}{star}, {len(runs)} seeds" if runs else ""
 
-def describe_seeds(results, task, arm, rate, counted):
-    """Median (lowest to highest), of how many seeds; a star at the best rate, `-` for never."""
-    runs = [results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results]
-    if not runs:
-        return ""
-    star = "*" if any(run is counted.get((task, arm, seed)) for seed in SEEDS for run in runs) else ""
-    return f"{spread([tokens_to_target(run, task) for run in runs])}{star}, {len(runs)} seeds"
+    rates = [f"{factor:g}" for factor in FACTORS]
+    rows = [[arm, *(describe_seeds(arm, rate) for rate in rates)] for arm in ARMS]
+    print_table(f"{task}: tokens to the target", ("arm", *(f"{rate} x" for rate in rates)), rows, left=5)
 
 
 def main(part=PARTS, task=tuple(TASKS), from_kept=False, num_processes=2, output_dir=Path("outputs/two_names")):
@@ -166,6 +163,6 @@ def main(part=PARTS, task=tuple(TASKS), from_kept=False, num_processes=2, output
         if RANGE in part:
             run_those(*((arm, factor, seed) for seed in SEEDS for factor in FACTORS for arm in RANGED))
     for name in TASKS:
-        print_table(results, name)
-    console.print("* the best rate with seed 100")
+        print_tokens(results, name)
+    say("* the best rate with seed 100; - for never")
     STUDY.report()

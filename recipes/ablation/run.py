@@ -35,7 +35,7 @@ from benchmarks.frame.kept import write_rows
 from benchmarks.frame.measures import mean_of
 from benchmarks.frame.options import read_options
 from benchmarks.frame.runs import Job, fingerprint, quiet, run_all
-from benchmarks.frame.tables import console, table
+from benchmarks.frame.tables import print_table, say
 from benchmarks.frame.trainers import PLAIN, rollouts_of
 from benchmarks.frame.verdicts import interval
 
@@ -198,11 +198,10 @@ def write_csv(results, path):
     write_rows(path, ["rung", "seed", *FIGURES], rows)
 
 
-def print_table(results, seeds, start):
+def report(results, seeds, start):
     title = f"Held out, {len(seeds)} seeds, mean and 95 % interval; spread: groups whose rewards differ"
     columns = "rung", "accuracy", "step", "cut off", "length", "entropy", "clipped", "spread", "tokens"
-    rungs = table(title, *columns)
-    rungs.add_row("warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}")
+    rows = [["warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}"]]
     above = None
     for rung in ROWS:
         values = {name: [results[LADDER, rung, seed][name] for seed in seeds] for name in FIGURES}
@@ -219,8 +218,8 @@ def print_table(results, seeds, start):
             f"{statistics.mean(values['spread']):.0%}",
             f"{statistics.mean(values['tokens']):,.0f}",
         ]
-        rungs.add_row(rung, *cells)
-    console.print(rungs)
+        rows.append([rung, *cells])
+    print_table(title, columns, rows)
 
 
 def plot(results, seeds, start, path):
@@ -254,9 +253,9 @@ def main(num_seeds=5, num_rollouts=60, num_warm_up_steps=250, num_processes=2, o
     seeds = range(num_seeds)
     results = climb(seeds, num_rollouts, checkpoint, output_dir, num_processes)
     write_csv(results, output_dir / "ladder.csv")
-    print_table(results, seeds, start)
+    report(results, seeds, start)
     plot(results, seeds, start, output_dir / "ladder.png")
-    console.print(f"Written: {output_dir / 'ladder.csv'}, {output_dir / 'ladder.png'}")
+    say(f"Written: {output_dir / 'ladder.csv'}, {output_dir / 'ladder.png'}")
 
 
 if __name__ == "__main__":

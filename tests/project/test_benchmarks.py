@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,8 @@ def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     assert grpo_settings.CASES.keys() | grpo_settings.ELSEWHERE.keys() == fields
     assert not grpo_settings.CASES.keys() & grpo_settings.ELSEWHERE.keys()
+    for pattern in " ".join(grpo_settings.TABLE["elsewhere"].values()).split():
+        assert any(fnmatch(field, pattern) for field in fields), pattern
     for field, cases in grpo_settings.CASES.items():
         assert all(field in settings for settings in cases), field
 
@@ -136,10 +139,10 @@ def test_a_ratio_of_medians_where_some_runs_never_got_there(mine, theirs, spent,
 
 
 class InProcess:
-    """Stands in for `multiprocessing.get_context(...)` and its pool."""
+    """Stands in for the pool of processes."""
 
-    def Pool(self, *args, **kwargs):
-        return self
+    def __init__(self, num_processes, **how):
+        pass
 
     def __enter__(self):
         return self
@@ -147,7 +150,7 @@ class InProcess:
     def __exit__(self, *error):
         return None
 
-    def imap_unordered(self, function, jobs, **kwargs):
+    def map(self, function, jobs):
         return map(function, jobs)
 
 
@@ -158,7 +161,7 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
         ran.append((job.arm, job.target))
         return {"curve": CURVE}
 
-    monkeypatch.setattr(runs.multiprocessing, "get_context", lambda method: InProcess())
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", InProcess)
     done, changed, old, _, elsewhere = jobs = [
         Job("quickstart", arm, 0, target=0.5, max_seconds=1.0) for arm in ("A", "B", "C", "D", "E")
     ]

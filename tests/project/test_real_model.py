@@ -122,17 +122,6 @@ def test_the_page_has_what_came_of_every_prediction():
     assert study.STUDY.filled_in(PAGE) == PAGE
 
 
-def test_a_target_that_half_of_the_runs_never_reached_has_no_cost():
-    """25 points more are reached after 10, 20 and never; then after 10, never and never."""
-
-    def run(*gains):
-        return {"curve": [{"tokens": 10 * i, "accuracy": 0.1 + gain} for i, gain in enumerate((0, *gains))]}
-
-    soon, late, never = run(0.5, 0.5), run(0.1, 0.4), run(0.1, 0.2)
-    assert study.to_target([soon, late, never], "tokens") == "20"
-    assert study.to_target([soon, never, never], "tokens") == "not reached"
-
-
 def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
     """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one lacks is left out."""
 

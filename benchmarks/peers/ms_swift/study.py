@@ -5,18 +5,17 @@ ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes
 
     python3 -m venv swift && swift/bin/pip install -r benchmarks/peers/ms_swift/requirements.txt
     python -m benchmarks peers --swift-python swift/bin/python
+    python -m benchmarks peers --from-kept    # runs nothing
 
-The tasks and the checkpoint are those of time_to_accuracy.py; every run has as many rollouts of 16 prompts x 8
-completions and four optimizer steps. Without `--swift-python` only this package's own methods run. A call that was
-interrupted goes on where it stopped. runs.csv beside this file is what a call wrote that ran all; `--from-kept` runs
-nothing and writes its table into EVIDENCE.md.
+Tasks, checkpoint and sizes are those of time_to_accuracy.py, as many rollouts each. Without `--swift-python` only this
+package's own methods run. runs.csv beside this file is what a call wrote that ran all.
 
-What cannot be equalised: that ms-swift's loss divides by the tokens of the rollout, not of the optimizer step, and is
-four times smaller here, but for a clip and Adam's epsilon a quarter as large; that its optimizer steps each take four
-whole groups, where TRL and this package deal a rollout's rows out at random; the order of prompts, random numbers,
-versions of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16 groups
-with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
-without the measuring of accuracy. Intervals are Student's, over seeds.
+What cannot be equalised: ms-swift's loss divides by the tokens of the rollout, not of the optimizer step, and is four
+times smaller here, but for a clip and Adam's epsilon a quarter as large; its optimizer steps each take four whole
+groups, where TRL and this package deal a rollout's rows out at random; the order of prompts, random numbers, versions
+of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16 groups with
+spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
+measuring.
 
 ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
 groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
@@ -31,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import yaml
 from matplotlib.figure import Figure
 
 from trl_dapo.cli.quickstart import Problems
@@ -50,47 +50,7 @@ from ...time_to_accuracy import ARMS, CHECKPOINT_SEED, NUM_PROMPTS, NUM_STEPS, T
 HERE = Path(__file__).parent
 CSV = HERE / "runs.csv"
 
-# What ms-swift is told beside what all are told. The first lines are its DAPO options, as its documentation has them.
-SWIFT = {
-    "rlhf_type": "grpo",
-    "loss_type": "dapo",
-    "epsilon": 0.2,
-    "epsilon_high": 0.28,
-    "beta": 0.0,
-    "dynamic_sample": "true",
-    "reward_funcs": "exact_answer",
-    "model_type": "qwen3",
-    "template": "arithmetic",
-    "tuner_type": "full",
-    "torch_dtype": "float32",
-    "bf16": "false",
-    "fp16": "false",
-    "use_cpu": "true",
-    "use_hf": "true",
-    "check_model": "false",
-    "gradient_checkpointing": "false",
-    "split_dataset_ratio": 0,
-    "load_from_cache_file": "false",
-    "remove_unused_columns": "false",
-    "dataset_num_proc": 1,
-    "dataloader_num_workers": 0,
-    "gradient_accumulation_steps": 1,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    # Of TRL's trainer and of ours these are the defaults.
-    "weight_decay": 0.0,
-    "adam_beta2": 0.999,
-    "max_grad_norm": 1.0,
-    "logging_steps": NUM_STEPS,
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": "true",
-    "add_version": "false",
-    "create_checkpoint_symlink": "false",
-    "log_completions": "false",
-}
+SWIFT = yaml.load((HERE / "dapo.yaml").read_text(), yaml.BaseLoader)  # as text
 PEERS = {
     "ms-swift, 3 resamples": {"max_resample_times": 3},
     "ms-swift, 30 resamples": {"max_resample_times": 30},
@@ -143,14 +103,8 @@ def rollouts_of(groups):
             asked[group["round"] - 1].append(group["prompt_id"])
         trained = carried + [group["prompt_id"] for group in rows if group["outcome"] == "trained"]
         carried = [group["prompt_id"] for group in rows if group["outcome"] == "carried"]
-        rollouts.append(
-            {
-                "asked": asked,
-                "trained": trained,
-                "useful": len(trained),
-                "fell_back": len(trained) < NUM_PROMPTS,
-            }
-        )
+        fell_back = len(trained) < NUM_PROMPTS
+        rollouts.append({"asked": asked, "trained": trained, "useful": len(trained), "fell_back": fell_back})
     return rollouts
 
 
@@ -182,20 +136,8 @@ def run_peer(job, checkpoint, folder):
 
 def replay(rollouts, names, seed, num_resamples):
     """
-    Whether `sampling_policies.swift` does in each rollout what ms-swift did, given which groups had spread.
-
-    Args:
-        rollouts (`list[dict]`):
-            As `swift_run.Watch` notes them.
-        names (`list[str]`):
-            The prompts of the dataset, in the order into which ms-swift has shuffled them before it trains.
-        seed (`int`):
-            Seed of the run.
-        num_resamples (`int`):
-            `max_resample_times`.
-
-    Returns:
-        `list[bool]`: one for each rollout.
+    Whether `sampling_policies.swift` does in each rollout what ms-swift did, given which groups had spread. `names`
+    are the prompts of the dataset, in the order into which ms-swift has shuffled them before it trains.
     """
 
     class World:
