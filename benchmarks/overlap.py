@@ -3,8 +3,7 @@
 """
 One rollout ahead beside taking turns: wall-clock seconds of a rollout, and what is learned.
 
-    python -m benchmarks overlap          # about 25 minutes on two cores
-    python -m benchmarks overlap --full    # 10 seeds
+    python -m benchmarks overlap    # about 25 minutes on two cores
 
 Both talk to a stand-in for vLLM's server in a process of its own, through TRL's engine in server mode.
 
@@ -168,11 +167,10 @@ def describe(job, result):
 
 
 def main(
-    full=False,
     part=("seconds", "learning"),
     update_seconds=3.0,
     num_timed=5,
-    num_seeds: int | None = None,
+    num_seeds=5,
     num_rollouts=30,
     num_warm_up_steps=250,
     num_processes=2,
@@ -183,7 +181,7 @@ def main(
     if "seconds" in part:
         report_seconds(checkpoint, update_seconds, num_timed)
     if "learning" in part:
-        seeds = range(num_seeds or (10 if full else 5))
+        seeds = range(num_seeds)
         limits = {"num_rollouts": num_rollouts, "probe_every": 10}
         jobs = [Job("learning", way, seed, **limits) for seed in seeds for way in WAYS]
         results = run_all(learn, jobs, checkpoint, output_dir, num_processes, describe=describe)

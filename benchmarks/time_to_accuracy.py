@@ -3,8 +3,7 @@
 """
 Generated tokens and seconds until a small model reaches an accuracy on held-out problems.
 
-    python -m benchmarks time_to_accuracy           # about 25 minutes on two cores
-    python -m benchmarks time_to_accuracy --full    # twice the seeds, twice the gain, hours
+    python -m benchmarks time_to_accuracy    # about 25 minutes on two cores
 
 All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in nothing
 but what `ARMS` says. The target is fixed before any run: the checkpoint's accuracy plus the task's gain. A run ends
@@ -278,11 +277,10 @@ def draw_costs(results, seeds, targets, arms, path):
 
 
 def main(
-    full=False,
     task=tuple(TASKS),
     method=tuple(ARMS),
-    num_seeds: int | None = None,
-    max_seconds: float | None = None,
+    num_seeds=5,
+    max_seconds=MAX_SECONDS,
     learning_rate: float | None = None,
     num_warm_up_steps=NUM_WARM_UP_STEPS,
     num_processes=2,
@@ -290,8 +288,7 @@ def main(
     plot: Path | None = None,
 ):
     checkpoint, start = make_checkpoint(output_dir, num_warm_up_steps)
-    max_seconds = max_seconds or (300.0 if full else MAX_SECONDS)
-    targets = {name: start + TASKS[name].gain * (2 if full else 1) for name in task}
+    targets = {name: start + TASKS[name].gain for name in task}
     rates = {name: learning_rate or TASKS[name].learning_rate for name in task}
     say(
         f"{NUM_PROMPTS} prompts x {NUM_GENERATIONS} completions and {NUM_STEPS} optimizer steps a rollout. "
@@ -301,7 +298,7 @@ def main(
         shares = zip((family.name for family in FAMILIES), TASKS[name].shares, strict=True)
         mix = ", ".join(f"{share:.0%} {family}" for family, share in shares)
         say(f"{name}, {DATASET_SIZE:,} prompts: {mix}; learning rate {rates[name]:g}; target {targets[name]:.1%}")
-    seeds = range(num_seeds or (10 if full else 5))
+    seeds = range(num_seeds)
     limits = {name: {"target": targets[name], "max_seconds": max_seconds} for name in task}
     jobs = [
         Job(name, arm, seed, settings_of(arm, rates[name]), **limits[name])

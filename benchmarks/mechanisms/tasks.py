@@ -84,7 +84,8 @@ class Task(NamedTuple):
 
     def prompts(self, seed):
         """Training prompts without repetition, in random order."""
-        return draw_prompts(Problems(SEED).train, self.shares, seed, self.num_prompts, self.solution)
+        found = draw_prompts(Problems(SEED).train, self.shares, seed, self.num_prompts, self.solution)
+        return found.remove_columns("source")
 
 
 ONLY_SUMS = dict(zip(SUMS, (0.3, 0.7), strict=True))
