@@ -1,19 +1,29 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Runs the benchmarks, each in a process of its own, and writes what they print to benchmarks/RESULTS.md.
+The benchmarks. A study is a file that says its arms, its tasks and what was predicted, and what they share is frame/.
 
-    python -m benchmarks                     # all, within an hour on two cores
-    python -m benchmarks drop_in gpu         # some
-    python -m benchmarks --full              # all, longer
+    python -m benchmarks --list          # the studies, a line each
+    python -m benchmarks NAME --help     # what a study does, and its options
+    python -m benchmarks NAME            # runs it
+    python -m benchmarks                 # those of RESULTS.md, within an hour on two cores, and writes it
+    python -m benchmarks --from-kept     # writes every table of the pages again, from the runs that are kept
 
-A benchmark that fails does not stop the others: its error stands in the results, and the exit status is 1. Figures
-belong to the machine and the run they stand with; what travels are ratios of two things measured in one run. The
-tables of README.md and docs/ follow with `python benchmarks/pages.py`.
+**An arm** is a line of the study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and a row of
+its section of EVIDENCE.md, committed before the first run. **A task** is a line of the study's `TASKS`; one of a new
+kind brings a module with a checkpoint and a `train`, as larger/training.py is one. **A study** is a file here, or
+study.py in a folder with its CSVs, whose `main` has its options for keywords and whose docstring begins with its line
+of `--list`; one with tables on a page has a `fill_in` too.
+
+Of those of RESULTS.md each runs in a process of its own. One that fails does not stop the others: its error stands in
+the results, and the exit status is 1. Figures belong to the machine and the run they stand with; what travels are
+ratios of two things measured in one run.
 """
 
 import argparse
+import ast
 import datetime
+import importlib
 import os
 import platform
 import subprocess
@@ -24,7 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
+from .frame.options import read_options
 
 
 HERE = Path(__file__).parent
@@ -32,21 +42,58 @@ IMAGES = HERE / "images"
 PACKAGES = ("trl-dapo", "trl", "transformers", "torch")
 
 
+# ---- The studies ----
+
+
+def read_studies():
+    """The files with a `main` or a `fill_in`, as they are parsed, by name: that of their folder, or their own."""
+    found = {}
+    for path in sorted([*HERE.glob("*.py"), *HERE.glob("*/**/study.py")]):
+        module = ast.parse(path.read_text())
+        functions = {getattr(node, "name", "") for node in module.body}
+        if path.stem != "__main__" and "main" in functions:
+            found[path.relative_to(HERE).parts[0].removesuffix(".py")] = path, ast.get_docstring(module)
+    return found
+
+
+def load(path):
+    return importlib.import_module(".".join(["benchmarks", *path.relative_to(HERE).with_suffix("").parts]))
+
+
+def print_list(studies):
+    for name, (_, docstring) in studies.items():
+        print(f"{name:20} {docstring.splitlines()[0]}")
+
+
+def run_study(name, argv):
+    """Calls a study's `main` with the options that are given."""
+    path, docstring = read_studies()[name]
+    module = load(path)
+    return module.main(**read_options(module.main, f"python -m benchmarks {name}", docstring, argv))
+
+
+def fill_in_pages(studies):
+    """Writes the tables of all pages from the runs that are kept."""
+    for path in (*(path for path, _ in studies.values()), HERE / "pages.py"):
+        if fill_in := getattr(load(path), "fill_in", None):
+            fill_in()
+
+
+# ---- RESULTS.md ----
+
+
 class Benchmark(NamedTuple):
     title: str
-    full: tuple[str, ...] = ("--full",)  # what a longer run is asked for with
     plots: bool = False
     needs: str | None = None  # environment variable without which it cannot run
 
 
 BENCHMARKS = {
-    "update_phase": Benchmark("The update phase beside GRPOTrainer's", full=("--repeats", "15")),
-    "cutting": Benchmark("Micro-batches of 8 rows and under a token budget", full=("--windows", "200")),
+    "update_phase": Benchmark("The update phase beside GRPOTrainer's"),
+    "cutting": Benchmark("Micro-batches of 8 rows and under a token budget"),
     "sampling_policies": Benchmark("What a sampling policy costs"),
-    "screening": Benchmark("A few completions first, then the rest", full=()),
-    "rewards": Benchmark(
-        "math_verify_reward beside accuracy_reward", full=("--num-completions", "8000"), needs="TRL_DAPO_DATA"
-    ),
+    "screening": Benchmark("A few completions first, then the rest"),
+    "rewards": Benchmark("math_verify_reward beside accuracy_reward", needs="TRL_DAPO_DATA"),
     "drop_in": Benchmark("A drop-in for GRPOTrainer"),
     "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
     "overlap": Benchmark("One rollout ahead beside taking turns"),
@@ -80,26 +127,18 @@ def commit():
     return f"{name}, with uncommitted changes" if status.strip() else name
 
 
-def command(name, full):
-    arguments = list(BENCHMARKS[name].full) if full else []
-    if BENCHMARKS[name].plots:
-        arguments += ["--plot", str(IMAGES.relative_to(HERE.parent) / f"{name}.png")]
-    return [f"benchmarks/{name}.py", *arguments]
+def command(name):
+    plot = ["--plot", str(IMAGES.relative_to(HERE.parent) / f"{name}.png")] if BENCHMARKS[name].plots else []
+    return ["-m", "benchmarks", name, *plot]
 
 
-def run(name, full):
+def run(name):
     """Runs one benchmark and shows its output as it comes; returns output, end of errors, and status."""
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
+    how = {"cwd": HERE.parent, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            [sys.executable, "-u", *command(name, full)],
-            cwd=HERE.parent,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        ) as process,
+        subprocess.Popen([sys.executable, "-u", *command(name)], stderr=errors, **how) as process,
     ):
         lines = []
         for line in process.stdout:
@@ -112,61 +151,69 @@ def run(name, full):
 
 def block(text):
     """A block of code, which nothing in the text can end."""
-    return (
-        "```\n" + "\n".join(line.rstrip() for line in text.strip("\n").split("\n")).replace("```", "'''") + "\n```\n"
-    )
+    lines = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
+    return f"```\n{lines.replace(chr(96) * 3, chr(39) * 3)}\n```\n"
 
 
-def section(name, full):
+def section(name):
     """One benchmark's part of the results, and whether it failed."""
     benchmark = BENCHMARKS[name]
-    heading = f"## {benchmark.title}\n\n    python {' '.join(command(name, full))}\n\n"
+    heading = f"## {benchmark.title}\n\n    python {' '.join(command(name))}\n\n"
     if benchmark.needs and benchmark.needs not in os.environ:
         return heading + f"Skipped: `{benchmark.needs}` is not set.\n", False
     started = time.monotonic()
-    output, errors, status = run(name, full)
+    output, errors, status = run(name)
     minutes = (time.monotonic() - started) / 60
     text = f"{heading}{block(output)}\n"
     if status:
-        failure = f"**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}"
         print(errors, file=sys.stderr)
-        return text + failure, True
+        return text + f"**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
     image = IMAGES / f"{name}.png"
     picture = f"![{benchmark.title}](images/{name}.png)\n\n" if benchmark.plots and image.exists() else ""
     return text + picture + f"{minutes:.1f} minutes.\n", False
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)} (default: all)")
-    parser.add_argument("--full", action="store_true", help="longer runs")
-    parser.add_argument(
-        "--output", type=Path, default=HERE / "RESULTS.md", help="where to write (default: %(default)s)"
-    )
-    args = parser.parse_args(argv)
-    if unknown := [name for name in args.names if name not in BENCHMARKS]:
-        parser.error(f"no benchmark is called {', '.join(map(repr, unknown))}; choose from {', '.join(BENCHMARKS)}")
+def write_results(path):
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     parts = [
         "# Results\n",
         "Written by `python -m benchmarks`. Figures belong to this machine and this run; what travels are ratios "
         "of two things measured in one run.\n",
         f"- commit: {commit()}\n- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n"
-        f"- versions: Python {platform.python_version()}, {versions}\n- machine: {machine()}\n"
-        f"- size: {'full' if args.full else 'default'}\n",
+        f"- versions: Python {platform.python_version()}, {versions}\n- machine: {machine()}\n",
     ]
     failures = []
-    for name in args.names or BENCHMARKS:
-        Console().rule(name)
-        text, failed = section(name, args.full)
+    for name in BENCHMARKS:
+        print(f"---- {name} ----", flush=True)
+        text, failed = section(name)
         parts.append(text)
         failures += [name] * failed
-        # After every benchmark: an interrupted call leaves what it has.
-        args.output.write_text("\n".join(parts))
+        path.write_text("\n".join(parts))  # after every benchmark: an interrupted call leaves what it has
     if failures:
         print(f"Failed: {', '.join(failures)}", file=sys.stderr)
     return 1 if failures else 0
 
 
+def main(argv):
+    if argv and not argv[0].startswith("-") and argv[0] in read_studies():
+        return run_study(argv[0], argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("name", nargs="?", choices=list(read_studies()), help="the study; its options follow")
+    what.add_argument("--list", action="store_true", help="names the studies")
+    what.add_argument("--from-kept", action="store_true", help="writes the pages' tables and runs nothing")
+    parser.add_argument(
+        "--output", type=Path, default=HERE / "RESULTS.md", help="where results go (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if args.list:
+        return print_list(read_studies())
+    if args.from_kept:
+        return fill_in_pages(read_studies())
+    return write_results(args.output)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

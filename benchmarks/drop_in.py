@@ -3,8 +3,7 @@
 """
 `GRPOTrainer` and `DAPOTrainer` with dynamic sampling off: the same losses, and no slower.
 
-    python benchmarks/drop_in.py           # one to two minutes
-    python benchmarks/drop_in.py --full    # longer completions, more turns
+    python -m benchmarks drop_in    # one to two minutes
 
 Both train the same small model on the same prompts from the same seed, with TRL's `loss_type="dapo"` and
 `epsilon_high=0.28`, one optimizer step of several micro-batches a rollout. They take turns, a fresh model and trainer
@@ -12,29 +11,27 @@ each; a turn's first step is left out of the times, which are medians over steps
 reward, log-probabilities and update. Runs on the GPU if there is one.
 """
 
-import argparse
 import tempfile
 import time
-import warnings
 from statistics import median
 
 import torch
-import transformers
 from datasets import Dataset
-from rich.console import Console
-from rich.table import Table
-from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-from update_phase import synchronize
+from transformers import TrainerCallback
 
-from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
+from .frame.runs import silent
+from .frame.tables import print_table, say
+from .frame.trainers import DAPO, GRPO, PLAIN, Arm, train_quietly
+from .update_phase import synchronize
 
-TRAINERS = {
-    "GRPOTrainer": (GRPOTrainer, GRPOConfig, {"loss_type": "dapo", "epsilon_high": 0.28}),
-    "DAPOTrainer": (DAPOTrainer, DAPOConfig, {"use_dynamic_sampling": False}),
+
+ARMS = {
+    "GRPOTrainer": Arm(GRPO, {"loss_type": "dapo", "epsilon_high": 0.28}),
+    "DAPOTrainer": Arm(DAPO, {"use_dynamic_sampling": False}),
 }
+SPENT = "seconds", "cpu_seconds"
 
 
 class Clock(TrainerCallback):
@@ -61,49 +58,40 @@ def share_of_ones(completions, **kwargs):
     return [completion.count("1") / max(1, len(completion)) for completion in completions]
 
 
-def turn(name, args, output_dir):
+def turn(arm, num_steps, num_rows, num_microbatches, max_length, output_dir):
     """One run of one trainer, from a fresh model."""
-    trainer_class, config_class, settings = TRAINERS[name]
-    tokenizer = build_tokenizer()
-    config = config_class(
+    tokenizer, clock = build_tokenizer(), Clock()
+    config = arm.trainer.config_class(
         output_dir=output_dir,
-        per_device_train_batch_size=args.num_rows // args.num_microbatches,
-        gradient_accumulation_steps=args.num_microbatches,
+        per_device_train_batch_size=num_rows // num_microbatches,
+        gradient_accumulation_steps=num_microbatches,
         num_generations=8,
-        max_completion_length=args.max_length,
-        max_steps=args.num_steps,
+        max_completion_length=max_length,
+        max_steps=num_steps,
         learning_rate=1e-4,
         logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=not torch.cuda.is_available(),
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        **settings,
+        **PLAIN | {"use_cpu": not torch.cuda.is_available()},
+        **arm.settings,
     )
-    clock = Clock()
-    trainer = trainer_class(
-        model=build_model(tokenizer, seed=0, max_position_embeddings=2 * args.max_length),
+    trainer = arm.trainer(
+        model=build_model(tokenizer, seed=0, max_position_embeddings=2 * max_length),
         reward_funcs=share_of_ones,
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [f"{i:02d}+{j:02d}=" for i in range(20) for j in range(20)]}),
         processing_class=tokenizer,
-        callbacks=[clock],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    train_quietly(trainer, clock)
     return clock
 
 
-def measure(args):
+def measure(num_turns, **sizes):
     """Clocks of all turns of each trainer."""
-    clocks = {name: [] for name in TRAINERS}
+    clocks = {name: [] for name in ARMS}
     with tempfile.TemporaryDirectory() as folder:
-        for i in range(args.num_turns):
+        for i in range(num_turns):
             # Whoever goes first in one turn goes second in the next.
-            for name in list(TRAINERS)[:: 1 if i % 2 == 0 else -1]:
-                clocks[name].append(turn(name, args, folder))
+            for name in list(ARMS)[:: 1 if i % 2 == 0 else -1]:
+                clocks[name].append(turn(ARMS[name], **sizes, output_dir=folder))
     return clocks
 
 
@@ -116,47 +104,19 @@ def loss_difference(clocks):
     )
 
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="completions of up to 512 tokens, 9 turns")
-    parser.add_argument("--num-turns", type=int, help="turns of each trainer (default: 5)")
-    parser.add_argument("--num-steps", type=int, default=6, help="optimizer steps a turn (default: %(default)s)")
-    parser.add_argument("--num-rows", type=int, default=64, help="completions a step (default: %(default)s)")
-    parser.add_argument("--num-microbatches", type=int, default=4, help="micro-batches a step (default: %(default)s)")
-    parser.add_argument("--max-length", type=int, help="longest completion, in tokens (default: 128)")
-    args = parser.parse_args(argv)
-    args.num_turns = args.num_turns or (9 if args.full else 5)
-    args.max_length = args.max_length or (512 if args.full else 128)
-    return args
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    transformers.logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    console = Console(width=110)
-    clocks = measure(args)
-    table = Table(
-        "trainer",
-        title=f"{args.num_rows} completions of up to {args.max_length} tokens a step, {args.num_microbatches} "
-        f"micro-batches, {args.num_turns} turns of {args.num_steps} steps",
-    )
-    for column in ("seconds a step", "CPU seconds a step"):
-        table.add_column(column, justify="right")
-    medians = {}
-    for name, turns in clocks.items():
-        medians[name] = [
-            median(value for clock in turns for value in getattr(clock, what)) for what in ("seconds", "cpu_seconds")
-        ]
-        table.add_row(name, *(f"{value:.3f}" for value in medians[name]))
-    console.print(table)
+def main(num_turns=5, num_steps=6, num_rows=64, num_microbatches=4, max_length=128):
+    silent()
+    sizes = {"num_rows": num_rows, "num_microbatches": num_microbatches, "max_length": max_length}
+    clocks = measure(num_turns, num_steps=num_steps, **sizes)
+    title = f"{num_rows} completions of up to {max_length} tokens a step, {num_microbatches} micro-batches, "
+    title += f"{num_turns} turns of {num_steps} steps"
+    medians = {
+        name: [median(value for clock in turns for value in getattr(clock, what)) for what in SPENT]
+        for name, turns in clocks.items()
+    }
+    rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in medians.items()]
+    print_table(title, ("trainer", "seconds a step", "CPU seconds a step"), rows)
     wall, cpu = (mine / theirs for mine, theirs in zip(medians["DAPOTrainer"], medians["GRPOTrainer"], strict=True))
-    console.print(f"DAPOTrainer / GRPOTrainer: {wall:.3f} of the seconds a step, {cpu:.3f} of the CPU seconds")
+    say(f"DAPOTrainer / GRPOTrainer: {wall:.3f} of the seconds a step, {cpu:.3f} of the CPU seconds")
     difference, losses = loss_difference(clocks), [abs(loss) for c in clocks["GRPOTrainer"] for loss in c.losses]
-    console.print(
-        f"largest difference of a step's loss: {difference:.1e}; the losses' median size: {median(losses):.1e}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    say(f"largest difference of a step's loss: {difference:.1e}; the losses' median size: {median(losses):.1e}")

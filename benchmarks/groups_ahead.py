@@ -34,7 +34,7 @@ from rich.table import Table
 from trl_dapo.engines.ahead import GroupsAhead
 from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.rounds import Round, Rows, select_ages
+from trl_dapo.sampling.rounds import Recorded, Round, Rows, select_ages
 from trl_dapo.sampling.sampler import MAX_AGE, Sampler
 
 
@@ -138,9 +138,8 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
             ids = [[int(ask.example["prompt"])] for ask in asks]
             lengths = [len(row) for row in server.generate(prompts=ids, n=NUM_GENERATIONS)["completion_ids"]]
         rows = Rows(*([None] * len(lengths) for _ in range(len(vars(Rows.empty())))))
-        facts = {"lengths": lengths, "truncated": [False] * len(lengths), "extra_logs": {}, "metrics": {}}
-        facts |= {"sources": [None] * len(asks), "number": sampler.rollout.number, "accelerator": accelerator}
-        return Round.sampled(asks, rows, torch.zeros(len(lengths), 1), **facts)
+        recorded = Recorded(rows, lengths, [False] * len(lengths), torch.zeros(len(lengths), 1), {}, {"extra": {}})
+        return Round.sampled(asks, recorded, sampler.rollout.number, accelerator)
 
     ended, ages, trained, overflow, busy = [], [], [], 0, 0.0
     for step in range(num_rollouts + WARM_UP):

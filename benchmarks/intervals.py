@@ -3,8 +3,8 @@
 """
 How often the 95 % intervals of `trl-dapo eval` and `trl-dapo compare` hold the truth, simulated.
 
-    python benchmarks/intervals.py            # 2,000 evaluations a cell; about eight minutes of one core
-    python benchmarks/intervals.py --quick    # 200 a cell, printed and not written
+    python -m benchmarks intervals            # 2,000 evaluations a cell; about eight minutes of one core
+    python -m benchmarks intervals --quick    # 200 a cell, printed and not written
 
 A cell is a shape of the problems' accuracies, a figure, a number of problems and of completions. Problems are drawn
 from the shape, completions from each problem's accuracy; the truth is the mean over all problems of that shape.
@@ -14,19 +14,19 @@ and in a comparison none), `after` what the package does.
 Writes benchmarks/intervals.csv and the table of docs/evaluation.md.
 """
 
-import argparse
-import csv
-import re
 from pathlib import Path
 
 import numpy as np
 
 from trl_dapo.evaluation.statistics import interval_of_means, pass_at_k
 
+from .frame.kept import read_rows, write_rows
+from .frame.tables import fill_block, row_of
+
 
 CSV = Path(__file__).with_suffix(".csv")
 DOCS = Path(__file__).parents[1] / "docs" / "evaluation.md"
-START, END = "<!-- coverage: python benchmarks/intervals.py -->", "<!-- end of coverage -->"
+START, END = "<!-- coverage: python -m benchmarks --from-kept -->", "<!-- end of coverage -->"
 NUM_EVALUATIONS, NUM_QUICK, NUM_TRUTH = 2_000, 200, 1_000_000
 SIZES = [(n, k) for n in (30, 100) for k in (8, 32)]
 # Parts of the problems with the Beta distribution of their accuracy, or with one accuracy.
@@ -200,41 +200,23 @@ def simulate(num):
 
 def table(rows):
     """Lines of Markdown: a row for each shape and figure, before and after in percent."""
-    by_size = {(int(row["n"]), int(row["k"])) for row in rows}
-    lines = ["| problems | figure | " + " | ".join(f"n = {n}, k = {k}" for n, k in sorted(by_size)) + " |"]
-    lines.append("| --- " * (2 + len(by_size)) + "|")
-    found = {}
+    sizes, found = sorted({(int(row["n"]), int(row["k"])) for row in rows}), {}
     for row in rows:
         what = row["what"] if row["kind"] == "single" else f"difference: {row['what']}"
         change = f"{100 * float(row['before']):.1f} → {100 * float(row['after']):.1f}"
         found.setdefault((row["shape"], what), {})[int(row["n"]), int(row["k"])] = change
-    lines += [
-        f"| {shape} | {what} | " + " | ".join(of[s] for s in sorted(of)) + " |" for (shape, what), of in found.items()
-    ]
-    return lines
+    lines = [row_of("problems", "figure", *(f"n = {n}, k = {k}" for n, k in sizes)), "| --- " * (2 + len(sizes)) + "|"]
+    return lines + [row_of(shape, what, *(of[size] for size in sorted(of))) for (shape, what), of in found.items()]
 
 
-def write_docs(rows):
-    text = DOCS.read_text()
-    block = "\n".join([START, "", *table(rows), "", END])
-    DOCS.write_text(re.sub(f"{re.escape(START)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL))
+def fill_in():
+    DOCS.write_text(fill_block(DOCS.read_text(), START, END, table(read_rows(CSV))))
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200 evaluations a cell, written nowhere")
-    args = parser.parse_args(argv)
-    rows = simulate(NUM_QUICK if args.quick else NUM_EVALUATIONS)
+def main(quick=False):
+    rows = simulate(NUM_QUICK if quick else NUM_EVALUATIONS)
     after = [row["after"] for row in rows]
     print(f"after: {min(after):.1%} to {max(after):.1%}")
-    if args.quick:
-        return
-    with CSV.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    write_docs(rows)
-
-
-if __name__ == "__main__":
-    main()
+    if not quick:
+        write_rows(CSV, rows[0], [row.values() for row in rows])
+        fill_in()

@@ -7,10 +7,9 @@ First rollouts by script, of which half the groups are dropped: two reward funct
 completions a value of its own, and lengths without a pattern, which no compression makes small. Then the quickstart,
 whose rollouts are as short as rollouts get: the ledger's share of the time that a rollout takes to sample and score.
 
-    python benchmarks/ledger.py
+    python -m benchmarks ledger
 """
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -30,6 +29,8 @@ from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Round, Rows
 from trl_dapo.sampling.sampler import Sampler
+
+from .frame.tables import markdown
 
 
 NAMES = ["right", "soft_overlong_punishment"]
@@ -89,23 +90,17 @@ def timed(owner: type, name: str, seconds: list[float]):
         setattr(owner, name, method)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-rollouts", type=int, default=10, help="rollouts by script")
-    parser.add_argument("--num-steps", type=int, default=40, help="optimizer steps of the quickstart; 0 leaves it out")
-    args = parser.parse_args(argv)
+def main(num_rollouts=10, num_steps=40):
     torch.set_num_threads(1)
-
-    print("| groups x completions, tokens | groups with text | bytes a group | CPU milliseconds a rollout |")
-    print("|---|---|---|---|")
+    rows = []
     for size in SIZES:
         with tempfile.TemporaryDirectory() as folder:
-            on_disk, seconds = write(Path(folder), size, args.num_rollouts)
+            on_disk, seconds = write(Path(folder), size, num_rollouts)
         num_groups, G, longest, num_texts = size
         milliseconds = 1000 * statistics.median(seconds)
-        print(f"| {num_groups:,} x {G}, {longest:,} | {num_texts} | {on_disk:,.0f} | {milliseconds:.1f} |")
-    if not args.num_steps:
-        return
+        rows.append((f"{num_groups:,} x {G}, {longest:,}", num_texts, f"{on_disk:,.0f}", f"{milliseconds:.1f}"))
+    columns = "groups x completions, tokens", "groups with text", "bytes a group", "CPU milliseconds a rollout"
+    print("\n".join(markdown(columns, rows)))
     ledger, rollout = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -113,16 +108,10 @@ def main(argv=None):
         timed(Ledger, "end_rollout", ledger),
         timed(trainer.DAPOTrainer, "_generate_and_score_completions", rollout),
     ):
-        console = Console(quiet=True)
-        run_quickstart(folder, num_warm_up_steps=100, num_steps=args.num_steps, console=console)
+        run_quickstart(folder, num_warm_up_steps=100, num_steps=num_steps, console=Console(quiet=True))
         num_groups = read_ledger(folder).num_rows
-    share = sum(ledger) / sum(rollout)
+    of_ledger, of_rollout = (1000 * sum(seconds) / len(rollout) for seconds in (ledger, rollout))
     print(
         f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups with 4 of them as text: "
-        f"{1000 * sum(ledger) / len(rollout):.1f} ms of {1000 * sum(rollout) / len(rollout):.0f} ms a rollout, "
-        f"{share:.2%}"
+        f"{of_ledger:.1f} ms of {of_rollout:.0f} ms a rollout, {of_ledger / of_rollout:.2%}"
     )
-
-
-if __name__ == "__main__":
-    main()

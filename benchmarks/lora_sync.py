@@ -3,8 +3,7 @@
 """
 What vLLM is handed at a sync of a model with LoRA: the adapter, or all weights with the adapter merged in.
 
-    python benchmarks/lora_sync.py           # minutes
-    python benchmarks/lora_sync.py --full    # the drift of every size
+    python -m benchmarks lora_sync    # minutes
 
 Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers. The adapter is
 written to a folder and read from it, as a server does; all weights are merged, walked over by TRL's own code, copied
@@ -13,23 +12,22 @@ The drift is that of the base's weights after 50 syncs with the adapter moving i
 are not what they were, and their distance from it over the adapter's own change of them.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
 import torch
-import transformers
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_dapo.engines.lora_sync import AdapterGeneration
+
+from .frame.runs import silent
+from .frame.tables import print_table
 
 
 SHAPES = {  # name: hidden and intermediate size, layers, heads, heads of keys and values
@@ -135,37 +133,22 @@ def num_parameters(model):
     return sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name)
 
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--full", action="store_true", help="the drift of every size, not of the smallest alone")
-    return parser.parse_args(argv)
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    transformers.logging.set_verbosity_error()
-    console = Console(width=140)
-    title = f"rank 16 on all linear layers, bfloat16, {torch.get_num_threads()} threads, median of {args.repeats}"
-    columns = ("parameters", "way", "bytes a sync", "seconds", "CPU seconds", "weights moved", "drift")
-    table = Table(*columns, title=title)
-    for shape in SHAPES.values():
+def main(repeats=5):
+    silent()
+    title = f"rank 16 on all linear layers, bfloat16, {torch.get_num_threads()} threads, median of {repeats}"
+    columns = "parameters", "way", "bytes a sync", "seconds", "CPU seconds", "weights moved", "drift"
+    rows, smallest = [], next(iter(SHAPES))
+    for name, shape in SHAPES.items():
         model, costs = make_model(shape), {}
         with tempfile.TemporaryDirectory() as folder:
             for way, generation in make_ways(model, Path(folder)).items():
-                costs[way] = cost(model, generation, args.repeats)
-                ratios = [f"{merged / cost:.1f}x" for merged, cost in zip(costs["merge"], costs[way], strict=True)]
-                num_bytes, *seconds = costs[way]
-                figures = [f"{num_bytes:,}", *(f"{value:.3f}" for value in seconds)]
-                cells = [f"{figure} ({ratio})" for figure, ratio in zip(figures, ratios, strict=True)]
-                moved = distance = ""
-                if args.full or shape is next(iter(SHAPES.values())):
+                num_bytes, *seconds = costs[way] = cost(model, generation, repeats)
+                figures = f"{num_bytes:,}", *(f"{value:.3f}" for value in seconds)
+                ratios = (merged / mine for merged, mine in zip(costs["merge"], costs[way], strict=True))
+                cells = [f"{figure} ({ratio:.1f}x)" for figure, ratio in zip(figures, ratios, strict=True)]
+                if name == smallest:
                     moved, distance = drift(model, generation)
-                    moved, distance = f"{moved:.2%}", f"{distance:.2g}"
-                table.add_row(f"{num_parameters(model) / 1e9:.3f} B", way, *cells, moved, distance)
+                    cells += [f"{moved:.2%}", f"{distance:.2g}"]
+                rows.append([f"{num_parameters(model) / 1e9:.3f} B", way, *cells])
         del model
-    console.print(table)
-
-
-if __name__ == "__main__":
-    main()
+    print_table(title, columns, rows, left=7)

@@ -3,96 +3,177 @@
 """
 How the sampler's and the batcher's own time and memory grow, up to the paper's 512 prompts x 16 completions x 20,480.
 
-    python benchmarks/memory_and_scale.py           # one minute
-    python benchmarks/memory_and_scale.py --full    # five repetitions, up to twice the paper's size
+    python -m benchmarks memory_and_scale    # one minute
 
-From each size to the next one of prompts, completions and length doubles. Generation is scripted, as in
-`sampling_bookkeeping.py`, which the sampler's part runs. The batcher's part is what happens to the rows of one
-optimizer step, a sixteenth of the rollout as in the paper: they are joined, measured, cut into micro-batches of equal
-padded cost, and trimmed. One process handles all rows; in training each handles its share. A slope of 1 on the log-log
-scale means cost in proportion to size.
+From each size to the next one of prompts, completions and length doubles. Generation is scripted: completions are
+slices of one list of tokens, made before the clock starts. The sampler's part is what the `Sampler` and the trainer
+around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped, the batch made, handed out, and its
+rows read back once as TRL reads them. The batcher's part is what happens to the rows of one optimizer step, a
+sixteenth of the rollout as in the paper: they are joined, measured, cut into micro-batches of equal padded cost, and
+trimmed. One process handles all rows; in training each handles its share. Seconds are the CPU's, so that other work on
+the machine does not count. A slope of 1 on the log-log scale means cost in proportion to size.
 """
 
-import argparse
-import copy
+import random
 import time
 import tracemalloc
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import sampling_bookkeeping
 import torch
+from datasets import Dataset
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
-from update_phase import peak_memory, reset_peak_memory
 
+from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
+from trl_dapo.sampling.prompts import PromptStream
+from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
+from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.update.microbatches import cut
 from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
+
+from .frame.pictures import save
+from .frame.tables import print_table, say
+from .sampling_policies import blank_round
+from .update_phase import peak_memory, reset_peak_memory
 
 
 NUM_STEPS = 16
 ROWS_PER_MICROBATCH = 8
+ACCEPTANCE = 0.55
+ROLLOUT_SECONDS = 300.0
 COSTS = ("sampler's seconds", "sampler's MB", "batcher's seconds", "batcher's MB")
 
 
-def sizes(args):
-    """Sizes as `sampling_bookkeeping` takes them, each half the next in one dimension."""
-    size = sampling_bookkeeping.parse_args([])
-    names = ("num_prompts", "max_length", "num_generations")
-    if args.full:
-        size.num_prompts *= 2
-    for name in ("num_prompts", "num_generations", "max_length", "median_length"):
-        setattr(size, name, max(2, int(getattr(size, name) * args.scale)))
-    ladder = [size]
-    for i in range(args.num_doublings):
-        size = copy.copy(size)
-        name = names[i % len(names)]
-        setattr(size, name, getattr(size, name) // 2)
-        if name == "max_length":
-            size.median_length //= 2
-        ladder.append(size)
+class Size(NamedTuple):
+    num_prompts: int
+    num_generations: int
+    max_length: int
+    median_length: int
+
+    @property
+    def num_tokens(self):
+        return self.num_prompts * self.num_generations * self.max_length
+
+    def draw_lengths(self, rng, num_rows):
+        return np.clip(rng.lognormal(np.log(self.median_length), 0.8, num_rows), 16, self.max_length).astype(int)
+
+
+PAPER = Size(512, 16, 20_480, 2_500)
+
+
+def sizes(num_doublings=9, scale=1.0):
+    """Each half the next in one dimension, up to the paper's or some share of it in each."""
+    ladder = [Size(*(max(2, int(value * scale)) for value in PAPER))]
+    for i in range(num_doublings):
+        names = (("num_prompts",), ("max_length", "median_length"), ("num_generations",))[i % 3]
+        ladder.append(ladder[-1]._replace(**{name: getattr(ladder[-1], name) // 2 for name in names}))
     return ladder[::-1]
 
 
-def num_tokens(size):
-    return size.num_prompts * size.num_generations * size.max_length
+# ---- The sampler ----
+
+
+class Script:
+    """Rounds as TRL's `_generate` would return them: lists of Python integers and floats."""
+
+    def __init__(self, size):
+        self._rng, self._size = np.random.default_rng(0), size
+        # Shared by all rows: what a list costs TRL is not what is measured here.
+        pool = random.Random(0)
+        self._tokens = [pool.randrange(150_000) for _ in range(size.max_length)]
+        self._logprobs = [-pool.random() for _ in range(size.max_length)]
+
+    def round(self, num_prompts):
+        num_rows = num_prompts * self._size.num_generations
+        lengths = self._size.draw_lengths(self._rng, num_rows).tolist()
+        completion_ids, logprobs = ([some[:n] for n in lengths] for some in (self._tokens, self._logprobs))
+        mixed_N = self._rng.random(num_prompts) < ACCEPTANCE
+        rewards_NG = np.ones((num_prompts, self._size.num_generations))
+        rewards_NG[mixed_N, 0] = -1
+        prompt_ids, texts = [self._tokens[:200]] * num_rows, ["text"] * num_rows
+        generated = prompt_ids, completion_ids, None, texts, logprobs, {}, None, []
+        return generated, torch.tensor(rewards_NG).view(-1, 1)
+
+
+class Clock:
+    """CPU seconds spent inside it."""
+
+    seconds = 0.0
+
+    def __enter__(self):
+        self._started = time.process_time()
+
+    def __exit__(self, *error):
+        self.seconds += time.process_time() - self._started
+
+
+def rollout(size, after_generation=lambda: None):
+    """One rollout batch; returns the sampler's seconds, the bytes of all rows' arrays, and the tokens generated."""
+    G, num_bytes, num_tokens, clock, script = size.num_generations, 0, 0, Clock(), Script(size)
+    dataset = Dataset.from_dict({"id": range(10 * size.num_prompts)})
+    sampler = Sampler(PromptStream(dataset, seed=0), target=size.num_prompts, num_generations=G)
+    sampler.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
+    with clock:
+        sampler.begin()
+        prompts = sampler.next_prompts()
+    while prompts:
+        generated, rewards = script.round(len(prompts))
+        num_tokens += sum(map(len, generated[1]))
+        after_generation()
+        with clock:
+            rows = Rows.from_generated(generated, generated[3])
+            del generated
+            rewards_NG, masked_NG = rewards.view(-1, G), torch.zeros(len(prompts), G, dtype=torch.bool)
+            reasons = drop_reasons(rewards_NG, masked_NG, Criterion())
+            counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
+            sampler.add_round(blank_round([ask.name for ask in prompts], rewards, rows), reasons, counts)
+        columns = rows.prompt_ids, rows.completion_ids, rows.logprobs
+        num_bytes += sum(array.nbytes for column in columns for array in column if array is not None)
+        with clock:
+            prompts = sampler.next_prompts()
+    with clock:
+        batch, rounds = sampler.batch(), sampler.rollout.rounds
+        rows = assign_to_ranks(rounds, batch.train, batch.fill, G, torch.device("cpu"))
+        select_groups(rounds, [round_.rewards_BF for round_ in rounds], [*batch.train, *batch.fill], G)
+        for column in rows.as_generated()[:5]:
+            for _ in column or ():
+                pass
+    return clock.seconds, num_bytes, num_tokens
 
 
 def sampler_cost(size):
-    """Seconds and megabytes of the sampler, for one rollout."""
-    seconds, *_ = sampling_bookkeeping.rollout(sampling_bookkeeping.Script(size), size)
+    """Seconds and megabytes of the sampler, for one rollout, with the megabytes of its arrays and the tokens."""
+    seconds, *_ = rollout(size)
 
     # What is generated first is not the sampler's; later rounds are.
     def trace():
         if not tracemalloc.is_tracing():
             tracemalloc.start()
 
-    sampling_bookkeeping.rollout(sampling_bookkeeping.Script(size), size, after_generation=trace)
+    _, num_bytes, num_tokens = rollout(size, after_generation=trace)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return seconds, peak / 1e6
+    return seconds, peak / 1e6, num_bytes / 1e6, num_tokens
+
+
+# ---- The batcher ----
 
 
 def make_parts(size):
     """One optimizer step's rows as TRL leaves them: parts of a rollout padded to its longest completion."""
-    generator = np.random.default_rng(size.seed)
     num_rows = max(ROWS_PER_MICROBATCH, size.num_prompts * size.num_generations // NUM_STEPS)
-    lengths = np.clip(generator.lognormal(np.log(size.median_length), 0.8, num_rows), 16, size.max_length)
+    lengths = torch.from_numpy(size.draw_lengths(np.random.default_rng(0), num_rows))
     lengths[0] = size.max_length
     parts = []
-    for start in range(0, num_rows, ROWS_PER_MICROBATCH):
-        lengths_B = torch.from_numpy(lengths[start : start + ROWS_PER_MICROBATCH]).long()
+    for lengths_B in lengths.split(ROWS_PER_MICROBATCH):
         completion_mask = (torch.arange(size.max_length) < lengths_B[:, None]).long()
+        prompts = torch.ones(len(lengths_B), 200, dtype=torch.long)
+        part = {"prompt_ids": prompts, "prompt_mask": prompts.clone(), "completion_ids": completion_mask.clone()}
+        logps = torch.zeros(len(lengths_B), size.max_length)
+        advantages = torch.zeros(len(lengths_B))
         parts.append(
-            {
-                "prompt_ids": torch.ones(len(lengths_B), 200, dtype=torch.long),
-                "prompt_mask": torch.ones(len(lengths_B), 200, dtype=torch.long),
-                "completion_ids": completion_mask.clone(),
-                "completion_mask": completion_mask,
-                "old_per_token_logps": torch.zeros(len(lengths_B), size.max_length),
-                "advantages": torch.zeros(len(lengths_B)),
-            }
+            part | {"completion_mask": completion_mask, "old_per_token_logps": logps, "advantages": advantages}
         )
     return parts
 
@@ -124,7 +205,7 @@ def slope(tokens, costs):
     return np.polyfit(*np.log(np.array(positive)).T, deg=1)[0]
 
 
-def plot(tokens, costs, path):
+def draw_costs(tokens, costs, path):
     """Both costs over the size, on the log-log scale."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     for axes, unit in zip(figure.subplots(1, 2), ("seconds", "MB"), strict=True):
@@ -135,50 +216,27 @@ def plot(tokens, costs, path):
         axes.set(xlabel="prompts x completions x longest completion", ylabel=unit)
         axes.grid(alpha=0.3)
         axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
 
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="five repetitions, up to twice the paper's size")
-    parser.add_argument("--repeats", type=int, help="repetitions, of which the median counts (default: 1)")
-    parser.add_argument("--num-doublings", type=int, default=9, help="sizes but one (default: %(default)s)")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on each of prompts, completions and length (default: 1)"
-    )
-    parser.add_argument("--plot", type=Path, help="draw the costs here, as a PNG")
-    args = parser.parse_args(argv)
-    args.repeats = args.repeats or (5 if args.full else 1)
-    return args
-
-
-def main(argv=None):
-    args = parse_args(argv)
+def main(num_doublings=9, scale=1.0, plot: Path | None = None):
     torch.set_num_threads(1)
-    ladder = sizes(args)
-    table = Table("prompts x completions x longest", title="Own cost: sampler a rollout, batcher an optimizer step")
-    for name in COSTS:
-        table.add_column(name, justify="right")
+    ladder = sizes(num_doublings, scale)
     batcher_cost(ladder[0])  # the first call pays for what is loaded late
-    costs = {name: [] for name in COSTS}
+    costs, rows = {name: [] for name in COSTS}, []
     for size in ladder:
-        measured = [(*sampler_cost(size), *batcher_cost(size)) for _ in range(args.repeats)]
-        medians = np.median(measured, axis=0)
-        for name, value in zip(COSTS, medians, strict=True):
+        seconds, megabytes, of_arrays, num_tokens = sampler_cost(size)
+        rows.append([f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}"])
+        for name, value in zip(COSTS, (seconds, megabytes, *batcher_cost(size)), strict=True):
             costs[name].append(value)
-        cells = [
-            f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}"
-            for name, value in zip(COSTS, medians, strict=True)
-        ]
-        table.add_row(f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}", *cells)
-    tokens = [num_tokens(size) for size in ladder]
-    table.add_section()
-    table.add_row("slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS))
-    Console(width=110).print(table)
-    if args.plot:
-        plot(tokens, costs, args.plot)
-
-
-if __name__ == "__main__":
-    main()
+            rows[-1].append(f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}")
+    tokens = [size.num_tokens for size in ladder]
+    rows.append(["slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS)])
+    title = "Own cost: sampler a rollout, batcher an optimizer step"
+    print_table(title, ("prompts x completions x longest", *COSTS), rows)
+    say(
+        f"The largest, {num_tokens / 1e6:.0f} M tokens generated: {seconds / ROLLOUT_SECONDS:.2%} of a rollout of 5 "
+        f"minutes; peak memory {megabytes / 1e3:.2f} GB, {megabytes / of_arrays:.2f} of the rollouts' own arrays"
+    )
+    if plot:
+        draw_costs(tokens, costs, plot)

@@ -3,8 +3,7 @@
 """
 One rollout ahead beside taking turns: wall-clock seconds of a rollout, and what is learned.
 
-    python benchmarks/overlap.py              # about 25 minutes on two cores
-    python benchmarks/overlap.py --full       # 10 seeds
+    python -m benchmarks overlap    # about 25 minutes on two cores
 
 Both talk to a stand-in for vLLM's server in a process of its own, through TRL's engine in server mode.
 
@@ -18,68 +17,32 @@ ahead; the stand-in samples with the weights that it was given. Accuracy is read
 so it has no sampling noise. The interval is Student's, of the differences of equal seeds.
 """
 
-import argparse
-import math
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from runs import file_name, quiet, run_all
-from stand_in import Model, Script, server
-from time_to_accuracy import CHECKPOINT_SEED, TASKS, accuracy, held_out, make_checkpoint, prompts
-from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward
-from trl_dapo.settings.sampling_defaults import PAPER
+
+from .frame.curves import Curve, accuracy
+from .frame.runs import Job, quiet, run_all
+from .frame.stand_in import Model, Script, server
+from .frame.tables import print_table, say
+from .frame.trainers import DAPO, PLAIN, load, rollouts_of, train_quietly
+from .frame.verdicts import interval
+from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, held_out, make_checkpoint, prompts
 
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)
-WAYS = ("in turns", "ahead")
-STUDENT = {3: 4.303, 5: 2.776, 10: 2.262}  # 97.5 % quantile of its t, by the number of values
+WAYS = {"in turns": 0, "ahead": 1}  # rollouts ahead
 MOST_OVER_LONGER, LEAST_SPEED_UP = 1.10, 1.8  # promises
 
 
-class Job(NamedTuple):
-    """One run of the second part."""
-
-    way: str
-    seed: int
-    num_rollouts: int
-
-    @property
-    def key(self):
-        return self.way, self.seed
-
-    @property
-    def name(self):
-        return file_name(self.way, self.seed, self.num_rollouts)
-
-
 def config(folder, way, **settings):
-    return DAPOConfig(
-        str(folder),
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        num_generations=8,
-        max_completion_length=8,
-        lr_scheduler_type="constant_with_warmup",
-        use_vllm=True,
-        vllm_mode="server",
-        rollouts_ahead=0 if way == "in turns" else 1,
-        **PAPER | {"dynamic_sampling_surplus": "carry"},
-        dynamic_sampling_max_rounds=30,
-        **settings,
-    )
+    return DAPOConfig(str(folder), max_completion_length=8, **PLAIN, **SERVER, rollouts_ahead=WAYS[way], **settings)
 
 
 # ---- Seconds ----
@@ -111,52 +74,39 @@ def rewarded(completions, **kwargs):
 
 
 def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollouts):
-    """Median seconds of a rollout once it is under way, of its update, and that the trainer waited."""
-    problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    """Median seconds of a rollout once it is under way, and of its update."""
+    problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
     end = [tokenizer.eos_token_id]
     answers = {name: tokenizer(text)["input_ids"] + end for name, text in (("right", "1"), ("wrong", "2"))}
     with tempfile.TemporaryDirectory() as folder, server(Script, delay=generate_seconds, **answers):
-        args = config(
-            folder,
-            way,
-            max_steps=num_rollouts + 1,
-            per_device_train_batch_size=32,
-            steps_per_generation=4,
-            gradient_accumulation_steps=4,
-            logging_steps=1,
-            batch_multiplier=1.0,
-        )
+        # One optimizer step a rollout, of four micro-batches.
+        steps = {"gradient_accumulation_steps": 4, "logging_steps": 1, "max_steps": num_rollouts + 1}
+        args = config(folder, way, batch_multiplier=1.0, **rollouts_of(16, 8, 4) | {"warmup_steps": 0} | steps)
         dataset = prompts(problems, TASKS["quickstart"].shares, 0)
         trainer = Timed(model, rewarded, args, train_dataset=dataset, processing_class=tokenizer)
-        trainer.remove_callback(PrinterCallback)
         hold = HoldUpdate(trainer, update_seconds)
-        trainer.add_callback(hold)
-        trainer.train()
+        train_quietly(trainer, hold)
     walls = [after - before for before, after in zip(hold.ended[:-1], hold.ended[1:], strict=True)]
-    waits = [entry["timeline/wait_seconds"] for entry in trainer.state.log_history[1:-1]]
-    return statistics.median(walls), statistics.median(hold.took), statistics.median(waits)
+    return statistics.median(walls), statistics.median(hold.took)
 
 
-def report_seconds(console, checkpoint, update_seconds, num_rollouts):
+def report_seconds(checkpoint, update_seconds, num_rollouts):
     title = f"Seconds of a rollout, medians of {num_rollouts}; an update takes {update_seconds:g} s"
-    table = Table("r", "in turns", "ahead", "longer of the two", "serial rest", title=title)
-    for column in ("ahead over the longer and the rest", "times as fast"):
-        table.add_column(column, justify="right")
-    kept = True
+    columns = "in turns", "ahead", "longer of the two", "serial rest", "ahead over the longer and the rest"
+    rows, kept = [], True
     for ratio in RATIOS:
         settings = ratio * update_seconds, update_seconds, num_rollouts
         took = {way: time_rollouts(checkpoint, way, *settings) for way in WAYS}
-        (turns, update, _), (ahead, _, _) = (took[way] for way in WAYS)
+        (turns, update), (ahead, _) = (took[way] for way in WAYS)
         longer = max(ratio * update_seconds, update)
         rest = turns - ratio * update_seconds - update
         over, speed_up = (ahead - rest) / longer, turns / ahead
         kept &= over <= MOST_OVER_LONGER and (ratio != 1.0 or speed_up >= LEAST_SPEED_UP)
         cells = (turns, ahead, longer, rest)
-        table.add_row(f"{ratio:g}", *(f"{cell:.2f}" for cell in cells), f"{over:.3f}", f"{speed_up:.2f}")
-    console.print(table)
+        rows.append([f"{ratio:g}", *(f"{cell:.2f}" for cell in cells), f"{over:.3f}", f"{speed_up:.2f}"])
+    print_table(title, ("r", *columns, "times as fast"), rows)
     promise = f"at most {MOST_OVER_LONGER:g} times the longer plus the rest, {LEAST_SPEED_UP:g} times as fast at r = 1"
-    console.print(f"Promise: {promise}: {'kept' if kept else 'NOT KEPT'}", highlight=False, soft_wrap=True)
+    say(f"Promise: {promise}: {'kept' if kept else 'NOT KEPT'}")
 
 
 # ---- Learning ----
@@ -164,40 +114,28 @@ def report_seconds(console, checkpoint, update_seconds, num_rollouts):
 
 def learn(job, checkpoint):
     """Accuracy at every tenth rollout; shares of rows by age, clipped tokens, tokens sampled."""
-    problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    num_steps, curve = 4, []
-
-    class Note(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step % (10 * num_steps) == 0:
-                curve.append(accuracy(model, tokenizer, held_out(problems)))
-
+    problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
+    task, num_steps = TASKS["quickstart"], 4
+    sizes = rollouts_of(16, 8, num_steps, learning_rate=task.learning_rate, max_steps=num_steps * job.num_rollouts)
     with tempfile.TemporaryDirectory() as folder, server(Model, path=str(checkpoint), seed=job.seed):
-        args = config(
-            folder,
-            job.way,
-            seed=job.seed,
-            max_steps=num_steps * job.num_rollouts,
-            logging_steps=num_steps,
-            per_device_train_batch_size=32,
-            steps_per_generation=num_steps,
-            learning_rate=TASKS["quickstart"].learning_rate,
-            warmup_steps=2 * num_steps,
+        trainer = DAPO(
+            model,
+            exact_answer_reward,
+            config(folder, job.arm, seed=job.seed, **sizes),
+            train_dataset=prompts(problems, task.shares, job.seed),
+            processing_class=tokenizer,
         )
-        dataset = prompts(problems, TASKS["quickstart"].shares, job.seed)
-        trainer = DAPOTrainer(model, exact_answer_reward, args, train_dataset=dataset, processing_class=tokenizer)
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Note())
-        trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "dynamic_sampling/rounds" in entry]
+        asked = held_out(problems)
+        look = lambda: {"accuracy": accuracy(model, tokenizer, asked)}  # noqa: E731
+        curve = Curve(job, look, lambda: trainer.num_tokens)
+        logs = train_quietly(trainer, curve)
 
     def mean(name):
         return statistics.mean(entry.get(name, 0.0) for entry in logs)
 
     ages = [mean(f"overlap/groups_by_age/{age}") for age in range(3)]
     return {
-        "curve": curve,
+        "curve": curve.points,
         "clipped": mean("clip_ratio/region_mean"),
         "rounds": mean("dynamic_sampling/rounds"),
         "tokens": sum(entry["dynamic_sampling/tokens_generated"] for entry in logs),
@@ -205,76 +143,46 @@ def learn(job, checkpoint):
     }
 
 
-def interval(differences):
-    """Mean and its 95 % interval, by Student's t."""
-    mean, n = statistics.mean(differences), len(differences)
-    if n not in STUDENT:
-        return mean, -math.inf, math.inf
-    half = STUDENT[n] * statistics.stdev(differences) / math.sqrt(n)
-    return mean, mean - half, mean + half
-
-
-def report_learning(console, results, seeds, start, num_rollouts):
+def report_learning(results, seeds, start, num_rollouts):
     title = f"Accuracy after {num_rollouts} rollouts from {start:.1%}, {len(seeds)} seeds"
-    table = Table("", title=title)
-    for column in ("mean (lowest to highest)", "clipped", "rounds", "tokens", "groups aged 0, 1, 2"):
-        table.add_column(column, justify="right")
-    ends = {way: [results[way, seed]["curve"][-1] for seed in seeds] for way in WAYS}
-    for way in WAYS:
-        runs = [results[way, seed] for seed in seeds]
-        table.add_row(
-            way,
-            f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})",
-            f"{statistics.mean(run['clipped'] for run in runs):.1%}",
-            f"{statistics.mean(run['rounds'] for run in runs):.2f}",
-            f"{statistics.mean(run['tokens'] for run in runs):,.0f}",
-            ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3)),
-        )
-    console.print(table)
-    in_turns, ahead = (ends[way] for way in WAYS)
-    mean, low, high = interval([mine - theirs for mine, theirs in zip(ahead, in_turns, strict=True)])
-    console.print(
-        f"ahead less in turns: {100 * mean:+.2f} points, 95 % interval {100 * low:+.2f} to {100 * high:+.2f}: "
-        f"{'no worse' if high >= 0 else 'WORSE'}",
-        highlight=False,
-        soft_wrap=True,
+    columns, rows = ("", "mean (lowest to highest)", "clipped", "rounds", "tokens", "groups aged 0, 1, 2"), []
+    runs_of = {way: [results["learning", way, seed] for seed in seeds] for way in WAYS}
+    ends = {way: [run["curve"][-1]["accuracy"] for run in runs] for way, runs in runs_of.items()}
+    for way, runs in runs_of.items():
+        mean = {name: statistics.mean(run[name] for run in runs) for name in ("clipped", "rounds", "tokens")}
+        ends_of = f"{statistics.mean(ends[way]):.1%} ({min(ends[way]):.1%} to {max(ends[way]):.1%})"
+        ages = ", ".join(f"{statistics.mean(run['ages'][age] for run in runs):.0%}" for age in range(3))
+        cells = f"{mean['clipped']:.1%}", f"{mean['rounds']:.2f}", f"{mean['tokens']:,.0f}"
+        rows.append([way, ends_of, *cells, ages])
+    print_table(title, columns, rows)
+    mean, half = interval([100 * (ahead - turns) for turns, ahead in zip(*ends.values(), strict=True)])
+    say(
+        f"ahead less in turns: {mean:+.2f} points, 95 % interval {mean - half:+.2f} to {mean + half:+.2f}: "
+        f"{'WORSE' if mean + half < 0 else 'no worse'}"
     )
 
 
 def describe(job, result):
-    return f"{job.way}, seed {job.seed}: " + ", ".join(f"{value:.1%}" for value in result["curve"])
+    return f"{job.arm}, seed {job.seed}: " + ", ".join(f"{point['accuracy']:.1%}" for point in result["curve"][1:])
 
 
-def parse_args(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="10 seeds")
-    parser.add_argument("--update-seconds", type=float, default=3.0, help="of an update (default: %(default)s)")
-    parser.add_argument("--num-timed", type=int, default=5, help="rollouts that are timed (default: %(default)s)")
-    parser.add_argument("--num-seeds", type=int, help="runs a way, seeds 0, 1, ... (default: 5)")
-    parser.add_argument("--num-rollouts", type=int, default=30, help="of a run that learns (default: %(default)s)")
-    parser.add_argument("--num-warm-up-steps", type=int, default=250, help="of the checkpoint (default: %(default)s)")
-    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--part", choices=("seconds", "learning"), help="only this part (default: both)")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs/overlap"), help="(default: %(default)s)")
-    args = parser.parse_args(argv)
-    args.num_seeds = args.num_seeds or (10 if args.full else 5)
-    return args
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    console = Console(width=110)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint, start = make_checkpoint(args.output_dir, args.num_warm_up_steps)
+def main(
+    part=("seconds", "learning"),
+    update_seconds=3.0,
+    num_timed=5,
+    num_seeds=5,
+    num_rollouts=30,
+    num_warm_up_steps=250,
+    num_processes=2,
+    output_dir=Path("outputs/overlap"),
+):
+    checkpoint, start = make_checkpoint(output_dir, num_warm_up_steps)
     quiet()
-    if args.part != "learning":
-        report_seconds(console, checkpoint, args.update_seconds, args.num_timed)
-    if args.part != "seconds":
-        seeds = range(args.num_seeds)
-        jobs = [Job(way, seed, args.num_rollouts) for seed in seeds for way in WAYS]
-        results = run_all(learn, jobs, checkpoint, args.output_dir, args.num_processes, console, describe)
-        report_learning(console, results, seeds, start, args.num_rollouts)
-
-
-if __name__ == "__main__":
-    main()
+    if "seconds" in part:
+        report_seconds(checkpoint, update_seconds, num_timed)
+    if "learning" in part:
+        seeds = range(num_seeds)
+        limits = {"num_rollouts": num_rollouts, "probe_every": 10}
+        jobs = [Job("learning", way, seed, **limits) for seed in seeds for way in WAYS]
+        results = run_all(learn, jobs, checkpoint, output_dir, num_processes, describe=describe)
+        report_learning(results, seeds, start, num_rollouts)

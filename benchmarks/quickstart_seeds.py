@@ -3,7 +3,7 @@
 """
 What the quickstart gains, and its time, over five seeds: the command's own and the four that follow it.
 
-    python benchmarks/quickstart_seeds.py    # one seed after another, a quarter of an hour
+    python -m benchmarks quickstart_seeds    # one seed after another, a quarter of an hour
 
 Runs `trl-dapo quickstart --seed S` as a user does, but with one thread, and writes a row a seed to
 benchmarks/quickstart_seeds.csv: accuracy on the 1,000 held-out problems before and after, their paired difference with
@@ -11,16 +11,15 @@ its 95 % interval over problems, and the CPU seconds (user and system) of the wh
 evaluations included.
 """
 
-import argparse
-import csv
 import os
 import resource
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 from trl_dapo.evaluation import compare
+
+from .frame.kept import write_rows
 
 
 SEEDS = range(42, 47)
@@ -54,35 +53,9 @@ def run(seed, folder):
     }
 
 
-def headline(rows):
-    """Median and range over seeds, as the README gives them."""
-    gains = [100 * float(row["gain"]) for row in rows]
-    seconds = [float(row["cpu_seconds"]) for row in rows]
-    return (
-        f"{statistics.median(gains):+.1f} points ({min(gains):+.1f} to {max(gains):+.1f} over {len(rows)} seeds), "
-        f"in {statistics.median(seconds):.0f} CPU seconds ({min(seconds):.0f} to {max(seconds):.0f}) of one core"
-    )
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=Path("outputs/quickstart_seeds"),
-        help="a folder a seed, with what the quickstart leaves and printed (default: %(default)s)",
-    )
-    args = parser.parse_args(argv)
+def main(output_dir=Path("outputs/quickstart_seeds")):
     rows = []
     for seed in SEEDS:
-        rows.append(run(seed, args.output_dir / str(seed)))
+        rows.append(run(seed, output_dir / str(seed)))
         print(" ".join(f"{name}={value:.4g}" for name, value in rows[-1].items()), flush=True)
-        with CSV.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    print(headline(rows))
-
-
-if __name__ == "__main__":
-    main()
+        write_rows(CSV, rows[0], [row.values() for row in rows])

@@ -1,14 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Completions scored a second by TRL's `accuracy_reward` and by `math_verify_reward`, and what hostile text costs.
+"""
+Completions scored a second by TRL's `accuracy_reward` and by `math_verify_reward`, and what hostile text costs.
 
-    python benchmarks/rewards.py
+    python -m benchmarks rewards --data dapo_math_17k.parquet    # a dataset with integer answers
 
 Both score the same completions, made from the problems of DAPO-Math-17k: right, wrong and malformed, in groups of one
 problem as in training. Each pass takes new problems, so that no gold answer is known from the pass before.
 """
 
-import argparse
 import random
 import statistics
 import time
@@ -80,76 +80,52 @@ def timed(function, *args):
     return result, time.perf_counter() - start
 
 
-def compare_speed(args, reward):
-    num_problems = -(-args.num_completions // args.num_generations)
-    problems = load_math_dataset(args.data, limit=args.num_passes * num_problems, prompt_style="boxed").to_list()
-    per_second = {"trl": [], "ours": []}
+def compare_speed(data, num_passes, num_completions, num_generations, reward):
+    num_problems = -(-num_completions // num_generations)
+    problems = load_math_dataset(data, limit=num_passes * num_problems, prompt_style="boxed").to_list()
+    per_second = {"accuracy_reward": [], "math_verify_reward": []}
     num_same = num_verdicts = 0
-    for i in range(args.num_passes):
-        texts, golds = make_completions(
-            problems[i * num_problems :], args.num_completions, args.num_generations, args.seed + i
-        )
+    for i in range(num_passes):
+        texts, golds = make_completions(problems[i * num_problems :], num_completions, num_generations, seed=i)
         conversations = [[{"role": "assistant", "content": text}] for text in texts]
         theirs, their_seconds = timed(accuracy_reward, conversations, golds)
         ours, our_seconds = timed(reward, conversations, golds)
-        per_second["trl"].append(len(texts) / their_seconds)
-        per_second["ours"].append(len(texts) / our_seconds)
+        for name, seconds in zip(per_second, (their_seconds, our_seconds), strict=True):
+            per_second[name].append(len(texts) / seconds)
         num_verdicts += sum(verdict is not None for verdict in theirs)
         num_same += sum(a == b for a, b in zip(theirs, ours, strict=True) if a is not None)
-        print(
-            f"pass {i + 1}: accuracy_reward {per_second['trl'][-1]:,.0f}/s, math_verify_reward "
-            f"{per_second['ours'][-1]:,.0f}/s; {sum(theirs):.0f} of {len(texts)} right",
-            flush=True,
-        )
-    theirs, ours = (statistics.median(per_second[name]) for name in ("trl", "ours"))
-    print(
-        f"median: accuracy_reward {theirs:,.0f}/s, math_verify_reward {ours:,.0f}/s: {ours / theirs:.2f} times as fast"
-    )
+        latest = ", ".join(f"{name} {rates[-1]:,.0f}/s" for name, rates in per_second.items())
+        print(f"pass {i + 1}: {latest}; {sum(theirs):.0f} of {len(texts)} right", flush=True)
+    medians = {name: statistics.median(rates) for name, rates in per_second.items()}
+    times = medians["math_verify_reward"] / medians["accuracy_reward"]
+    print(f"median: {', '.join(f'{name} {rate:,.0f}/s' for name, rate in medians.items())}: {times:.2f} times as fast")
     print(f"same verdict: {num_same:,} of {num_verdicts:,}")
-
     _, seconds = timed(dapo_math_reward, conversations, golds)
     print(f"dapo_math_reward, another rule: {len(texts) / seconds:,.0f}/s")
 
 
-def survive_hostile_text(args):
-    reward = MathVerifyReward(timeout=args.timeout, num_workers=1)
+def survive_hostile_text(timeout):
+    reward = MathVerifyReward(timeout=timeout, num_workers=1)
     reward(["\\boxed{1}"], ["1"])
-    num_given = 0
-    longest = 0.0
+    num_given, longest = 0, 0.0
     for name, text in HOSTILE.items():
         (verdict,), seconds = timed(reward, [text], ["34"])
         num_given += verdict is not None
         longest = max(longest, seconds)
         print(f"  {name:<24} {verdict} after {seconds:.2f} s", flush=True)
         reward(["\\boxed{1}"], ["1"])  # a new worker, where that one was killed
-    print(f"verdicts given: {num_given} of {len(HOSTILE)}; longest: {longest:.2f} s of a limit of {args.timeout:g} s")
+    print(f"verdicts given: {num_given} of {len(HOSTILE)}; longest: {longest:.2f} s of a limit of {timeout:g} s")
     reward.close()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="dapo_math_17k.parquet", help="dataset with integer answers (%(default)s)")
-    parser.add_argument("--num-completions", type=int, default=2_000, help="completions a pass (%(default)s)")
-    parser.add_argument("--num-generations", type=int, default=8, help="completions a problem (%(default)s)")
-    parser.add_argument("--num-passes", type=int, default=3, help="passes, each over new problems (%(default)s)")
-    parser.add_argument("--num-workers", type=int, default=2, help="worker processes (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=1.0, help="seconds a hostile completion may take (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the completions (%(default)s)")
-    args = parser.parse_args()
-
-    reward = MathVerifyReward(num_workers=args.num_workers)
-    _, seconds = timed(reward, ["\\boxed{1}"] * args.num_workers, [str(i) for i in range(args.num_workers)])
-    print(
-        f"{args.num_completions:,} completions a pass, {args.num_workers} workers, first verdict after {seconds:.2f} s"
-    )
-    compare_speed(args, reward)
+def main(
+    data="dapo_math_17k.parquet", num_completions=2_000, num_generations=8, num_passes=3, num_workers=2, timeout=1.0
+):
+    reward = MathVerifyReward(num_workers=num_workers)
+    _, seconds = timed(reward, ["\\boxed{1}"] * num_workers, [str(i) for i in range(num_workers)])
+    print(f"{num_completions:,} completions a pass, {num_workers} workers, first verdict after {seconds:.2f} s")
+    compare_speed(data, num_passes, num_completions, num_generations, reward)
     reward.close()
-    print(f"\nhostile completions, limit {args.timeout:g} s:")
-    survive_hostile_text(args)
+    print(f"\nhostile completions, limit {timeout:g} s:")
+    survive_hostile_text(timeout)
     print(f"workers left over: {len(psutil.Process().children(recursive=True))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,23 +4,22 @@
 What is lost where weights are kept in bfloat16: a step of AdamW is smaller than half of what two neighbours differ by.
 
     trl-dapo fetch smollm2 --output_dir smollm2
-    python -m benchmarks.rounding --model smollm2        # ten minutes
+    python -m benchmarks rounding --model smollm2        # ten minutes
 
 The recipe smollm2_135m_cpu trains all weights of SmolLM2-135M-Instruct for a few rollouts of one optimizer step each,
 with weights in float32 and in bfloat16, from the same weights, which bfloat16 holds exactly. A weight has moved where
 it is another one at the end. How far all have moved is the length of their difference; bfloat16's is over float32's.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .real_model.parts import MEMORY, Job
+from .frame.runs import Job
+from .frame.tables import print_table
+from .real_model.study import MEMORY
 from .real_model.training import make_trainer
 
 
@@ -56,23 +55,15 @@ def train(model, dtype, rate, num_rollouts):
         return weights_of(trainer.model)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--num-rollouts", type=int, default=4, help="of one optimizer step (default: %(default)s)")
-    args = parser.parse_args()
-    table = Table("learning rate", "weights", "have moved", "how far, over float32")
+def main(model: Path, num_rollouts=4):
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
-        model.float().save_pretrained(folder)
-        AutoTokenizer.from_pretrained(args.model).save_pretrained(folder)
-        before = weights_of(model)
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        loaded.float().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+        before = weights_of(loaded)
         for rate in RATES:
-            found = {dtype: moved(before, train(folder, dtype, rate, args.num_rollouts)) for dtype in DTYPES}
+            found = {dtype: moved(before, train(folder, dtype, rate, num_rollouts)) for dtype in DTYPES}
             for dtype, (share, length) in found.items():
-                table.add_row(f"{rate:g}", dtype, f"{share:.1%}", f"{length / found['float32'][1]:.3f}")
-    Console(width=110).print(table)
-
-
-if __name__ == "__main__":
-    main()
+                rows.append([f"{rate:g}", dtype, f"{share:.1%}", f"{length / found['float32'][1]:.3f}"])
+    print_table("", ("learning rate", "weights", "have moved", "how far, over float32"), rows, left=4)

@@ -7,23 +7,21 @@ The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on r
 that learn in a jump or prompt by prompt, which says whether prompts that were given up are found again. Their figures
 are means over draws of the prompts and of their answers.
 
-    python benchmarks/screening.py           # seven minutes
+    python -m benchmarks screening    # seven minutes
 """
 
-import argparse
 import heapq
 import itertools
-import sys
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from sampling_policies import Ours, World
 
 from trl_dapo.sampling.prompt_memory import PromptMemory
+
+from .frame.tables import print_table, say
+from .sampling_policies import Ours, World
 
 
 NUM_GENERATIONS, RARE, SIGMA = 16, 0.1, 1.0
@@ -64,41 +62,44 @@ def play(rate_N, screen, target, num_rollouts, num_first=0, seed=0, num_generati
     world = World(trace)
     policy = Ours(world, target, screen=screen, **mode)
     for world.step in range(num_first + num_rollouts):
-        step = policy()
+        step = next(policy)
         if world.step >= num_first:
             yield step, policy
 
 
+def price_of(steps):
+    """Groups generated for one that trains."""
+    return sum(step.num_generated for step in steps) / sum(step.num_trained for step in steps)
+
+
 def cost(rate_N, screen, target=32, num_groups=3000, **mode):
     """Generated over trained completions, the share of trained groups whose prompts are rarely solved, and rounds."""
-    generated = trained = rounds = num_rare = 0
-    rates = {}
+    steps, rates, num_rare = [], {}, 0
     for step, policy in play(rate_N, screen, target, num_groups // target, **mode):
-        generated, trained, rounds = (
-            generated + step.num_generated,
-            trained + step.num_trained,
-            rounds + step.num_rounds,
-        )
+        steps.append(step)
         rollout = policy.sampler.rollout
         rates |= {ask.name: rate_N[ask.example["id"]] for round_ in rollout.sampled for ask in round_.asks}
         names = [rollout.round_of(group).prompts[group.index] for group in policy.batch.train]
         num_rare += sum(rates.get(name, 1.0) < RARE for name in names)  # of a carried one the name is not kept
-    return generated / trained, num_rare / trained, rounds / (num_groups // target)
+    trained = sum(step.num_trained for step in steps)
+    return price_of(steps), num_rare / trained, sum(step.num_rounds for step in steps) / len(steps)
 
 
-def compare_rare(console, num_draws=2, num_rollouts=250, target=32):
+def compare_rare(num_draws=2, num_rollouts=250, target=32):
     """Prints what trains of prompts that are hardly ever solved, or hardly ever missed, among those of one half."""
     rate_N = np.repeat([0.0, 0.03, 0.97, 0.5], [300, 100, 100, 500])
     title = f"300 hopeless prompts, 100 of 3 in 100, 100 of 97 in 100, 500 of one half; {num_rollouts} rollouts"
-    table = Table("", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained", title=title)
-    for (name, mode), screen in itertools.product(MODES.items(), (None, "8", "3", "auto")):
-        rows = []
+    columns = "", "trained: 3 in 100", "97 in 100", "of 200 never trained", "generated / trained"
+    rows = []
+    for (name, mode), (label, screen) in itertools.product(MODES.items(), SCREENS.items()):
+        if label not in ("whole", "8", "3", "auto"):
+            continue
+        found = []
         for seed in range(num_draws):
-            names, trained, generated, sum_trained = {}, Counter(), 0, 0
-            options = {"screen": int(screen) if screen in ("3", "8") else screen, "seed": seed, **mode}
-            for step, policy in play(rate_N, target=target, num_rollouts=num_rollouts, **options):
+            names, trained, steps = {}, Counter(), []
+            for step, policy in play(rate_N, screen, target, num_rollouts, seed=seed, **mode):
+                steps.append(step)
                 rollout = policy.sampler.rollout
-                generated, sum_trained = generated + step.num_generated, sum_trained + step.num_trained
                 names |= {ask.name: ask.example["id"] for round_ in rollout.sampled for ask in round_.asks}
                 trained.update(rollout.round_of(group).prompts[group.index] for group in rollout.accepted)
             of_N = np.zeros(len(rate_N))
@@ -106,10 +107,10 @@ def compare_rare(console, num_draws=2, num_rollouts=250, target=32):
                 of_N[names[key]] = num
             shares = [of_N[rate_N == rate].sum() / of_N.sum() for rate in (0.03, 0.97)]
             is_rare_N = np.isin(rate_N, (0.03, 0.97))
-            rows.append([*shares, (of_N[is_rare_N] == 0).sum(), generated / sum_trained])
-        low, high, never, price = np.mean(rows, axis=0)
-        table.add_row(f"{name}, {screen or 'whole'}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}")
-    console.print(table)
+            found.append([*shares, (of_N[is_rare_N] == 0).sum(), price_of(steps)])
+        low, high, never, price = np.mean(found, axis=0)
+        rows.append([f"{name}, {label}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}"])
+    print_table(title, columns, rows, left=5)
 
 
 class Learner(SimpleNamespace):
@@ -125,24 +126,23 @@ def found_again(pass_N, screen, memory, seed, after=(5, 10), target=32):
     """Share of the prompts learnable after the first pass that had a group accepted by then, and the cost."""
     trace = Learner(pass_N=pass_N, num_prompts=len(pass_N), seed=seed)
     policy = Ours(World(trace), target, carries=True, memory=memory, screen=screen)
-    ids, found, generated, trained, told = {}, set(), 0, 0, []
+    ids, found, steps, told = {}, set(), [], []
     for num_passes in after:
         while trace.passes < num_passes:
-            step, rollout = policy(), policy.sampler.rollout
-            trace.passes = policy.sampler.passes
-            generated, trained = generated + step.num_generated, trained + step.num_trained
+            steps.append(next(policy))
+            rollout, trace.passes = policy.sampler.rollout, policy.sampler.passes
             ids |= {ask.name: ask.example["id"] for round_ in rollout.sampled for ask in round_.asks}
             names = [rollout.round_of(group).prompts[group.index] for group in rollout.accepted]
             found |= {ids[name] for name in names if name in ids}  # a carried one was found when it was asked
         is_late_N = (pass_N >= 1) & (pass_N < num_passes)
-        told.append((np.mean([i in found for i in np.flatnonzero(is_late_N)]), generated / trained))
+        told.append((np.mean([i in found for i in np.flatnonzero(is_late_N)]), price_of(steps)))
     return told
 
 
-def compare_learners(console, seed):
+def compare_learners(seed):
     """Prints a table of a memory and none on policies that learn; returns the least share found after a jump."""
     title = f"learnable later: share found after 5 and 10 passes (least of {NUM_JUDGED} draws), generated / trained"
-    table, shares = Table("become learnable", "memory", "whole", "auto", title=title), {}
+    rows, shares = [], {}
     for (name, make), memory in itertools.product(LEARNERS.items(), (None, PromptMemory)):
         cells = []
         for screen in (None, "auto"):
@@ -151,23 +151,23 @@ def compare_learners(console, seed):
             means, least = shares[name, memory, screen].mean(0), shares[name, memory, screen].min(0)
             cells.append(", ".join(f"{x:.2f} ({y:.2f})" for x, y in zip(means, least, strict=True)))
             cells[-1] += f", {prices.mean(0)[-1]:.2f}"
-        table.add_row(name, "yes" if memory else "none", *cells)
-    console.print(table)
+        rows.append([name, "yes" if memory else "none", *cells])
+    print_table(title, ("become learnable", "memory", "whole", "auto"), rows, left=4)
     return min(shares["in the second pass", PromptMemory, screen][:, 0].min() for screen in (None, "auto"))
 
 
-def compare_sizes(console, seed):
+def compare_sizes(seed):
     """Prints what auto with carry and memory costs by group size; returns the dearest trace of 16."""
     sizes = (NUM_GENERATIONS, NUM_GENERATIONS // 2)
     title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
-    table, dearest = Table("pass rates", *map(str, sizes), title=title), 0.0
+    rows, dearest = [], 0.0
+    mode = MODES["carry and memory"]
     for name, make in TRACES.items():
-        rows = drawn(make, NUM_JUDGED, seed)
-        mode = MODES["carry and memory"]
-        found = [[cost(rate_N, "auto", seed=i, num_generations=G, **mode)[0] for rate_N, i in rows] for G in sizes]
-        table.add_row(name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found))
+        draws = drawn(make, NUM_JUDGED, seed)
+        found = [[cost(rate_N, "auto", seed=i, num_generations=G, **mode)[0] for rate_N, i in draws] for G in sizes]
+        rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found)])
         dearest = max(dearest, np.mean(found[0]))
-    console.print(table)
+    print_table(title, ("pass rates", *map(str, sizes)), rows, left=3)
     return dearest
 
 
@@ -180,23 +180,22 @@ def evaluated(rate_N, k, seed):
     return memory
 
 
-def compare_first_pass(console, seed, target=32):
+def compare_first_pass(seed, target=32):
     """Prints what the first pass costs with and without an evaluation before it."""
     title = "first pass, carry, memory, auto: generated / trained, by completions of each prompt evaluated before"
-    table = Table("pass rates", "no evaluation", "4", "8", "16", title=title)
+    rows = []
     for name, make in TRACES.items():
-        cells = []
+        rows.append([name])
         for k in (0, 4, 8, 16):
-            generated = trained = 0
+            steps = []
             for rate_N, draw in drawn(make, NUM_DRAWS, seed):
                 memory = partial(evaluated, rate_N, k) if k else PromptMemory
                 for step, policy in play(rate_N, "auto", target, 1000, seed=draw, carries=True, memory=memory):
-                    generated, trained = generated + step.num_generated, trained + step.num_trained
+                    steps.append(step)
                     if policy.sampler.passes >= 1:
                         break
-            cells.append(f"{generated / trained:.2f}")
-        table.add_row(name, *cells)
-    console.print(table)
+            rows[-1].append(f"{price_of(steps):.2f}")
+    print_table(title, ("pass rates", "no evaluation", "4", "8", "16"), rows, left=5)
 
 
 def seconds(num_completions, at_once, rng):
@@ -219,43 +218,42 @@ def seconds_of_rollouts(rate_N, screen, target=512, num_rollouts=12, **mode):
     return [time / num_rollouts for time in total.values()]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    console = Console(width=130)
-    worst = 0.0
-    for title, mode in MODES.items():
-        title = f"{title}: generated / trained, share that is rare, rounds; mean of {NUM_DRAWS} draws"
-        table = Table("pass rates", *SCREENS, title=title)
-        for name, make in TRACES.items():
-            rows = drawn(make, NUM_DRAWS, args.seed)
-            costs = {
-                label: np.mean([cost(rate_N, screen, seed=i, **mode) for rate_N, i in rows], axis=0)
-                for label, screen in SCREENS.items()
-            }
-            table.add_row(name, *(f"{price:.2f}, {rare:.2f}, {rounds:.1f}" for price, rare, rounds in costs.values()))
-            best = min(price for label, (price, *_) in costs.items() if label != "auto")
-            worst = max(worst, costs["auto"][0] / best)
-        console.print(table)
-    console.print(f"auto over the best of the others, worst trace: {worst:.3f}")
-    dearest = compare_sizes(console, args.seed)
-    console.print(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
-    compare_first_pass(console, args.seed)
-    compare_rare(console)
-    share_found = compare_learners(console, args.seed)
-    console.print(f"found after five passes of what became learnable in the second, at least: {share_found:.2f}")
-    title = (
-        f"512 prompts, carry: seconds of a rollout where the engine holds {', '.join(map(str, AT_ONCE))} completions"
-    )
-    table = Table("pass rates", "whole", "3", "auto", title=title)
+def compare_seconds(seed):
+    """Prints how long a rollout takes, by how many completions the engine holds."""
+    rows, held = [], ", ".join(map(str, AT_ONCE))
     for name, make in TRACES.items():
-        rate_N = make(np.random.default_rng(args.seed), 17_000)
+        rate_N = make(np.random.default_rng(seed), 17_000)
         found = [seconds_of_rollouts(rate_N, screen, carries=True) for screen in (None, 3, "auto")]
-        table.add_row(name, *(", ".join(f"{time:.0f}" for time in times) for times in found))
-    console.print(table)
+        rows.append([name, *(", ".join(f"{time:.0f}" for time in times) for times in found)])
+    title = f"512 prompts, carry: seconds of a rollout where the engine holds {held} completions"
+    print_table(title, ("pass rates", "whole", "3", "auto"), rows, left=4)
+
+
+def compare_screens(title, mode, seed):
+    """Prints what each way to ask costs; returns auto's cost over the best of the others, on the worst trace."""
+    rows, worst = [], 0.0
+    for name, make in TRACES.items():
+        draws = drawn(make, NUM_DRAWS, seed)
+        costs = {
+            label: np.mean([cost(rate_N, screen, seed=i, **mode) for rate_N, i in draws], axis=0)
+            for label, screen in SCREENS.items()
+        }
+        rows.append([name, *(f"{price:.2f}, {rare:.2f}, {rounds:.1f}" for price, rare, rounds in costs.values())])
+        best = min(price for label, (price, *_) in costs.items() if label != "auto")
+        worst = max(worst, costs["auto"][0] / best)
+    title = f"{title}: generated / trained, share that is rare, rounds; mean of {NUM_DRAWS} draws"
+    print_table(title, ("pass rates", *SCREENS), rows, left=7)
+    return worst
+
+
+def main(seed=1):
+    worst = max(compare_screens(title, mode, seed) for title, mode in MODES.items())
+    say(f"auto over the best of the others, worst trace: {worst:.3f}")
+    dearest = compare_sizes(seed)
+    say(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
+    compare_first_pass(seed)
+    compare_rare()
+    share_found = compare_learners(seed)
+    say(f"found after five passes of what became learnable in the second, at least: {share_found:.2f}")
+    compare_seconds(seed)
     return 0 if worst <= 1.03 and dearest <= 1.3 and share_found >= 0.9 else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

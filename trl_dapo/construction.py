@@ -5,8 +5,8 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -68,10 +68,7 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
 
 
 def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *, waits: bool) -> SamplingChoice:
-    """
-    Settles how prompts are sampled, and refuses what contradicts; `waits` says whether a round takes as long as its
-    longest completion.
-    """
+    """Settles how prompts are sampled, and refuses what contradicts; a round may wait for its longest completion."""
     screen = task.why_refused("`dynamic_sampling_screen='auto'`")
     if args.skip_preflight or facts["has_tools"] or facts["has_environments"]:
         screen = screen or "nothing can tell beforehand whether a reward function compares completions: no screening"
@@ -93,17 +90,12 @@ def check_rewards_and_data(
     reward_funcs: Sequence[Any],
     reward_names: Sequence[str],
     *,
-    kept_columns: Collection[str] | None,
-    may_be_empty: bool,
+    kept_columns: Collection[str] | None,  # that `remove_unused_columns` leaves; `None` for all
+    may_be_empty: bool,  # whether a prompt of no text has a token
     has_environments: bool,
     has_rollout_func: bool,
 ) -> None:
-    """
-    Refuses data and reward functions that would fail only once completions have been sampled for them.
-
-    `kept_columns` are those that `remove_unused_columns` leaves, `None` for all; `may_be_empty` says whether a prompt
-    of no text has a token.
-    """
+    """Refuses data and reward functions that would fail only once completions have been sampled for them."""
     eval_datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train_dataset": train_dataset}
     datasets |= {f"eval_dataset['{name}']" if name else "eval_dataset": data for name, data in eval_datasets.items()}
@@ -191,12 +183,6 @@ def choose_task_reward(
     return task
 
 
-def check_group_filter(group_filter: Any) -> None:
-    """Refuses what is no rule for groups."""
-    if group_filter is not None and not callable(group_filter):
-        raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
-
-
 def is_quantized(model: torch.nn.Module) -> bool:
     """Whether bitsandbytes rounded its weights."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
@@ -281,9 +267,4 @@ def some_examples(dataset: Any, columns: Collection[str] | None) -> list[dict]:
 
 def pace_dataset() -> IterableDataset:
     """Examples without end that say nothing, for a data loader that only counts."""
-    return IterableDataset.from_generator(_pace)
-
-
-def _pace() -> Iterator[dict[str, str]]:
-    while True:
-        yield {"prompt": ""}
+    return IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})

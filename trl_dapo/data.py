@@ -104,13 +104,11 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
-    It reads the columns of verl, SkyRL, slime, NeMo RL, ms-swift, TRL, open-r1, ORZ, GSM8K, MATH, DeepMath,
-    OlympiadBench and AIME; docs/rewards.md lists them. A column `image` or `images` may have images, as the hub stores
-    them, or paths.
-
-    A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`. A list of one
-    is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row is bad if its
-    answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without a box.
+    docs/rewards.md lists the columns that it reads. A column `image` or `images` may have images, as the hub stores
+    them, or paths. A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`.
+    A list of one is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row
+    is bad if its answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without
+    a box.
 
     Of rows with the same problem and answer the first is kept: the 960 rows of DAPO's AIME file become 30. A problem
     with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and the
@@ -141,17 +139,13 @@ def load_math_dataset(
             leaves them out, and logs how many.
 
     Returns:
-        [`~datasets.Dataset`] with the columns:
-
         - `prompt` (`list[dict]`): the prompt as messages; one user message, unless `"as_is"` kept more.
         - `solution` (`str`): the gold answer: `34`, or `$2\pi$`, where only dollars let math-verify read it.
         - `source` (`str`): the row's `data_source` or `source`, else the name of the file or dataset.
         - `id` (`str`): 16 hex digits of a hash of the problem, the same for any prompt style, file or order.
         - `images` (`list[PIL.Image.Image]`): only where a problem has any.
 
-    Raises:
-        FileNotFoundError: If there is no such file or hub dataset.
-        ValueError: If a value, the file or its columns are not of the kind described here.
+    Raises `FileNotFoundError` if there is no such file or hub dataset, `ValueError` for what is not of the kind here.
     """
     check_choice("prompt_style", prompt_style, PROMPT_STYLES)
     check_value("offset", offset, Range(0, is_whole=True))

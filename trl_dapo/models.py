@@ -27,14 +27,7 @@ PLAIN_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_att
 
 @dataclass(frozen=True)
 class ModelShape:
-    """
-    Sizes of a decoder, as in `config.json`: embedding, layers of attention and a gated MLP with RMSNorm, output layer.
-
-    `intermediate_size` is the width of the MLP, or of an expert; `num_shared_experts` the width of those that every
-    token passes in units of it. In `num_full_layers` every token sees its whole row; others have a sliding window or
-    linear attention. `is_tied` says whether the output layer is the embedding. `num_other` weights are none of these,
-    such as a vision tower's.
-    """
+    """Sizes of a decoder, as in `config.json`: embedding, layers of attention and gated MLP with RMSNorm, output."""
 
     hidden_size: int
     num_layers: int
@@ -42,15 +35,15 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the MLP, or of an expert
     num_experts: int = 1
     num_active_experts: int = 1
-    num_shared_experts: float = 0
-    num_full_layers: int | None = None
-    is_tied: bool = False
+    num_shared_experts: float = 0  # that every token passes, by their width
+    num_full_layers: int | None = None  # others have a sliding window, or linear attention
+    is_tied: bool = False  # whether the output layer is the embedding
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
-    num_other: int = 0
+    num_other: int = 0  # weights that are none of these, such as a vision tower's
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
@@ -150,14 +143,10 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """
-        What one pair of tokens costs in attention, in units of what one token costs elsewhere: `2 L H Q / N`.
-
-        A token takes `6 N + 12 L H Q T` floating point operations, forward and backward: appendix B of
-        [PaLM](https://huggingface.co/papers/2204.02311), where `N` counts the weights that it is multiplied with, `L`
-        layers, `H` heads, `Q` the head dimension and `T` the tokens of its row.
-        """
-        # Nothing is taken off for the causal mask: attention under a padding mask does not exploit it either.
+        """What one pair of tokens costs in attention, in units of what one token costs elsewhere: `2 L H Q / N`."""
+        # A token takes `6 N + 12 L H Q T` operations, forward and backward (https://huggingface.co/papers/2204.02311,
+        # appendix B): `N` weights, `L` layers, `H` heads of dimension `Q`, `T` tokens in its row. Nothing is taken off
+        # for the causal mask: attention under a padding mask does not exploit it either.
         num_full_layers = self.num_layers if self.num_full_layers is None else self.num_full_layers
         pairs = 2 * num_full_layers * self.num_heads * self.head_dim
         return pairs / self._multiplied(self.num_active_experts + self.num_shared_experts)

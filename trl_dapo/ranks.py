@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -52,11 +53,8 @@ def describe(error: Exception | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def exchange(sent: torch.Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> torch.Tensor:
-    """
-    Sends lines of a tensor to other ranks, so many `to_ranks`, and returns what arrived, so many `from_ranks`: those
-    for and of rank 0 first. Every rank calls it.
-    """
+def exchange(sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> Tensor:
+    """Sends so many lines of a tensor to each rank, and returns those of each rank, in order. Every rank calls it."""
     received = sent.new_empty(sum(from_ranks), *sent.shape[1:])
     dist.all_to_all_single(received, sent, list(from_ranks), list(to_ranks))
     return received

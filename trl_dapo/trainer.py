@@ -28,18 +28,8 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 from trl.trainer.grpo_trainer import RewardFunc
 
+from . import construction
 from .config import DAPOConfig
-from .construction import (
-    check_group_filter,
-    check_rewards_and_data,
-    choose_sampling,
-    choose_task_reward,
-    keep_gradients_of_quantized,
-    make_overlong_punishment,
-    make_sampler,
-    settings_of,
-    trains_bfloat16,
-)
 from .engines.lora_sync import syncing_adapters
 from .engines.seam import Checkpoints
 from .engines.swap import swapped
@@ -47,7 +37,6 @@ from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
 from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
-from .run.bar import progress_bar, warn_of_shortfall
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
 from .run.files import name_local_models
 from .run.ledger import Ledger
@@ -55,21 +44,12 @@ from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
 from .run.stops import StopCallback
 from .run.stopwatch import Stopwatch
-from .run.terminal import bars_on_terminals_only, print_to_terminal, wrapped_for
-from .sampling.example_names import problem_source
+from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_bar, warn_of_shortfall, wrapped_for
+from .sampling import rounds
 from .sampling.group_filter import GroupFilter, ask_group_filter
-from .sampling.refill import Batch, Group
+from .sampling.refill import Batch
 from .sampling.report import drop_unknown, rollout_log
-from .sampling.rounds import (
-    FACTS,
-    Ask,
-    Round,
-    assign_to_ranks,
-    completions_in_common,
-    select_ages,
-    select_extra_logs,
-    select_rewards,
-)
+from .sampling.rounds import Ask, Round
 from .sampling.sampler import Sampler
 from .sampling.screening import to_carry
 from .settings.arguments import naming_missing_folders
@@ -120,11 +100,6 @@ class DAPOTrainer(Checkpoints):
         *other_args, **kwargs:
             Every other argument of [`~trl.GRPOTrainer`], in its order and with its meaning.
 
-    Raises:
-        TypeError: If `args` is a plain [`~trl.GRPOConfig`].
-        ValueError: If `dynamic_sampling_rewards` names an unknown reward function or a length penalty, or Unsloth has
-            replaced [`~trl.GRPOTrainer`].
-
     Example:
 
     ```python
@@ -155,28 +130,27 @@ class DAPOTrainer(Checkpoints):
         group_filter: GroupFilter | None = None,
         **kwargs: Any,
     ) -> None:
-        args = settings_of(args, model, type(self))
+        args = construction.settings_of(args, model, type(self))
         self._group_filter = group_filter
         rewards: list[Any] = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length)
+        check_reward_funcs(rewards, args.reward_weights, args.overlong_buffer_length, group_filter)
         with bars_on_terminals_only(), naming_missing_folders(model, *rewards), syncing_adapters(args):
             super().__init__(model, None if reward_funcs is None else rewards, args, *other_args, **kwargs)
-        keep_gradients_of_quantized(self.model)
+        construction.keep_gradients_of_quantized(self.model)
         if self.accelerator.is_main_process:
             # DeepSpeed keeps a copy in float32, and in mixed precision FSDP turns the weights to float32.
-            keeps_copy = self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"
-            steps_in_bfloat16 = not (self.is_deepspeed_enabled or keeps_copy) and trains_bfloat16(self.model)
+            copies = self.is_fsdp_enabled and self.accelerator.mixed_precision != "no"
+            steps_in_bfloat16 = not (self.is_deepspeed_enabled or copies) and construction.trains_bfloat16(self.model)
             for message in warnings_at_start(args, context_length(self.model.config), steps_in_bfloat16):
                 logger.warning(message)
         self._check_data()
         if args.overlong_buffer_length is not None:
             self._add_overlong_punishment()
         self._choose_task()
-        check_group_filter(self._group_filter)
         waits = not self._engine_schedules and self.accelerator.device.type != "cpu"
-        self._choice = choose_sampling(args, self._task, self._facts, waits=waits)
+        self._choice = construction.choose_sampling(args, self._task, self._facts, waits=waits)
         if args.use_dynamic_sampling:
-            self._sampler = make_sampler(
+            self._sampler = construction.make_sampler(
                 args,
                 self.train_dataset,
                 self._task,
@@ -190,12 +164,13 @@ class DAPOTrainer(Checkpoints):
     def _set_up_run(self) -> None:
         """What follows a run beside its loop: scores, the clock, the round ahead, callbacks."""
         args, sampler = self.args, self._sampler
+        asks_elsewhere, kept = self.rollout_func or self.environment_factories, self._kept_columns()
         self._scores = EvaluationScores(self.num_generations_eval)
         self.stopwatch = Stopwatch(self._asks_a_server)
         self._open_engine(self.stopwatch)
         self.preflight = Preflight(
             args,
-            examples=None if self.rollout_func or self.environment_factories else self._some_examples,
+            examples=None if asks_elsewhere else lambda: construction.some_examples(self.train_dataset, kept),
             score=self.score_made_up,
             reward_names=self.reward_func_names,
             tokenizer=self._tokenizer,
@@ -216,7 +191,7 @@ class DAPOTrainer(Checkpoints):
     # ---- Data and reward functions ----
 
     def _check_data(self) -> None:
-        check_rewards_and_data(
+        construction.check_rewards_and_data(
             self.train_dataset,
             self.eval_dataset,
             self.reward_funcs,
@@ -242,12 +217,14 @@ class DAPOTrainer(Checkpoints):
         """What decides, by today's weights: a callback may have changed them."""
         weights = self.reward_weights.tolist()
         if weights != self._weights_of_task:
-            self._weights_of_task = weights
-            self._task = choose_task_reward(self.args, self.reward_func_names, self.reward_weights, self.reward_funcs)
+            self._weights_of_task, names = weights, self.reward_func_names
+            self._task = construction.choose_task_reward(self.args, names, self.reward_weights, self.reward_funcs)
 
     def _add_overlong_punishment(self) -> None:
         """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
-        punishment = make_overlong_punishment(self.args, self.max_completion_length, lambda: self._completion_lengths)
+        punishment = construction.make_overlong_punishment(
+            self.args, self.max_completion_length, lambda: self._completion_lengths
+        )
         self.reward_funcs.append(punishment)
         self.reward_func_names.append(punishment.__name__)
         self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
@@ -331,23 +308,10 @@ class DAPOTrainer(Checkpoints):
         # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
         # TRL asks a server for so many completions of every so-manieth prompt.
-        in_common = swapped(self, num_generations=completions_in_common(asks))
+        in_common = swapped(self, num_generations=rounds.completions_in_common(asks))
         with in_common, self._recording() as recorded, self._ahead.answering(asks):
             super()._generate_and_score_completions(inputs)
-        assert recorded.rows is not None
-        assert recorded.rewards is not None
-        return Round.sampled(
-            asks,
-            recorded.rows,
-            recorded.rewards,
-            lengths=self._completion_lengths,
-            truncated=recorded.truncated,
-            extra_logs=recorded.logs["extra"],
-            metrics=recorded.metrics,
-            sources=[problem_source(ask.example) for ask in asks],
-            number=sampler.rollout.number,
-            accelerator=self.accelerator,
-        )
+        return Round.sampled(asks, recorded, sampler.rollout.number, self.accelerator)
 
     def _judge_groups(self, sampler: Sampler, round_: Round) -> tuple[list[str | None], list | None]:
         """For each group `None`, or why it is dropped; and its new correct and scored completions, if they count."""
@@ -361,20 +325,17 @@ class DAPOTrainer(Checkpoints):
 
     def _train_on(self, sampler: Sampler, batch: Batch) -> dict:
         """TRL's rollout batch of the groups that train and those that fill it up, as if just sampled together."""
-        rounds, groups, G = sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
-        rows = assign_to_ranks(rounds, batch.train, batch.fill, G, self.accelerator.device)
-        given = select_rewards(rounds, groups, G)
+        sampled, groups, G = sampler.rollout.rounds, [*batch.train, *batch.fill], self.num_generations
+        rows = rounds.assign_to_ranks(sampled, batch.train, batch.fill, G, self.accelerator.device)
+        given = rounds.select_rewards(sampled, groups, G)
         rewards = given.clone()
         rewards[len(batch.train) * G :] = torch.nan  # TRL leaves what cannot be scored out of every mean
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
-        extra_logs = select_extra_logs(rounds, groups, G).items()
+        extra_logs = rounds.select_extra_logs(sampled, groups, G).items()
         self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
         outcomes = sampler.rollout.describe_outcomes(batch)
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
-        inputs = [
-            {"prompt": prompt, "environment": environment}
-            for prompt, environment in zip(rows.prompts, rows.environments, strict=True)
-        ]
+        inputs = [{"prompt": p, "environment": e} for p, e in zip(rows.prompts, rows.environments, strict=True)]
         with self._replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
@@ -383,7 +344,7 @@ class DAPOTrainer(Checkpoints):
         mark_filler(rollouts, num_train)
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        if any(round_.is_stale for round_ in rounds):
+        if any(round_.is_stale for round_ in sampled):
             restore_old_logps(rollouts, rows.old_logps)
         if self.args.rollouts_ahead:
             rollouts["age"] = torch.tensor(rows.ages, device=self.accelerator.device)
@@ -391,19 +352,9 @@ class DAPOTrainer(Checkpoints):
 
     def _carry(self, sampler: Sampler, batch: Batch) -> None:
         """Hands the next rollout the groups that are carried, and what is half asked."""
+        sampled, how = sampler.rollout.rounds, (self.accelerator.device, self.policy_logps)
         carried, half = to_carry(sampler.rollout, batch, self.num_generations, self.accelerator.num_processes)
-        sampler.carry([self._carried_groups(sampler.rollout.rounds, *groups) for groups in carried], half)
-
-    def _carried_groups(self, rounds: list[Round], groups: list[Group], num_generations: int) -> Round:
-        """Groups for the next rollout, with their log-probabilities under the policy that sampled them."""
-        rows = assign_to_ranks(rounds, groups, [], num_generations, self.accelerator.device)
-        ages = select_ages(rounds, groups)
-        if 0 in ages:  # all rows, not those alone: ranks that share weights must make the same passes
-            present = self.policy_logps(rows)
-            rows.old_logps = [new if old is None else old for old, new in zip(rows.old_logps, present, strict=True)]
-        rows.ages = [age + 1 for age in rows.ages]
-        rewards, *facts = (select_rewards(rounds, groups, num_generations, column) for column in FACTS)
-        return Round.of_groups(rows, rewards, [age + 1 for age in ages], *facts)
+        sampler.carry([rounds.carried_groups(sampled, *groups, *how) for groups in carried], half)
 
     # ---- What the user sees ----
 
@@ -452,4 +403,4 @@ class DAPOTrainer(Checkpoints):
             finally:
                 self._ahead.cancel()
                 if self._sampler is not None:  # a run that goes on asks again
-                    self._sampler.ask_again({ask.place for ask in self._sampler.in_flight})
+                    self._sampler.in_flight.lost = {ask.place for ask in self._sampler.in_flight}

@@ -125,15 +125,8 @@ def draw_chain(numbers, draw):
 
 class Problems:
     """
-    Numbers with a target that some chain of them reaches.
-
-    Args:
-        seed (`int`):
-            Decides what is drawn.
-        held_out (`bool`, *optional*, defaults to `False`):
-            Whether to draw from what is held out, else from all the rest.
-        give_up (`float`, *optional*):
-            How often the teacher gives up after a chain that failed.
+    Numbers with a target that some chain of them reaches: of what is held out, or else of all the rest. `give_up` is
+    how often the teacher gives up after a chain that failed.
     """
 
     def __init__(self, seed, held_out=False, give_up=None):

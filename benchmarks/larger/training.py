@@ -9,59 +9,31 @@ import shutil
 import statistics
 import time
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback
-from trl import GRPOConfig
 
-from trl_dapo import DAPOConfig
 from trl_dapo.cli import quickstart
 from trl_dapo.cli.quickstart import warm_up
 from trl_dapo.run.checkpoint import last_complete_checkpoint
 
-from ..mechanisms.quantities import mean_where
-from ..mechanisms.training import Curve, mean_of, sample
+from ..frame.curves import Curve
+from ..frame.measures import mean_of, mean_where
+from ..frame.runs import quiet, unfinished_folder
+from ..frame.tables import say
+from ..frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
+from ..mechanisms.training import sample
 from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
-
-
-from runs import file_name, unfinished_folder  # isort: skip (mechanisms/tasks.py has said where these are)
-from time_to_accuracy import DAPO, GRPO  # isort: skip
 
 
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 NUM_TRAIN = 8192  # prompts
 LEARNING_RATE = 1e-4
-PROBE_EVERY = 4
 NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
 CHUNK = 256  # completions sampled at a time
 WARM_UP_SEED, HELD_OUT_SEED = 42, 7
-
-TRAINERS = {"GRPO": (GRPO, GRPOConfig), "DAPO": (DAPO, DAPOConfig)}
-
-
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    part: str
-    arm: str
-    seed: int
-    trainer: str  # key of `TRAINERS`
-    settings: dict  # beside what all runs share
-    num_rollouts: int
-    target: float = 2.0  # accuracy that ends the run; none is above 1
-    max_tokens: float | None = None  # generated; ends the run
-    probe_every: int = PROBE_EVERY  # rollouts, and as often a checkpoint
-
-    @property
-    def key(self):
-        return self.part, self.arm, self.seed
-
-    @property
-    def name(self):
-        return file_name(self.part, self.arm, self.seed)
+TRAINERS = {"GRPO": GRPO, "DAPO": DAPO}
 
 
 # ---- Probes ----
@@ -101,7 +73,7 @@ def probe(model, tokenizer, problems):
 
 
 class LastingCurve(Curve):
-    """A curve that is kept in the log, hence in every checkpoint, and goes on from there; ends at a target too."""
+    """A curve that is kept in the log, hence in every checkpoint, and goes on from there."""
 
     def __init__(self, job, look, look_at_all, trainer):
         super().__init__(job, look, lambda: trainer.num_tokens)
@@ -119,65 +91,46 @@ class LastingCurve(Curve):
     def on_step_end(self, args, state, control, **kwargs):
         super().on_step_end(args, state, control, **kwargs)
         if self.points[-1]["accuracy"] >= self.job.target:
-            control.should_training_stop = True
+            control.should_training_stop = True  # of a run that was resumed at its end, too
         if control.should_training_stop or state.global_step == state.max_steps:
             # Before the last checkpoint: a run that is killed here must not go on from behind its end.
             self.end = self.look_at_all()
 
-    def _note(self, num_rollouts):
-        super()._note(num_rollouts)
+    def _note(self, num_rollouts, control):
+        super()._note(num_rollouts, control)
         self.log.append({"probe": self.points[-1]})
 
 
-def config_of(job, folder):
-    """Settings of a run: the job's, and what all runs share."""
-    settings = {
-        "num_generations": NUM_GENERATIONS,
-        "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS // NUM_STEPS,
-        "steps_per_generation": NUM_STEPS,
-        "max_completion_length": MAX_LENGTH,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant_with_warmup",
-        **job.settings,
-    }
+def sized(num_prompts, num_steps, learning_rate):
+    """Settings of rollouts with so many prompts and optimizer steps."""
+    lasting = {"max_completion_length": MAX_LENGTH, "learning_rate": learning_rate}
+    return rollouts_of(num_prompts, NUM_GENERATIONS, num_steps, **lasting)
+
+
+def config_of(job, folder, arm):
+    """Settings of a run: the job's, the arm's, and what all runs share."""
+    settings = PLAIN | sized(NUM_PROMPTS, NUM_STEPS, LEARNING_RATE) | job.settings | arm.settings
     num_steps = settings["steps_per_generation"]
-    return TRAINERS[job.trainer][1](
-        output_dir=str(folder),
-        seed=job.seed,
-        max_steps=job.num_rollouts * num_steps,
-        warmup_steps=2 * num_steps,
-        logging_steps=num_steps,
-        save_strategy="steps",
-        save_steps=job.probe_every * num_steps,
-        save_total_limit=2,
-        report_to="none",
-        use_cpu=True,
-        bf16=True,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        **settings,
+    saved = {"save_strategy": "steps", "save_steps": job.probe_every * num_steps, "save_total_limit": 2, "bf16": True}
+    return arm.trainer.config_class(
+        output_dir=str(folder), seed=job.seed, max_steps=job.num_rollouts * num_steps, **settings | saved
     )
 
 
-def run(job, checkpoint):
+def train(job, checkpoint, folder, arm):
     """Trains from the checkpoint, or from where the same run was interrupted; returns its curve and its figures."""
-    folder, tokenizer = unfinished_folder(run, job, checkpoint), make_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    trainer = TRAINERS[job.trainer][0](
+    model, tokenizer, problems = load(checkpoint), make_tokenizer(), held_out(NUM_HELD_OUT)
+    trainer = arm.trainer(
         model,
         score,
-        config_of(job, folder),
+        config_of(job, folder, arm),
         train_dataset=to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN)),
         processing_class=tokenizer,
     )
-    problems = held_out(NUM_HELD_OUT)
     few, all_of_them = (lambda num=num: probe(model, tokenizer, problems[:num]) for num in (NUM_PROBED, NUM_HELD_OUT))
     curve = LastingCurve(job, few, all_of_them, trainer)
-    trainer.add_callback(curve)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
-    log = [entry for entry in trainer.state.log_history if "reward" in entry]
-    result = {
+    log = train_quietly(trainer, curve, resume_from=last_complete_checkpoint(folder))
+    return {
         **curve.end,
         "tokens": float(trainer.num_tokens),
         "cpu_seconds": curve.points[-1]["seconds"],
@@ -186,6 +139,12 @@ def run(job, checkpoint):
         "clip_ratio": mean_of(log, "clip_ratio/region_mean"),
         "curve": curve.points,
     }
+
+
+def run(job, checkpoint):
+    """`train` in a folder that lasts until the run has ended."""
+    folder = unfinished_folder(run, job, checkpoint)
+    result = train(job, checkpoint, folder, Arm(TRAINERS[job.others["trainer"]], {}))
     shutil.rmtree(folder)
     return result
 
@@ -193,11 +152,12 @@ def run(job, checkpoint):
 # ---- The checkpoint ----
 
 
-def make_checkpoint(folder, num_steps, console):
+def make_checkpoint(folder, num_steps):
     """The model after its warm-up and what it does, as the result of a run; kept for the next time."""
     made_by = "".join(inspect.getsource(module) for module in (task, quickstart))
     path = folder / f"checkpoint-{num_steps}-{hashlib.sha256(made_by.encode()).hexdigest()[:8]}"
     if not path.exists():
+        quiet()
         started = time.process_time()
         tokenizer, model = make_tokenizer(), task.make_model(WARM_UP_SEED)
         model.forward = autocast()(model.forward)  # call by call, else the first step's weights are cast for all
@@ -206,8 +166,7 @@ def make_checkpoint(folder, num_steps, console):
         def on_step(loss):
             losses.append(loss)
             if len(losses) % 25 == 0:
-                loss = statistics.mean(losses[-25:])
-                console.print(f"warm-up, step {len(losses)} of {sum(steps)}: loss {loss:.3f}")
+                say(f"warm-up, step {len(losses)} of {sum(steps)}: loss {statistics.mean(losses[-25:]):.3f}")
 
         for give_up, num, rate in zip(GIVE_UP, steps, (1e-3, 3e-4), strict=True):
             problems = Problems(WARM_UP_SEED, give_up=give_up)

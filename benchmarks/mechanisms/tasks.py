@@ -10,23 +10,15 @@ Tasks, each made so that one mechanism can act: the quickstart's arithmetic, tau
 - any length: the same model and limit, but the answer alone must be right, and the completion must have ended
 """
 
-import hashlib
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from datasets import Dataset
+from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up
 
-
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]  # the scripts that are reused
-
-import task as ladder_task  # noqa: E402
-from runs import fingerprint, quiet  # noqa: E402
-
-from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, warm_up  # noqa: E402
+from .. import ladder
+from ..frame.runs import fingerprint, quiet
+from ..time_to_accuracy import draw_prompts
 
 
 SEED = 42  # of the checkpoints and of what is held out
@@ -73,7 +65,7 @@ class Task(NamedTuple):
     has_workings: bool = False  # behind the answer
 
     def solution(self, problem):
-        return problem.answer + (ladder_task.working(problem.text) if self.has_workings else "")
+        return problem.answer + (ladder.task.working(problem.text) if self.has_workings else "")
 
     @property
     def is_one_text(self):
@@ -92,19 +84,8 @@ class Task(NamedTuple):
 
     def prompts(self, seed):
         """Training prompts without repetition, in random order."""
-        draw, problems = random.Random(seed), Problems(SEED).train
-        chosen = [
-            problem
-            for family, share in self.shares.items()
-            for problem in draw.sample(problems[family], min(len(problems[family]), round(share * self.num_prompts)))
-        ]
-        draw.shuffle(chosen)
-        return Dataset.from_list(
-            [
-                {"prompt": [{"role": "user", "content": problem.text}], "solution": self.solution(problem)}
-                for problem in chosen
-            ]
-        )
+        found = draw_prompts(Problems(SEED).train, self.shares, seed, self.num_prompts, self.solution)
+        return found.remove_columns("source")
 
 
 ONLY_SUMS = dict(zip(SUMS, (0.3, 0.7), strict=True))
@@ -123,14 +104,14 @@ TASKS = {
 CHECKPOINTS = {
     "quickstart": (Problems,),
     "unlikely": (UnlikelyProblems,),
-    "workings": (Problems, ladder_task.WorkedProblems),
+    "workings": (Problems, ladder.task.WorkedProblems),
 }
 
 
 def make_checkpoints(folder, num_steps):
     """A folder with the models after their warm-up; kept for the next time."""
-    code = hashlib.sha256((fingerprint(ladder_task.working) + Path(__file__).read_text()).encode()).hexdigest()
-    path = folder / f"checkpoints-{num_steps}-{code[:8]}"
+    made_by = fingerprint(make_checkpoints)[:4] + fingerprint(ladder.task.working)[:4]
+    path = folder / f"checkpoints-{num_steps}-{made_by}"
     if not path.exists():
         quiet()
         partial, tokenizer = folder / "checkpoints.partial", build_tokenizer()

@@ -5,81 +5,38 @@
 import math
 import statistics
 import tempfile
-import time
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
-from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo import DAPOConfig
 from trl_dapo.cli.quickstart import build_tokenizer
 from trl_dapo.rewards import soft_overlong_punishment
-from trl_dapo.update.loss import clipped_tokens
 from trl_dapo.update.rows import join_rows
 
-from .quantities import is_punished, mean_where, pass_at, relative_variance, share
+from ..frame.curves import Curve, looking_only, right_probabilities
+from ..frame.measures import mean_of, mean_where
+from ..frame.trainers import PLAIN, Watched, load, rollouts_of, train_quietly
 from .tasks import TASKS
 
 
-from runs import file_name  # isort: skip (tasks.py has said where it is)
-
 NUM_PROMPTS, NUM_GENERATIONS = 16, 8  # of a rollout
 NUM_PROBED = 48  # held-out problems, `NUM_GENERATIONS` completions of each
-PROBE_SEED = 7
 
 
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    mechanism: str
-    arm: str
-    seed: int
-    task: str
-    num_rollouts: int
-    probe_every: int  # rollouts
-    settings: dict
-    trainer: str = "Watched"
-    max_tokens: int | None = None  # generated; ends the run before `num_rollouts` do
-
-    @property
-    def key(self):
-        return self.mechanism, self.arm, self.seed
-
-    @property
-    def name(self):
-        return file_name(self.mechanism, self.arm, self.seed)
+# ---- Probes: of N groups of G completions ----
 
 
-# ---- Probes ----
+def pass_at(k, right_N):
+    """Mean probability that one of `k` completions is right, from the probabilities that one is."""
+    return float(np.mean(1 - (1 - np.asarray(right_N)) ** k))
 
 
-@contextmanager
-def looking_only(model):
-    """Without gradient, without dropout, with draws of its own: training goes on as if nobody had looked."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(PROBE_SEED)
-            yield
-    finally:
-        model.train(was_training)
-
-
-def right_probabilities(model, tokenizer, task, problems):
-    """Probability that a completion sampled at temperature 1 is the only right one, of each problem."""
-    texts = [f"{problem.text}={task.solution(problem)}{tokenizer.eos_token}" for problem in problems]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
-    behind_first = ((is_equals.cumsum(dim=1) - is_equals) > 0)[:, 1:] & batch["attention_mask"][:, 1:].bool()
-    with looking_only(model):
-        logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
-    logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
-    return (logps * behind_first).sum(dim=1).exp().numpy()
+def is_punished(rewards_NG, masked_NG):
+    """Which completions are made less likely: those below their group's mean that the loss does not leave out."""
+    rewards_NG = np.asarray(rewards_NG, dtype=float)
+    return (rewards_NG < rewards_NG.mean(axis=1, keepdims=True) - 1e-6) & ~np.asarray(masked_NG, dtype=bool)
 
 
 def sample(model, tokenizer, task, problems, num_generations=NUM_GENERATIONS):
@@ -127,7 +84,8 @@ def probe(model, tokenizer, task, problems, settings):
     too_long = ~right & (lengths_in_limit > np.array([len(solution) + 1 for solution in solutions]))
     accuracy, pass_at_8 = right.mean(), math.nan
     if task.is_one_text and task.room == task.max_length:
-        probabilities = right_probabilities(model, tokenizer, task, problems)
+        texts = [f"{problem.text}={task.solution(problem)}" for problem in problems]
+        probabilities = right_probabilities(model, tokenizer, texts).numpy()
         accuracy, pass_at_8 = probabilities.mean(), pass_at(8, probabilities)
     figures = {
         "accuracy": accuracy,
@@ -140,42 +98,12 @@ def probe(model, tokenizer, task, problems, settings):
         "entropy of wrong and too long": mean_where(entropies, too_long),
         "cut off": cut_off.mean(),
         "right but cut off": (would_be_right & cut_off).mean(),
-        "of these punished": share(punished, would_be_right & cut_off),
+        "of these punished": mean_where(punished, would_be_right & cut_off),
     }
     return {name: float(value) for name, value in figures.items()}
 
 
 # ---- Trainers ----
-
-
-class Watched(DAPOTrainer):
-    """Adds up the tokens generated and what becomes of the upper clip."""
-
-    num_tokens = 0
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.up_clipped = torch.zeros(2)  # tokens, and the sum of the probabilities they were sampled with
-
-    def _generate_single_turn(self, *args, **kwargs):
-        completion_ids, *rest = super()._generate_single_turn(*args, **kwargs)
-        self.num_tokens += sum(map(len, completion_ids))
-        return completion_ids, *rest
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._latest_logps = found[0].detach()
-        return found
-
-    def _compute_loss(self, model, inputs):
-        loss = super()._compute_loss(model, inputs)
-        if (old_logps := inputs.get("old_per_token_logps")) is not None:
-            ratio = (self._latest_logps - old_logps).exp()
-            advantages = inputs["advantages"].unsqueeze(1)
-            _, high, _ = clipped_tokens(ratio, advantages, self.epsilon_low, self.epsilon_high)
-            high = high & inputs["completion_mask"].bool()
-            self.up_clipped += torch.stack([high.sum(), old_logps.exp()[high].sum()])
-        return loss
 
 
 class Frozen(Watched):
@@ -243,74 +171,41 @@ TRAINERS = {trainer.__name__: trainer for trainer in (Watched, Frozen, Penalties
 # ---- One run ----
 
 
-class Curve(TrainerCallback):
-    """Every so many rollouts, and at the end: tokens, CPU seconds and a probe; ends the run at its limit of tokens."""
-
-    def __init__(self, job, look, num_tokens):
-        self.job, self.look, self.num_tokens, self.points = job, look, num_tokens, []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.start = time.process_time()
-        self._note(0)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % args.steps_per_generation:
-            return
-        num_rollouts = state.global_step // args.steps_per_generation
-        if self.job.max_tokens is not None and self.num_tokens() >= self.job.max_tokens:
-            control.should_training_stop = True
-        is_last = control.should_training_stop or num_rollouts == self.job.num_rollouts
-        if is_last or num_rollouts % self.job.probe_every == 0:
-            self._note(num_rollouts)
-
-    def _note(self, num_rollouts):
-        now = time.process_time()
-        spent = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": now - self.start}
-        self.points.append({**spent, **self.look()})
-        self.start += time.process_time() - now  # looking costs nothing
-
-
-def mean_of(log, name):
-    values = [entry[name] for entry in log if name in entry]
-    return statistics.mean(values) if values else math.nan
+def relative_variance(gradients_RD):
+    """
+    Variance of R gradients of D weights over their squared mean, both without bias: the squared mean is that of
+    products of different gradients. Infinite where no direction is common to them.
+    """
+    gram_RR = np.asarray(gradients_RD, dtype=np.float64) @ np.asarray(gradients_RD, dtype=np.float64).T
+    num = len(gram_RR)
+    square = np.trace(gram_RR) / num
+    squared_mean = (gram_RR.sum() - np.trace(gram_RR)) / (num * (num - 1))
+    return float((square - squared_mean) / squared_mean) if squared_mean > 0 else math.inf
 
 
 def train(job, checkpoints, folder):
     """Trains from one of the checkpoints; returns the curve and what the log says of the whole run."""
-    task, tokenizer = TASKS[job.task], build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(checkpoints / task.checkpoint, dtype=torch.float32)
-    settings = {"steps_per_generation": 1, **job.settings}
-    num_steps = settings["steps_per_generation"]
-    num_rows = settings.pop("num_prompts", NUM_PROMPTS) * NUM_GENERATIONS
+    task, tokenizer = TASKS[job.others["task"]], build_tokenizer()
+    model = load(checkpoints / task.checkpoint)
+    settings = {"num_prompts": NUM_PROMPTS, "steps_per_generation": 1, **job.settings}
+    num_prompts, num_steps = settings.pop("num_prompts"), settings.pop("steps_per_generation")
     config = DAPOConfig(
-        output_dir=str(folder),
+        output_dir=folder,
         seed=job.seed,
         max_steps=job.num_rollouts * num_steps,
-        num_generations=NUM_GENERATIONS,
-        per_device_train_batch_size=num_rows // num_steps,
         max_completion_length=task.max_length,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=2 * num_steps,
         dynamic_sampling_max_rounds=30,
         dynamic_sampling_stop_after=0,
-        logging_steps=num_steps,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
+        **PLAIN,
+        **rollouts_of(num_prompts, NUM_GENERATIONS, num_steps),
         **settings,
     )
-    trainer = TRAINERS[job.trainer](
+    trainer = TRAINERS[job.others["trainer"]](
         model, task.reward, config, train_dataset=task.prompts(job.seed), processing_class=tokenizer
     )
     problems = task.held_out(NUM_PROBED)
     curve = Curve(job, lambda: probe(model, tokenizer, task, problems, settings), lambda: trainer.num_tokens)
-    trainer.add_callback(curve)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    log = train_quietly(trainer, curve)
     num_clipped, probability = trainer.up_clipped.tolist()
     result = {
         "curve": curve.points,
@@ -319,7 +214,7 @@ def train(job, checkpoints, folder):
         "groups that teach": 1 - mean_of(log, "frac_reward_zero_std"),
         "tokens that train": sum(entry.get("num_loss_tokens", 0) for entry in log),
     }
-    if job.trainer == "Frozen":
+    if isinstance(trainer, Frozen):
         result["relative variance"] = relative_variance(trainer.gradients)
     return result
 
@@ -327,4 +222,4 @@ def train(job, checkpoints, folder):
 def run(job, checkpoints):
     """`train`, leaving no file behind."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoints, Path(folder))
+        return train(job, checkpoints, folder)

@@ -5,12 +5,11 @@
 import json
 import math
 import random
-import statistics
 import time
 from dataclasses import fields
 
 import yaml
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, get_peft_config
 
 from trl_dapo import DAPOTrainer
@@ -19,12 +18,15 @@ from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_nu
 from trl_dapo.run.checkpoint import last_complete_checkpoint
 from trl_dapo.settings.recipe_files import find_recipe
 
-from ..mechanisms.training import Watched
-from .parts import CLIP, GRPO, LENGTH, NUM_ROLLOUTS, NUM_STEPS, SUMS
+from ..frame.measures import mean_of
+from ..frame.runs import unfinished_folder
+from ..frame.trainers import Watched, train_quietly
 
 
-from runs import unfinished_folder  # isort: skip (mechanisms/tasks.py has said where it is)
-
+PRODUCTS, SUMS, CLIP, LENGTH = "products", "sums", "clip", "length"
+GRPO = "GRPO"  # the arm with TRL's trainer
+NUM_ROLLOUTS = 16  # as the recipe has it
+NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
 RECIPE = "smollm2_135m_cpu"
 REWARD = "last_number_reward"  # decides, and is the accuracy
 PROBE_EVERY = 4  # rollouts
@@ -137,9 +139,7 @@ def run(job, model):
     """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
     folder = unfinished_folder(run, job, model)
     trainer = make_trainer(job, model, folder, Watched if job.part == CLIP else DAPOTrainer)
-    trainer.add_callback(Stopwatch())
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    train_quietly(trainer, Stopwatch(), resume_from=last_complete_checkpoint(folder))
     log = trainer.state.log_history
     curve = curve_of(log, NUM_STEPS if job.part == CLIP else 1)
     figures = {
@@ -166,8 +166,8 @@ def of_the_clip(trainer, log):
     rollouts = [entry for entry in log if "reward" in entry]
     num_stopped, probability = trainer.up_clipped.tolist()
     return {
-        "late entropy": statistics.mean(entry["entropy"] for entry in rollouts[len(rollouts) // 2 :]),
+        "late entropy": mean_of(rollouts[len(rollouts) // 2 :], "entropy"),
         "pass at 8": [entry["eval_pass@8"] for entry in log if "eval_pass@8" in entry][-1],
-        "upper-clip share": statistics.mean(entry["clip_ratio/high_mean"] for entry in rollouts),
+        "upper-clip share": mean_of(rollouts, "clip_ratio/high_mean"),
         "probability of the up-clipped": probability / num_stopped if num_stopped else math.nan,
     }

@@ -12,22 +12,16 @@ GRPO then runs once more, until it has generated as much. Writes ladder.csv, a l
 that was interrupted goes on where it stopped. The task is described in task.py. Intervals are Student's, over seeds.
 """
 
-import argparse
-import csv
-import math
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import task
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, PrinterCallback
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -35,11 +29,18 @@ from trl_dapo.cli.quickstart import Problems, build_model, build_tokenizer, exac
 from trl_dapo.evaluation import evaluate
 
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where the runner of many runs is
+sys.path.append(str(Path(__file__).parents[2]))  # where the benchmarks' frame is
 
-from runs import fingerprint, interval, quiet, refuse_below_one, run_all
+from benchmarks.frame.kept import write_rows
+from benchmarks.frame.measures import mean_of
+from benchmarks.frame.options import read_options
+from benchmarks.frame.runs import Job, fingerprint, quiet, run_all
+from benchmarks.frame.tables import print_table, say
+from benchmarks.frame.trainers import PLAIN, rollouts_of
+from benchmarks.frame.verdicts import interval
 
 
+LADDER = "ladder"
 SEED = 42  # of the checkpoint and of what is held out
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 LEARNING_RATE = 1e-4
@@ -61,23 +62,6 @@ CURVES = {
     "completions/mean_length": ("Completion length", "tokens"),
     "reward": ("Reward, all sampled", "mean"),
 }
-
-
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    rung: str
-    seed: int
-    num_rollouts: int
-    settings: dict
-
-    @property
-    def key(self):
-        return self.rung, self.seed
-
-    @property
-    def name(self):
-        return f"rung{ROWS.index(self.rung)}-seed{self.seed}"
 
 
 def settings_of(rung):
@@ -114,26 +98,15 @@ def make_checkpoint(folder, num_steps):
 def train(job, checkpoint, folder):
     """Trains and saves the model; returns the log, an entry a rollout, and the CPU seconds."""
     tokenizer = build_tokenizer()
-    num_rows = NUM_PROMPTS * NUM_GENERATIONS
     config = DAPOConfig(
         output_dir=str(folder),
         seed=job.seed,
         max_steps=job.num_rollouts * NUM_STEPS,
-        num_generations=NUM_GENERATIONS,
-        per_device_train_batch_size=num_rows // NUM_STEPS,
-        steps_per_generation=NUM_STEPS,
         dynamic_sampling_mode="paper",
         max_completion_length=task.MAX_LENGTH,
         learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=2 * NUM_STEPS,
-        logging_steps=NUM_STEPS,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
+        **PLAIN,
+        **rollouts_of(NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS),
         **job.settings,
     )
     trainer = DAPOTrainer(
@@ -174,12 +147,6 @@ def measure(checkpoint, folder, seed):
     }
 
 
-def average(log, name):
-    """Mean over the rollouts that have the figure: one without a group to train on has no entropy."""
-    values = [entry[name] for entry in log if name in entry]
-    return statistics.mean(values) if values else math.nan
-
-
 def run(job, checkpoint):
     """One run and its figures."""
     with tempfile.TemporaryDirectory() as folder:
@@ -193,12 +160,12 @@ def run(job, checkpoint):
     late = log[-max(1, len(log) // 5) :]
     return {
         **held_out,
-        "entropy": average(late, "entropy"),
-        "clip_ratio": average(log, "clip_ratio/region_mean"),
-        "spread": 1 - average(log, "frac_reward_zero_std"),
+        "entropy": mean_of(late, "entropy"),
+        "clip_ratio": mean_of(log, "clip_ratio/region_mean"),
+        "spread": 1 - mean_of(log, "frac_reward_zero_std"),
         "tokens": round(sum(tokens)),
         "cpu_seconds": seconds,
-        "curves": {name: [entry.get(name, math.nan) for entry in log] for name in CURVES},
+        "curves": {name: [entry.get(name, float("nan")) for entry in log] for name in CURVES},
     }
 
 
@@ -207,41 +174,37 @@ def run(job, checkpoint):
 
 def describe(job, result):
     return (
-        f"{job.rung}, seed {job.seed}: {result['accuracy']:.1%} right, {result['truncated']:.1%} cut off, "
+        f"{job.arm}, seed {job.seed}: {result['accuracy']:.1%} right, {result['truncated']:.1%} cut off, "
         f"{result['cpu_seconds']:.0f} CPU seconds"
     )
 
 
 def climb(seeds, num_rollouts, *how):
     """Runs the ladder, then GRPO until it has generated as many tokens as the last rung."""
-    # Rung by rung within a seed, so that an interrupted ladder has whole seeds.
-    jobs = [Job(rung, seed, num_rollouts, settings_of(rung)) for seed in seeds for rung in RUNGS]
-    results = run_all(run, jobs, *how, describe)
-    first, *_, last = (statistics.mean(results[rung, seed]["tokens"] for seed in seeds) for rung in RUNGS)
-    longer = round(num_rollouts * last / first)
-    jobs = [Job(CONTROL, seed, longer, settings_of(CONTROL)) for seed in seeds]
-    return results | run_all(run, jobs, *how, describe)
+
+    def climb_on(rungs, num):
+        # Rung by rung within a seed, so that an interrupted ladder has whole seeds.
+        jobs = [Job(LADDER, rung, seed, settings_of(rung), num_rollouts=num) for seed in seeds for rung in rungs]
+        return run_all(run, jobs, *how, describe=describe)
+
+    results = climb_on(RUNGS, num_rollouts)
+    first, *_, last = (statistics.mean(results[LADDER, rung, seed]["tokens"] for seed in seeds) for rung in RUNGS)
+    return results | climb_on([CONTROL], round(num_rollouts * last / first))
 
 
 def write_csv(results, path):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["rung", "seed", *FIGURES])
-        for rung, seed in sorted(results, key=lambda key: (ROWS.index(key[0]), key[1])):
-            writer.writerow([rung, seed, *(results[rung, seed][name] for name in FIGURES)])
+    keys = sorted(results, key=lambda key: (ROWS.index(key[1]), key[2]))
+    rows = [[*key[1:], *(results[key][name] for name in FIGURES)] for key in keys]
+    write_rows(path, ["rung", "seed", *FIGURES], rows)
 
 
-def print_table(results, seeds, start, console):
-    table = Table(
-        Column("rung", no_wrap=True),
-        title=f"Held out, {len(seeds)} seeds, mean and 95 % interval; spread: groups whose rewards differ",
-    )
-    for column in ("accuracy", "step", "cut off", "length", "entropy", "clipped", "spread", "tokens"):
-        table.add_column(column, justify="right")
-    table.add_row("warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}")
+def report(results, seeds, start):
+    title = f"Held out, {len(seeds)} seeds, mean and 95 % interval; spread: groups whose rewards differ"
+    columns = "rung", "accuracy", "step", "cut off", "length", "entropy", "clipped", "spread", "tokens"
+    rows = [["warm-up", f"{start['accuracy']:.1%}", "", f"{start['truncated']:.1%}", f"{start['length']:.1f}"]]
     above = None
     for rung in ROWS:
-        values = {name: [results[rung, seed][name] for seed in seeds] for name in FIGURES}
+        values = {name: [results[LADDER, rung, seed][name] for seed in seeds] for name in FIGURES}
         # The same seed, one row above: what the technique adds, and what the control lacks.
         step = [] if above is None else [a - b for a, b in zip(values["accuracy"], above, strict=True)]
         above = values["accuracy"]
@@ -255,15 +218,17 @@ def print_table(results, seeds, start, console):
             f"{statistics.mean(values['spread']):.0%}",
             f"{statistics.mean(values['tokens']):,.0f}",
         ]
-        table.add_row(rung, *cells)
-    console.print(table)
+        rows.append([rung, *cells])
+    print_table(title, columns, rows)
 
 
 def plot(results, seeds, start, path):
     """Accuracy by rung with intervals, and the curves, means over seeds."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     ladder, *others = figure.subplots(2, 2).flat
-    means, halves = zip(*(interval([results[rung, seed]["accuracy"] for seed in seeds]) for rung in ROWS), strict=True)
+    means, halves = zip(
+        *(interval([results[LADDER, rung, seed]["accuracy"] for seed in seeds]) for rung in ROWS), strict=True
+    )
     ladder.errorbar(means, range(len(ROWS)), xerr=np.nan_to_num(halves), fmt="o", capsize=4)
     ladder.axvline(start["accuracy"], color="black", linewidth=0.8, linestyle="--", label="warm-up")
     ladder.set(title="Held-out accuracy", xlabel="mean and 95 % interval over seeds")
@@ -272,7 +237,7 @@ def plot(results, seeds, start, path):
     ladder.legend()
     for axes, (name, (title, unit)) in zip(others, CURVES.items(), strict=True):
         for rung in RUNGS:
-            axes.plot(np.mean([results[rung, seed]["curves"][name] for seed in seeds], axis=0), label=rung)
+            axes.plot(np.mean([results[LADDER, rung, seed]["curves"][name] for seed in seeds], axis=0), label=rung)
         axes.set(title=title, xlabel="rollout", ylabel=unit)
     for axes in (ladder, *others):
         axes.grid(alpha=0.3)
@@ -280,40 +245,18 @@ def plot(results, seeds, start, path):
     figure.savefig(path, dpi=120)
 
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-seeds", type=int, default=5, help="seeds 0, 1, ... (default: %(default)s)")
-    parser.add_argument("--num-rollouts", type=int, default=60, help="of every run (default: %(default)s)")
-    parser.add_argument(
-        "--num-warm-up-steps",
-        type=int,
-        default=250,
-        help="of the quickstart, and as many with workings (default: %(default)s)",
-    )
-    parser.add_argument("--num-processes", type=int, default=2, help="runs at a time (default: %(default)s)")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs/ablation"), help="where to write (default: %(default)s)"
-    )
-    args = parser.parse_args(argv)
-    refuse_below_one(parser, args, "num_seeds", "num_rollouts", "num_warm_up_steps", "num_processes")
-    return args
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    console = Console(width=140)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint = make_checkpoint(args.output_dir, args.num_warm_up_steps)
+def main(num_seeds=5, num_rollouts=60, num_warm_up_steps=250, num_processes=2, output_dir=Path("outputs/ablation")):
+    checkpoint = make_checkpoint(output_dir, num_warm_up_steps)
     with tempfile.TemporaryDirectory() as folder:
         quiet()
         start = measure(checkpoint, Path(folder), SEED)
-    seeds = range(args.num_seeds)
-    results = climb(seeds, args.num_rollouts, checkpoint, args.output_dir, args.num_processes, console)
-    write_csv(results, args.output_dir / "ladder.csv")
-    print_table(results, seeds, start, console)
-    plot(results, seeds, start, args.output_dir / "ladder.png")
-    console.print(f"Written: {args.output_dir / 'ladder.csv'}, {args.output_dir / 'ladder.png'}")
+    seeds = range(num_seeds)
+    results = climb(seeds, num_rollouts, checkpoint, output_dir, num_processes)
+    write_csv(results, output_dir / "ladder.csv")
+    report(results, seeds, start)
+    plot(results, seeds, start, output_dir / "ladder.png")
+    say(f"Written: {output_dir / 'ladder.csv'}, {output_dir / 'ladder.png'}")
 
 
 if __name__ == "__main__":
-    main()
+    main(**read_options(main, "python recipes/ablation/run.py", __doc__))

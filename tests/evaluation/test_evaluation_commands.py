@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trl_dapo import evaluation
 from trl_dapo.cli import commands as cli
-from trl_dapo.evaluation import compare
+from trl_dapo.evaluation import commands, compare
 
 
 def run(add_arguments, command, *argv):
@@ -21,11 +21,11 @@ def run(add_arguments, command, *argv):
 
 
 def run_eval(*argv):
-    return run(evaluation.add_eval_arguments, evaluation.run_eval, *argv)
+    return run(commands.add_eval_arguments, commands.run_eval, *argv)
 
 
 def run_compare(*argv):
-    return run(evaluation.add_compare_arguments, evaluation.run_compare, *argv)
+    return run(commands.add_compare_arguments, commands.run_compare, *argv)
 
 
 def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsys, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys):
 
 def test_the_defaults_on_the_command_line_are_the_papers():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    evaluation.add_eval_arguments(parser)
+    commands.add_eval_arguments(parser)
     given = vars(parser.parse_args(["--model", "m", "--dataset", "d", "--output_dir", "o"]))
     assert given.items() >= {"k": 32, "temperature": 1.0, "top_p": 0.7, "max_completion_length": 20480}.items()
     help_text = parser.format_help()

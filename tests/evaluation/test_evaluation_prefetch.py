@@ -257,7 +257,7 @@ def test_a_rollout_function_gets_one_batch_at_a_time(tiny_model, tmp_path):
 def test_tools_environments_and_images_keep_trls_loader(tiny_model, tmp_path, monkeypatch, feature):
     loaders = []
 
-    def evaluation_loop(self, dataloader, *args):
+    def evaluation_loop(self, dataloader, *args, **kwargs):
         loaders.append(dataloader)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
 

@@ -158,7 +158,7 @@ def test_where_most_completions_have_no_answer_the_first_of_them_is_shown(serve,
 @pytest.mark.fast
 def test_the_help_says_what_each_scorer_reads():
     parser = argparse.ArgumentParser()
-    evaluation.add_eval_arguments(parser)
+    evaluation.commands.add_eval_arguments(parser)
     said = " ".join(parser.format_help().split())
     assert "symbolic comparison" not in said
     for words in (

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,23 +18,25 @@ from trl import GRPOConfig
 
 
 ROOT = Path(__file__).parents[2]
-# Scripts import their neighbours as they do when they are run.
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "recipes" / "ablation")]
+sys.path += [str(ROOT), str(ROOT / "recipes" / "ablation")]  # of the commands, and of a script's neighbours
 
-import cutting  # noqa: E402
-import drop_in  # noqa: E402
-import gpu  # noqa: E402
-import grpo_settings  # noqa: E402
-import ledger  # noqa: E402
-import lora_sync  # noqa: E402
-import memory_and_scale  # noqa: E402
 import run as ladder  # noqa: E402
-import runs  # noqa: E402
-import sampling_bookkeeping  # noqa: E402
-import sampling_policies  # noqa: E402
 import task  # noqa: E402
-import time_to_accuracy  # noqa: E402
 
+from benchmarks import __main__ as runner  # noqa: E402
+from benchmarks import (  # noqa: E402
+    cutting,
+    drop_in,
+    gpu,
+    grpo_settings,
+    ledger,
+    lora_sync,
+    memory_and_scale,
+    sampling_policies,
+    time_to_accuracy,
+)
+from benchmarks.frame import curves, measures, options, runs  # noqa: E402
+from benchmarks.frame.runs import Job  # noqa: E402
 from trl_dapo import DAPOConfig  # noqa: E402
 from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 from trl_dapo.run.ledger import read_ledger  # noqa: E402
@@ -50,6 +53,8 @@ def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     assert grpo_settings.CASES.keys() | grpo_settings.ELSEWHERE.keys() == fields
     assert not grpo_settings.CASES.keys() & grpo_settings.ELSEWHERE.keys()
+    for pattern in " ".join(grpo_settings.TABLE["elsewhere"].values()).split():
+        assert any(fnmatch(field, pattern) for field in fields), pattern
     for field, cases in grpo_settings.CASES.items():
         assert all(field in settings for settings in cases), field
 
@@ -82,10 +87,9 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()  # every token is as likely as any other
-    problems = [Problem("sums", "17+05", "220"), Problem("products", "12*34", "8040")]
     # Three or four digits and the end of the text; padding behind the shorter one counts for nothing.
     expected = (len(tokenizer) ** -4 + len(tokenizer) ** -5) / 2
-    assert time_to_accuracy.accuracy(model, tokenizer, problems) == pytest.approx(expected, rel=1e-4)
+    assert curves.accuracy(model, tokenizer, ["17+05=220", "12*34=8040"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
@@ -100,8 +104,7 @@ def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
 
 @pytest.mark.parametrize(("method", "num_steps"), [("GRPO, one step", 1), ("GRPO", 4), ("ours", 4)])
 def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
-    args = time_to_accuracy.parse_args(["--num-prompts", "6", "--num-steps", "4"])
-    settings = time_to_accuracy.settings_of(method, args, 1e-4)
+    settings = time_to_accuracy.settings_of(method, 1e-4, num_prompts=6)
     assert settings["steps_per_generation"] == num_steps
     assert settings["per_device_train_batch_size"] * num_steps == 6 * 8
 
@@ -117,9 +120,9 @@ def test_what_ranks_wait_for_counts_as_lost():
 
 
 def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():
-    costs = [time_to_accuracy.cost({"curve": CURVE}, target, "tokens") for target in (0.3, 0.5, 0.7)]
+    costs = [measures.cost({"curve": CURVE}, target, "tokens") for target in (0.3, 0.5, 0.7)]
     assert costs == [10, 30, math.inf]
-    assert time_to_accuracy.spread(costs) == "30 (10 to -)"
+    assert measures.spread(costs) == "30 (10 to -)"
 
 
 @pytest.mark.parametrize(
@@ -136,10 +139,10 @@ def test_a_ratio_of_medians_where_some_runs_never_got_there(mine, theirs, spent,
 
 
 class InProcess:
-    """Stands in for `multiprocessing.get_context(...)` and its pool."""
+    """Stands in for the pool of processes."""
 
-    def Pool(self, *args, **kwargs):
-        return self
+    def __init__(self, num_processes, **how):
+        pass
 
     def __enter__(self):
         return self
@@ -147,7 +150,7 @@ class InProcess:
     def __exit__(self, *error):
         return None
 
-    def imap_unordered(self, function, jobs, **kwargs):
+    def map(self, function, jobs):
         return map(function, jobs)
 
 
@@ -155,12 +158,12 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
     ran = []
 
     def train(job, checkpoint):
-        ran.append((job.method, job.target))
+        ran.append((job.arm, job.target))
         return {"curve": CURVE}
 
-    monkeypatch.setattr(runs.multiprocessing, "get_context", lambda method: InProcess())
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", InProcess)
     done, changed, old, _, elsewhere = jobs = [
-        time_to_accuracy.Job("quickstart", method, 0, 0.5, 1.0, {}) for method in ("A", "B", "C", "D", "E")
+        Job("quickstart", arm, 0, target=0.5, max_seconds=1.0) for arm in ("A", "B", "C", "D", "E")
     ]
     code, checkpoint = runs.fingerprint(train), tmp_path / "checkpoint-250"
     for job, start, kept_code in (
@@ -170,14 +173,13 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
         (elsewhere, "checkpoint-5", code),
     ):
         text = json.dumps({"job": job._asdict(), "checkpoint": start, "code": kept_code, "curve": CURVE[:1]})
-        (tmp_path / f"quickstart-{job.method}-0.json").write_text(text)
-    console = time_to_accuracy.Console()
-    results = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+        (tmp_path / f"quickstart-{job.arm}-0.json").write_text(text)
+    results = runs.run_all(train, jobs, checkpoint, tmp_path, 1)
     assert ran == [("B", 0.5), ("C", 0.5), ("D", 0.5), ("E", 0.5)]
     assert results["quickstart", "A", 0]["curve"] == CURVE[:1]
     assert "quickstart, D, seed 0: 60.0% after 30 tokens and 2 s" in capsys.readouterr().out
     # All stand in for the next call's.
-    again = runs.run_all(train, jobs, checkpoint, tmp_path, 1, console, time_to_accuracy.describe)
+    again = runs.run_all(train, jobs, checkpoint, tmp_path, 1)
     assert len(ran) == 4
     assert {key: result["curve"] for key, result in again.items()} == {
         key: result["curve"] for key, result in results.items()
@@ -214,8 +216,8 @@ class AllWrong:
 
 def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_steps():
     world = AllWrong(num_prompts=400)
-    swift = sampling_policies.Swift(world, target=4, steps_per_generation=2)
-    assert [swift(), swift()] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
+    swift = sampling_policies.swift(world, target=4, steps_per_generation=2)
+    assert [next(swift), next(swift)] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
     # A batch of its own for each rollout, 0 and 4; resamples come in pairs, also over the end of a rollout.
     pairs = [[1, 2], [3, 5], [6, 7]]
     assert all(world.asked[i] == world.asked[j] for i, j in pairs)
@@ -224,11 +226,11 @@ def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_s
 
 
 def test_every_group_that_ours_accepts_trains_or_is_carried():
-    trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4, seed=0)
+    trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4)
     world, num_accepted = sampling_policies.World(trace), 0
     ours = sampling_policies.Ours(world, target=8, carries=True)
     for world.step in range(20):
-        step = ours()
+        step = next(ours)
         num_accepted += len(ours.sampler.rollout.accepted)
         assert step.num_trained == 8
         assert step.num_generated == ours.sampler.rollout.num_groups
@@ -248,8 +250,7 @@ def test_without_a_margin_a_round_is_the_deficit_over_the_rate():
 
 
 def test_both_trainers_of_the_drop_in_have_the_same_losses():
-    args = drop_in.parse_args(["--num-turns", "1", "--num-steps", "2", "--num-rows", "16", "--max-length", "8"])
-    clocks = drop_in.measure(args)
+    clocks = drop_in.measure(num_turns=1, num_steps=2, num_rows=16, num_microbatches=4, max_length=8)
     (trls,) = clocks["GRPOTrainer"]
     assert len(trls.losses) == 2
     assert len(trls.seconds) == 1  # the first step is left out
@@ -258,15 +259,13 @@ def test_both_trainers_of_the_drop_in_have_the_same_losses():
 
 
 def test_sizes_double_up_to_the_paper():
-    ladder_of_sizes = memory_and_scale.sizes(memory_and_scale.parse_args([]))
-    tokens = [memory_and_scale.num_tokens(size) for size in ladder_of_sizes]
+    tokens = [size.num_tokens for size in memory_and_scale.sizes()]
     assert tokens[-1] == 512 * 16 * 20_480
     assert all(larger == 2 * smaller for smaller, larger in pairwise(tokens))
 
 
 def test_the_batcher_is_measured_on_work_that_loses_no_token():
-    size = sampling_bookkeeping.parse_args(["--num-prompts", "64", "--max-length", "64", "--median-length", "20"])
-    parts = memory_and_scale.make_parts(size)
+    parts = memory_and_scale.make_parts(memory_and_scale.Size(64, 16, max_length=64, median_length=20))
     microbatches = memory_and_scale.make_microbatches(parts)
     assert sum(len(part["advantages"]) for part in parts) == 64
     assert sum(batch["completion_mask"].sum() for batch in microbatches) == sum(
@@ -282,19 +281,19 @@ def test_the_slope_is_the_exponent():
 
 def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeypatch):
     seen = Counter()
-    original = gpu.Scripted.training_step
+    original = gpu.Turns.training_step
 
     def training_step(self, model, inputs, *args):
         loss = original(self, model, inputs, *args)
         seen[type(self)] = self.state.num_input_tokens_seen
         return loss
 
-    monkeypatch.setattr(gpu.Scripted, "training_step", training_step)
+    monkeypatch.setattr(gpu.Turns, "training_step", training_step)
     lengths = [2, 3, 5, 7, 11, 13, 17, 19]
     model = gpu.make_model({**TINY, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}, "cpu")
     results = gpu.measure(model, lengths, rows_per_microbatch=4, repeats=1)
     assert set(results) == {"GRPOTrainer", "DAPOTrainer"}
-    assert all(seconds > 0 for seconds, _ in results.values())
+    assert all(cost["seconds"] > 0 for cost in results.values())
     assert seen[gpu.Ours] == seen[gpu.TRLs] > sum(lengths)
 
 
@@ -340,41 +339,43 @@ def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_t
 # ---- python -m benchmarks ----
 
 
-def load_runner():
-    """`python -m benchmarks`, under a name that is not `__main__`."""
-    spec = importlib.util.spec_from_file_location("run_benchmarks", ROOT / "benchmarks" / "__main__.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_benchmark_that_fails_leaves_its_error_and_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
-    runner = load_runner()
-    folder = tmp_path / "benchmarks"
-    folder.mkdir()
-    (folder / "breaks.py").write_text("print('half way ```')\nraise SystemExit('no such thing')\n")
-    (folder / "works.py").write_text("import sys\nprint('arguments', sys.argv[1:])\n")
+    (tmp_path / "breaks.py").write_text("print('half way ```')\nraise SystemExit('no such thing')\n")
+    (tmp_path / "works.py").write_text("print('it works')\n")
     benchmarks = {
         "breaks": runner.Benchmark("Breaks"),
         "absent": runner.Benchmark("Absent", needs="TRL_DAPO_NO_SUCH_VARIABLE"),
-        "works": runner.Benchmark("Works", full=("--longer",)),
+        "works": runner.Benchmark("Works"),
     }
-    monkeypatch.setattr(runner, "HERE", folder)
     monkeypatch.setattr(runner, "BENCHMARKS", benchmarks)
-    assert runner.main(["--full", "--output", str(tmp_path / "RESULTS.md")]) == 1
+    monkeypatch.setattr(runner, "command", lambda name: [str(tmp_path / f"{name}.py")])
+    assert runner.main(["--output", str(tmp_path / "RESULTS.md")]) == 1
     text = (tmp_path / "RESULTS.md").read_text()
     assert "half way '''" in text
     assert "**Failed** with exit status 1" in text
     assert "no such thing" in text
     assert "Skipped: `TRL_DAPO_NO_SUCH_VARIABLE` is not set." in text
-    assert "arguments ['--longer']" in text
-    assert runner.main(["works", "--output", str(tmp_path / "RESULTS.md")]) == 0
-    assert "arguments []" in (tmp_path / "RESULTS.md").read_text()
+    assert "it works" in text
 
 
-def test_every_benchmark_that_is_listed_is_a_script():
-    runner = load_runner()
-    assert all((ROOT / runner.command(name, full=False)[0]).exists() for name in runner.BENCHMARKS)
+def test_every_benchmark_of_the_results_is_a_study_and_each_has_a_line_in_the_list(capsys):
+    runner.main(["--list"])
+    listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert runner.BENCHMARKS.keys() <= {name for name, _ in listed} == runner.read_studies().keys()
+    assert all(what.endswith((".", "?")) for _, what in listed)
+
+
+def test_a_command_has_the_options_that_its_function_has(capsys):
+    def study(model: Path, part=("a", "b"), seed=1, rate: float | None = None, full=False):
+        pass
+
+    given = options.read_options(study, "study", "", ["--model", "m", "--part", "b", "--seed", "0", "--rate", "0.5"])
+    assert given == {"model": Path("m"), "part": ["b"], "seed": 0, "rate": 0.5}  # the rest is the function's
+    assert options.read_options(study, "study", "", ["--model", "m", "--full"]) == {"model": Path("m"), "full": True}
+    for wrong, said in ((["--rate", "0"], "--rate must be above 0, got 0"), (["--part", "c"], "invalid choice: 'c'")):
+        with pytest.raises(SystemExit):
+            options.read_options(study, "study", "", ["--model", "m", *wrong])
+        assert said in capsys.readouterr().err
 
 
 # ---- the ladder ----
@@ -421,37 +422,30 @@ def test_a_rung_keeps_what_the_rungs_before_it_added():
 def test_grpo_climbs_once_more_until_it_has_generated_as_much_as_the_last_rung(monkeypatch):
     ran = []
 
-    def run_all(function, jobs, *how):
+    def run_all(function, jobs, **how):
         ran.extend(jobs)
         tokens = {"GRPO": 100, "+ dynamic sampling": 250}
-        return {(job.rung, job.seed): {"tokens": tokens.get(job.rung, 1)} for job in jobs}
+        return {job.key: {"tokens": tokens.get(job.arm, 1)} for job in jobs}
 
     monkeypatch.setattr(ladder, "run_all", run_all)
     results = ladder.climb(range(2), 60)
-    assert [(job.rung, job.num_rollouts) for job in ran[:6]] == [(rung, 60) for rung in ladder.RUNGS]
+    assert [(job.arm, job.num_rollouts) for job in ran[:6]] == [(rung, 60) for rung in ladder.RUNGS]
     assert [(job.seed, job.num_rollouts) for job in ran[12:]] == [(0, 150), (1, 150)]  # 60 x 250 / 100
-    assert {job.rung for job in ran[12:]} == {"GRPO with as many tokens"}
+    assert {job.arm for job in ran[12:]} == {"GRPO with as many tokens"}
     assert all(job.settings == ladder.settings_of("GRPO") for job in ran[12:])
     assert len(results) == 14
 
 
 def test_a_rollout_without_a_figure_is_left_out_of_its_mean():
-    assert ladder.average([{"entropy": 1.0}, {}, {"entropy": 3.0}], "entropy") == 2.0
-    assert math.isnan(ladder.average([{}], "entropy"))
-
-
-def test_intervals_are_students():
-    mean, half = ladder.interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    # The 97.5 % quantile with four degrees of freedom is 2.776.
-    assert (mean, half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5), rel=0.01))
-    assert math.isnan(ladder.interval([1.0])[1])
+    assert measures.mean_of([{"entropy": 1.0}, {}, {"entropy": 3.0}], "entropy") == 2.0
+    assert math.isnan(measures.mean_of([{}], "entropy"))
 
 
 def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
     tokenizer = build_tokenizer()
     build_model(tokenizer, 0, **TINY).save_pretrained(tmp_path / "checkpoint")
     tokenizer.save_pretrained(tmp_path / "checkpoint")
-    job = ladder.Job("+ token-level loss", 0, 2, ladder.settings_of("+ token-level loss"))
+    job = Job("ladder", "+ token-level loss", 0, ladder.settings_of("+ token-level loss"), num_rollouts=2)
     result = ladder.run(job, tmp_path / "checkpoint")
     assert json.loads(json.dumps(result)) == result  # it is kept in a file
     assert result["accuracy"] < 0.05  # a random model
@@ -459,7 +453,7 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
     # 16 tokens, all about as likely.
     assert result["entropy"] == pytest.approx(math.log(16), abs=0.3)
     assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
-    results = {(rung, 0): result for rung in ladder.ROWS}
+    results = {("ladder", rung, 0): result for rung in ladder.ROWS}
     ladder.write_csv(results, tmp_path / "ladder.csv")
     lines = (tmp_path / "ladder.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["rung", *ladder.ROWS]

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The coverage of intervals: its table, what docs/evaluation.md says of it, and a few cells of it again."""
 
-import csv
-import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,13 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "evaluation.md").read_text()
-benchmark = runpy.run_path(str(ROOT / "benchmarks" / "intervals.py"))
-with (ROOT / "benchmarks" / "intervals.csv").open() as file:
-    ROWS = list(csv.DictReader(file))
+sys.path.append(str(ROOT))
+
+from benchmarks import intervals  # noqa: E402
+from benchmarks.frame.kept import read_rows  # noqa: E402
+
+
+ROWS = read_rows(intervals.CSV)
 
 
 def percent(row):
@@ -26,8 +29,8 @@ def percent(row):
 
 
 def test_the_table_of_the_docs_is_that_of_the_file():
-    block = DOCS.partition(benchmark["START"])[2].partition(benchmark["END"])[0]
-    assert block.strip().splitlines() == benchmark["table"](ROWS)
+    block = DOCS.partition(intervals.START)[2].partition(intervals.END)[0]
+    assert block.strip().splitlines() == intervals.table(ROWS)
 
 
 def test_every_interval_holds_the_truth_in_93_of_100():
@@ -38,20 +41,20 @@ def test_every_interval_holds_the_truth_in_93_of_100():
 
 @pytest.mark.parametrize("place", [0, 55, 123], ids=lambda place: f"{ROWS[place]['shape']} {ROWS[place]['what']}")
 def test_a_cell_simulated_again_is_that_of_the_file(place):
-    kind, shape, what = list(benchmark["cells"]())[place // 4]
+    kind, shape, what = list(intervals.cells())[place // 4]
     row = ROWS[place]
     n, k = int(row["n"]), int(row["k"])
     assert (kind.__name__, shape, what) == (row["kind"], row["shape"], row["what"])
     rng = np.random.default_rng([place // 4, n, k])
-    values, steps, truth = kind(benchmark["SHAPES"][shape], what, n, k, benchmark["NUM_EVALUATIONS"], rng)
-    found = benchmark["coverage"](values, steps, truth, (0, 1) if row["kind"] == "single" else (-1, 1))
+    values, steps, truth = kind(intervals.SHAPES[shape], what, n, k, intervals.NUM_EVALUATIONS, rng)
+    found = intervals.coverage(values, steps, truth, (0, 1) if row["kind"] == "single" else (-1, 1))
     assert found["after"] == pytest.approx(float(row["after"]), abs=0.002)
     assert found["before"] == pytest.approx(float(row["before"]), abs=0.002)
 
 
 def test_the_benchmarks_bootstrap_is_that_of_resampled_problems():
     values = np.random.default_rng(0).integers(0, 9, size=(3, 30)) / 8
-    exact, drawn = benchmark["bootstrap"](values, (0, 1), 8), benchmark["resampled"](values)
+    exact, drawn = intervals.bootstrap(values, (0, 1), 8), intervals.resampled(values)
     assert np.array(exact) == pytest.approx(drawn, abs=0.02)
 
 
@@ -67,4 +70,4 @@ def test_the_benchmarks_majority_is_the_packages():
     answers = [["right"] * right + [a for a, num in zip("abcd", wrong, strict=True) for _ in range(num)]
                for right, wrong in zip(num_right, WRONG, strict=True)]  # fmt: skip
     expected = [maj_at_k([each], [[answer == "right" for answer in each]]).item() for each in answers]
-    assert benchmark["majority"](num_right, 4, Draws()).tolist() == expected == [0, 1, 0.5, 1, 0]
+    assert intervals.majority(num_right, 4, Draws()).tolist() == expected == [0, 1, 0.5, 1, 0]

@@ -1,8 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.larger`: its interpreter, its problems, runs that go on where they stopped, and its page."""
+"""`python -m benchmarks larger`: its interpreter, its problems, runs that go on where they stopped, and its page."""
 
-import io
 import json
 import math
 import re
@@ -11,20 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks.larger import parts, report, task, training  # noqa: E402
-from benchmarks.larger.__main__ import keep  # noqa: E402
-from benchmarks.mechanisms.report import RUNS, fill_in, read_csv  # noqa: E402
+from benchmarks.frame.measures import spent_to  # noqa: E402
+from benchmarks.frame.runs import Job, unfinished_folder  # noqa: E402
+from benchmarks.frame.trainers import Arm  # noqa: E402
+from benchmarks.larger import study, task, training  # noqa: E402
 from trl_dapo.cli.quickstart import build_model  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
-FOLDER = ROOT / "benchmarks" / "larger"
 PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
 
 
@@ -187,7 +185,7 @@ CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "lea
     [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "rollout 3"), ("DAPO", CARRY, "the end")],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
-    job = training.Job("Countdown", "any", 0, trainer, settings, num_rollouts=4, probe_every=1)
+    job = Job("Countdown", "any", 0, settings, num_rollouts=4, others={"trainer": trainer})
     whole = training.run(job, small)
     assert [point["rollouts"] for point in whole["curve"]] == [0, 1, 2, 3, 4]
     assert not list((small.parent / "unfinished").iterdir())
@@ -204,7 +202,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, tr
     monkeypatch.setattr(training, "probe", die)
     with pytest.raises(Killed):
         training.run(job, small)
-    assert [path.name for path in training.unfinished_folder(training.run, job, small).glob("checkpoint-*")] != []
+    assert [path.name for path in unfinished_folder(training.run, job, small).glob("checkpoint-*")] != []
     resumed = training.run(job, small)
     # From the last checkpoint: of two rollouts, and of three.
     assert len(looks) == {"rollout 3": 4 + 2 + 1, "the end": 6 + 1 + 1}[killed_at]
@@ -219,7 +217,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, tr
 
 
 def test_a_run_ends_at_its_target_or_at_its_tokens(small, monkeypatch):
-    job = training.Job("Countdown", "any", 0, "GRPO", {}, num_rollouts=9, probe_every=1)
+    job = Job("Countdown", "any", 0, num_rollouts=9, others={"trainer": "GRPO"})
     thrifty = training.run(job._replace(max_tokens=100), small)
     used = [point["tokens"] for point in thrifty["curve"]]
     assert used[-2] < 100 <= used[-1] == thrifty["tokens"]
@@ -230,7 +228,7 @@ def test_a_run_ends_at_its_target_or_at_its_tokens(small, monkeypatch):
     assert reached["accuracy"] == 0.3  # at the end, on more problems
 
 
-def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch):
+def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch, capsys):
     made = []
 
     def make_model(seed):
@@ -238,28 +236,26 @@ def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch):
         return build_model(task.make_tokenizer(), seed, **TINY)
 
     monkeypatch.setattr(task, "make_model", make_model)
-    said = io.StringIO()
-    console = Console(file=said)
-    path, start = training.make_checkpoint(tmp_path, 50, console)
-    assert training.make_checkpoint(tmp_path, 50, console) == (path, start)
+    path, start = training.make_checkpoint(tmp_path, 50)
+    assert training.make_checkpoint(tmp_path, 50) == (path, start)
     assert made == [42]
     assert len(start["curve"]) == 1
     # 113 tokens are about as likely at first, log(113) = 4.73; that signs stand between numbers is learnt at once.
-    assert float(said.getvalue().split()[-1]) < 4.6
-    job = training.Job("Countdown", "any", 0, "GRPO", {}, num_rollouts=1, probe_every=1)
+    assert float(capsys.readouterr().out.split()[-1]) < 4.6
+    job = Job("Countdown", "any", 0, num_rollouts=1, others={"trainer": "GRPO"})
     first = training.run(job, path)["curve"][0]
     assert first["entropy"] == pytest.approx(start["curve"][0]["entropy"], rel=1e-3)  # the weights that were kept
 
 
 def test_another_setting_does_not_go_on_where_this_one_stopped(tmp_path):
-    job = training.Job("Countdown", "any", 0, "GRPO", {}, 4)
+    job = Job("Countdown", "any", 0, others={"trainer": "GRPO"})
     folders = {
-        training.unfinished_folder(training.run, job, tmp_path / "a"),
-        training.unfinished_folder(training.run, job, tmp_path / "b"),
-        training.unfinished_folder(training.run, job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
+        unfinished_folder(training.run, job, tmp_path / "a"),
+        unfinished_folder(training.run, job, tmp_path / "b"),
+        unfinished_folder(training.run, job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
     }
     assert len(folders) == 3
-    assert training.unfinished_folder(training.run, job, tmp_path / "a") in folders
+    assert unfinished_folder(training.run, job, tmp_path / "a") in folders
 
 
 def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
@@ -279,28 +275,28 @@ def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
 
 
 def test_all_arms_have_one_target_and_as_many_tokens():
-    jobs = parts.time_jobs(range(2), 0.3)
-    assert [job.arm for job in jobs] == list(parts.ARMS) * 2
-    assert {(job.target, job.max_tokens) for job in jobs} == {(0.3 + parts.GAIN, parts.MOST_TOKENS)}
+    jobs = study.time_jobs(range(2), 0.3)
+    assert [job.arm for job in jobs] == list(study.ARMS) * 2
+    assert {(job.target, job.max_tokens) for job in jobs} == {(0.3 + study.GAIN, study.MOST_TOKENS)}
     assert jobs[3].settings["dynamic_sampling_memory"]
     assert jobs[1].settings["batch_multiplier"] == 1.0
     assert jobs[0].settings == {}
 
 
 def test_the_control_generates_what_the_last_rung_with_its_seed_has_generated():
-    rungs = parts.ladder_jobs([0, 1])
-    assert [job.arm for job in rungs] == list(parts.RUNGS) * 2
-    assert [job.settings.get("overlong_buffer_length") for job in rungs[:6]] == [None] * 3 + [parts.BUFFER] * 3
-    jobs = parts.control_jobs(
+    rungs = study.ladder_jobs([0, 1])
+    assert [job.arm for job in rungs] == list(study.ladder.run.RUNGS) * 2
+    assert [job.settings.get("overlong_buffer_length") for job in rungs[:6]] == [None] * 3 + [study.BUFFER] * 3
+    jobs = study.control_jobs(
         [0, 1], {("ladder", "+ dynamic sampling", seed): {"tokens": 10.0 + seed} for seed in (0, 1)}
     )
     assert [job.max_tokens for job in jobs] == [10.0, 11.0]
     assert jobs[0].settings == rungs[0].settings
 
 
-@pytest.mark.parametrize("job", parts.time_jobs([0], 0.3) + parts.ladder_jobs([0]), ids=lambda job: job.arm)
+@pytest.mark.parametrize("job", study.time_jobs([0], 0.3) + study.ladder_jobs([0]), ids=lambda job: job.arm)
 def test_every_job_has_settings_that_its_trainer_takes(job, tmp_path):
-    config = training.config_of(job, tmp_path)
+    config = training.config_of(job, tmp_path, Arm(training.TRAINERS[job.others["trainer"]], {}))
     assert config.generation_batch_size == 128
     assert config.save_steps == 4 * config.steps_per_generation
 
@@ -310,7 +306,7 @@ def test_a_run_without_the_target_counts_what_it_spent():
         points = enumerate((0.3, *accuracies))
         return {"curve": [{"accuracy": value, "tokens": 10 * i, "seconds": 1.0 * i} for i, value in points]}
 
-    measure = parts.spent_to(parts.GAIN, "tokens")
+    measure = spent_to(study.GAIN, "tokens")
     assert measure(run(0.35, 0.41, 0.5), run(0.3, 0.3, 0.3, 0.3)) == [20, 40]
 
 
@@ -324,31 +320,29 @@ def result(accuracy, tokens=100.0):
 
 
 def every_run(part, seeds):
-    return {(part, arm, seed): result(0.4 + 0.01 * seed) for arm in report.ROWS_OF[part] for seed in seeds}
+    return {(part, arm, seed): result(0.4 + 0.01 * seed) for arm in study.ROWS_OF[part] for seed in seeds}
 
 
 def test_parts_are_kept_side_by_side_as_long_as_their_checkpoint_is_one(tmp_path):
-    start = {(report.WARM_UP, "checkpoint-1", 42): result(0.3)}
-    keep(start | every_run("Countdown", range(3)), tmp_path)
-    keep(start | every_run("ladder", range(3)), tmp_path)
-    assert len(read_csv(tmp_path, report.KEY)) == 1 + 3 * 4 + 3 * 7
-    keep(start | every_run("ladder", range(1)), tmp_path)
-    assert len(read_csv(tmp_path, report.KEY)) == 1 + 3 * 4 + 7
-    keep({(report.WARM_UP, "checkpoint-2", 42): result(0.3)} | every_run("ladder", range(1)), tmp_path)
-    assert len(read_csv(tmp_path, report.KEY)) == 1 + 7
+    kept, start = study.STUDY._replace(folder=tmp_path), {(study.WARM_UP, "checkpoint-1", 42): result(0.3)}
+    study.keep(start | every_run("Countdown", range(3)), kept)
+    study.keep(start | every_run("ladder", range(3)), kept)
+    assert len(kept.read()) == 1 + 3 * 4 + 3 * 7
+    study.keep(start | every_run("ladder", range(1)), kept)
+    assert len(kept.read()) == 1 + 3 * 4 + 7
+    study.keep({(study.WARM_UP, "checkpoint-2", 42): result(0.3)} | every_run("ladder", range(1)), kept)
+    assert len(kept.read()) == 1 + 7
 
 
 def test_only_whole_seeds_are_reported():
-    results = {(report.WARM_UP, "checkpoint-1", 42): result(0.3)} | every_run("Countdown", range(3))
+    results = {(study.WARM_UP, "checkpoint-1", 42): result(0.3)} | every_run("Countdown", range(3))
     del results["Countdown", "ours", 2]
-    assert report.whole_seeds(results, "Countdown") == [0, 1]
+    assert study.whole_seeds(results, "Countdown") == [0, 1]
 
 
 # ---- The page ----
 
 
 def test_the_page_has_the_outcome_of_every_prediction_from_the_files():
-    results = report.of_whole_seeds(read_csv(FOLDER, report.KEY)) if (FOLDER / RUNS).exists() else {}
-    assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
-    section = PAGE.partition(report.HEADING)[2].partition("\n## ")[0]
-    assert ("not run yet" in section) == (len({part for part, *_ in results}) < 2)
+    assert study.STUDY.filled_in(PAGE) == PAGE
+    assert "not run yet" not in PAGE.partition(study.STUDY.heading)[2].partition("\n## ")[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.mechanisms`: what it measures, its tasks and its page."""
+"""`python -m benchmarks mechanisms`: what it measures, its tasks and its page."""
 
 import math
 import re
@@ -16,13 +16,14 @@ from helpers import ScriptedTrainer, prompts, tiny_config
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks.mechanisms import quantities, report, tasks, training  # noqa: E402
-from benchmarks.mechanisms.mechanisms import MECHANISMS, PREDICTIONS  # noqa: E402
+from benchmarks.frame import kept, measures, predictions, trainers, verdicts  # noqa: E402
+from benchmarks.frame.curves import right_probabilities  # noqa: E402
+from benchmarks.mechanisms import study, tasks, training  # noqa: E402
+from benchmarks.mechanisms.study import MECHANISMS, PREDICTIONS, STUDY  # noqa: E402
 from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
-FOLDER = ROOT / "benchmarks" / "mechanisms"
 PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
 
 
@@ -30,26 +31,26 @@ PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
 
 
 def test_one_of_two_tries_is_right_unless_both_are_wrong():
-    assert quantities.pass_at(2, [0.5, 0.0]) == pytest.approx((0.75 + 0.0) / 2)
+    assert training.pass_at(2, [0.5, 0.0]) == pytest.approx((0.75 + 0.0) / 2)
 
 
 def test_punished_is_who_is_below_the_groups_mean_and_not_left_out():
     rewards = [[1.0, -1.0, -2.0, -1.0], [-1.0, -1.0, -1.0, -1.0]]  # means -0.75 and -1
     masked = [[False, False, True, False], [False] * 4]
-    assert quantities.is_punished(rewards, masked).tolist() == [[False, True, False, True], [False] * 4]
+    assert training.is_punished(rewards, masked).tolist() == [[False, True, False, True], [False] * 4]
 
 
 def test_the_variance_of_a_gradient_is_over_its_squared_mean_without_bias():
     # Products of different gradients: 1 each, so the squared mean is 1. Their squares: 1 + 4 and 1 + 4 and 1 + 0.
     gradients = np.array([[1.0, 2.0, 0.0], [1.0, 0.0, 2.0], [1.0, 0.0, 0.0]])
-    assert quantities.relative_variance(gradients) == pytest.approx(11 / 3 - 1)
-    assert quantities.relative_variance(10 * gradients) == pytest.approx(11 / 3 - 1)
-    assert quantities.relative_variance(np.array([[1.0], [-1.0]])) == math.inf
+    assert training.relative_variance(gradients) == pytest.approx(11 / 3 - 1)
+    assert training.relative_variance(10 * gradients) == pytest.approx(11 / 3 - 1)
+    assert training.relative_variance(np.array([[1.0], [-1.0]])) == math.inf
 
 
 def test_a_curve_is_rough_where_its_steps_differ():
-    assert quantities.roughness([0.0, 1.0, 2.0, 3.0]) == 0.0
-    assert quantities.roughness([0.0, 1.0, 0.0]) == pytest.approx(math.sqrt(2))  # of the steps 1 and -1
+    assert study.roughness([0.0, 1.0, 2.0, 3.0]) == 0.0
+    assert study.roughness([0.0, 1.0, 0.0]) == pytest.approx(math.sqrt(2))  # of the steps 1 and -1
 
 
 CURVE = [{"tokens": 0, "accuracy": 0.2}, {"tokens": 10, "accuracy": 0.4}, {"tokens": 30, "accuracy": math.nan}]
@@ -58,18 +59,18 @@ LONGER = [{"tokens": 0, "accuracy": 0.2}, {"tokens": 60, "accuracy": 0.8}]
 
 def test_two_runs_are_compared_where_the_thriftier_ends():
     thrifty = {"curve": CURVE[:2]}
-    assert quantities.at_equal("tokens", "accuracy")({"curve": LONGER}, thrifty) == [pytest.approx(0.3), 0.4]
+    assert measures.at_equal("tokens", "accuracy")({"curve": LONGER}, thrifty) == [pytest.approx(0.3), 0.4]
 
 
 def test_what_could_not_be_measured_is_left_out_of_a_mean():
     run = {"curve": CURVE}
-    assert quantities.during("accuracy")(run) == [0.4]  # without the start
-    assert quantities.late("accuracy")(run, {"curve": LONGER}) == [0.4, 0.8]
-    assert math.isnan(quantities.mean_where([1.0], [False]))
+    assert measures.during("accuracy")(run) == [0.4]  # without the start
+    assert measures.late("accuracy")(run, {"curve": LONGER}) == [0.4, 0.8]
+    assert math.isnan(measures.mean_where([1.0], [False]))
 
 
 def test_dropped_groups_are_paid_for_by_the_tokens_that_train():
-    assert quantities.tokens_for_one({"curve": LONGER, "tokens that train": 24}) == [2.5]
+    assert study.tokens_for_one({"curve": LONGER, "tokens that train": 24}) == [2.5]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_dropped_groups_are_paid_for_by_the_tokens_that_train():
     ],
 )
 def test_a_verdict_is_of_the_whole_interval(low, high, direction, expected):
-    assert quantities.verdict(low, high, direction) == expected
+    assert verdicts.verdict(low, high, direction) == expected
 
 
 # ---- Tasks ----
@@ -130,8 +131,7 @@ def test_the_probability_of_a_working_counts_every_token_once():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()  # every token is as likely as any other
-    problems = [Problem("sums", "27+05", "230"), Problem("sums", "17+05", "220")]  # one working, and none
-    found = training.right_probabilities(model, tokenizer, tasks.TASKS["workings"], problems)
+    found = right_probabilities(model, tokenizer, ["27+05=230=27+05", "17+05=220"])  # one working, and none
     assert found.tolist() == pytest.approx([len(tokenizer) ** -10, len(tokenizer) ** -4], rel=1e-3)
 
 
@@ -198,7 +198,7 @@ def test_dropped_groups_train_on_their_penalties_alone(tiny_model, tmp_path):
         tmp_path, max_steps=1, gradient_accumulation_steps=1, per_device_train_batch_size=16, **settings
     )
     trained = {}
-    for kind in (training.Watched, training.PenaltiesCount):
+    for kind in (trainers.Watched, training.PenaltiesCount):
         trainer = scripted(kind, tiny_model, right, args, train_dataset=prompts(4), script=script)
         compute_loss = trainer._compute_loss
 
@@ -216,7 +216,7 @@ def test_dropped_groups_train_on_their_penalties_alone(tiny_model, tmp_path):
     penalised = [(4, 0.25 / spread), (6, -0.25 / spread)] * 2
     filler = [(0, 0.0)] * 8
     for kind, expected in (
-        (training.Watched, [*filler, *accepted]),
+        (trainers.Watched, [*filler, *accepted]),
         (training.PenaltiesCount, [*filler, *accepted, *penalised]),
     ):
         for found, row in zip(sorted(trained[kind]), sorted(expected), strict=True):
@@ -228,7 +228,7 @@ def test_what_the_upper_clip_stops_is_what_the_log_says(tiny_model, tmp_path):
     settings = {"steps_per_generation": 2, "per_device_train_batch_size": 8, "learning_rate": 3e-3}
     args = tiny_config(tmp_path, gradient_accumulation_steps=1, temperature=1.0, **settings)
     trainer = scripted(
-        training.Watched, tiny_model, right, args, train_dataset=prompts(8), script=lambda text, i: "yn"[i % 2] * 5
+        trainers.Watched, tiny_model, right, args, train_dataset=prompts(8), script=lambda text, i: "yn"[i % 2] * 5
     )
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "num_loss_tokens" in entry]
@@ -262,12 +262,12 @@ def test_frozen_keeps_every_gradient_and_moves_no_weight(tiny_model, tmp_path):
 
 def test_arms_of_a_mechanism_differ_in_nothing_but_what_it_names():
     for name, mechanism in MECHANISMS.items():
-        jobs = mechanism.jobs(name, seed=0)
+        jobs = study.jobs_of(name, seed=0)
         assert len({job.key for job in jobs}) == len({job.name for job in jobs}) == len(mechanism.arms)
         own = set().union(*mechanism.arms.values()) if any(mechanism.arms.values()) else set()
         rest = [{key: value for key, value in job.settings.items() if key not in own} for job in jobs]
         assert all(settings == rest[0] for settings in rest)
-        assert len({(str(job.settings), job.trainer) for job in jobs}) == len(jobs)
+        assert len({(str(job.settings), job.others["trainer"]) for job in jobs}) == len(jobs)
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -276,8 +276,8 @@ def test_what_is_written_is_read_again(tmp_path):
         ("clip", "0.2", 0): {"job": {}, "curve": [point, point], "upper-clip share": 0.5},
         ("gradient", "on", 1): {"job": {}, "curve": [point], "upper-clip share": math.nan, "relative variance": 8.0},
     }
-    report.write_csv(results, tmp_path)
-    found = report.read_csv(tmp_path)
+    kept.write_csv(results, tmp_path, STUDY.key)
+    found = kept.read_csv(tmp_path, STUDY.key)
     assert found.keys() == results.keys()
     assert found["gradient", "on", 1]["relative variance"] == 8.0
     assert math.isnan(found["clip", "0.2", 0]["relative variance"])
@@ -292,7 +292,7 @@ def test_a_prediction_is_checked_on_runs_with_equal_seeds():
 
     results = {("clip", "0.28", seed): run(seed + 0.2) for seed in range(5)}
     results |= {("clip", "0.2", seed): run(seed + 0.1 * (seed % 2)) for seed in range(5)}
-    outcome = report.check(prediction, results)
+    outcome = predictions.check(prediction, results)
     # Differences 0.2, 0.1, 0.2, 0.1, 0.2: standard deviation 0.0548, Student's quantile 2.776.
     assert outcome[:3] == pytest.approx((2.2, 2.04, 0.16))
     assert outcome.high - outcome.difference == pytest.approx(2.776 * 0.0548 / math.sqrt(5), rel=1e-3)
@@ -301,7 +301,7 @@ def test_a_prediction_is_checked_on_runs_with_equal_seeds():
 
 @pytest.fixture(scope="module")
 def results():
-    return report.read_csv(FOLDER)
+    return STUDY.read()
 
 
 def test_the_files_have_every_run(results):
@@ -311,11 +311,11 @@ def test_the_files_have_every_run(results):
 
 
 def test_the_page_has_the_outcome_of_every_prediction_from_the_files(results):
-    assert report.fill_in(PAGE, results) == PAGE
+    assert STUDY.filled_in(PAGE) == PAGE
     for prediction in PREDICTIONS:
-        assert f"| {report.describe_outcome(prediction, results)} |" in PAGE
+        assert f"| {predictions.describe_outcome(prediction, results)} |" in PAGE
 
 
 def test_the_clip_binds_where_it_is_tested_and_the_page_says_how_often(results):
-    assert report.clip_binds(results)
-    assert report.describe_facts(results) in " ".join(PAGE.split())
+    assert study.clip_binds(results)
+    assert study.describe_facts(results) in " ".join(PAGE.split())

@@ -30,7 +30,7 @@ def count_words(text: str) -> int:
 
 
 def test_a_word_has_a_letter_or_a_digit_and_stands_outside_of_what_a_command_writes():
-    table = "<!-- costs: python benchmarks/pages.py -->\n| a | b |\n<!-- end of costs -->"
+    table = "<!-- costs: python -m benchmarks --from-kept -->\n| a | b |\n<!-- end of costs -->"
     assert count_words(f"| one | `two_3` | - |\n\n{table}\n\n    four = 5") == 4
 
 

@@ -14,10 +14,9 @@ from trl.trainer.utils import RepeatSampler
 
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers" / "ms_swift")]
+sys.path.append(str(ROOT))
 
-import side_by_side  # noqa: E402
-
+from benchmarks.peers.ms_swift import study as peers  # noqa: E402
 from trl_dapo.cli.quickstart import build_model, build_tokenizer  # noqa: E402
 
 
@@ -59,7 +58,7 @@ def swift_run():
 
 
 def test_the_model_of_ms_swift_repeats_a_run_that_did_what_it_does():
-    assert side_by_side.replay(swift_run(), NAMES, seed=7, num_resamples=2) == [True, True, True]
+    assert peers.replay(swift_run(), NAMES, seed=7, num_resamples=2) == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_the_model_of_ms_swift_repeats_a_run_that_did_what_it_does():
 def test_the_model_of_ms_swift_is_held_to_what_a_run_did(change):
     rollouts = copy.deepcopy(swift_run())
     change(rollouts[2])
-    assert side_by_side.replay(rollouts, NAMES, seed=7, num_resamples=2) == [True, True, False]
+    assert peers.replay(rollouts, NAMES, seed=7, num_resamples=2) == [True, True, False]
 
 
 def group(rollout, round_, prompt, outcome):
@@ -83,8 +82,8 @@ def group(rollout, round_, prompt, outcome):
 
 
 def test_a_carried_group_trains_in_the_rollout_after_the_one_that_sampled_it(monkeypatch):
-    monkeypatch.setattr(side_by_side, "NUM_PROMPTS", 2)
-    rollouts = side_by_side.rollouts_of(
+    monkeypatch.setattr(peers, "NUM_PROMPTS", 2)
+    rollouts = peers.rollouts_of(
         [
             group(0, 1, "a", "trained"),
             group(0, 1, "b", "dropped"),
@@ -105,12 +104,12 @@ def test_different_prompts_are_counted_in_full_batches_alone():
     rollouts[2]["trained"] = rollouts[2]["trained"][:8] * 2
     point = {"rollouts": 3, "tokens": 700, "seconds": 2.0, "accuracy": 0.5}
     result = {"curve": [{**point, "accuracy": 0.4}, point], "rollouts": rollouts, "grad_norms": [1.0, 2.0]}
-    figures = side_by_side.figures_of(result)
+    figures = peers.figures_of(result)
     assert figures["distinct_prompts"] == (16 + 8) / 2
     assert figures["fewest_distinct"] == 8
     assert (figures["rounds"], figures["fallbacks"], figures["useful_groups"]) == (6, 1, 40 / 3)
     assert (figures["before"], figures["accuracy"], figures["grad_norm"]) == (0.4, 0.5, 1.5)
-    never_full = side_by_side.figures_of({**result, "rollouts": rollouts[:1]})
+    never_full = peers.figures_of({**result, "rollouts": rollouts[:1]})
     assert never_full["distinct_prompts"] == never_full["fewest_distinct"] == ""
 
 
@@ -120,18 +119,18 @@ def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
     tiny = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
     build_model(tokenizer, 0, **tiny).save_pretrained(checkpoint)
     tokenizer.save_pretrained(checkpoint)
-    jobs = side_by_side.jobs_of(side_by_side.parse_args(["--num-seeds", "1", "--num-rollouts", "1", "1"]))
-    assert {job.method for job in jobs} == set(side_by_side.OURS)
+    jobs = peers.jobs_of(range(1), {"quickstart": 1, "one in ten": 1})
+    assert {job.arm for job in jobs} == set(peers.OURS)
     job = jobs[0]
-    result = side_by_side.run(job, checkpoint)
+    result = peers.run(job, checkpoint)
     assert json.loads(json.dumps(result)) == result  # it is kept in a file
-    figures = side_by_side.figures_of(result)
+    figures = peers.figures_of(result)
     assert figures["rollouts"] == 1
     # A model with random weights: all rounds that it may take.
     assert (figures["rounds"], figures["fallbacks"]) == (30, 1)
     assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8
-    side_by_side.write_csv({job.key: result}, tmp_path / "runs.csv")
-    runs = side_by_side.read_csv(tmp_path / "runs.csv")
+    peers.write_csv({job.key: result}, tmp_path / "runs.csv")
+    runs = peers.read_csv(tmp_path / "runs.csv")
     ((_, seeds),) = runs["quickstart"].items()
     assert seeds[0]["tokens"] == figures["tokens"]
     assert math.isnan(seeds[0]["as_modelled"])
@@ -139,11 +138,11 @@ def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
 
 def test_the_peers_in_the_evidence_are_those_of_the_csv():
     evidence = (ROOT / "benchmarks" / "EVIDENCE.md").read_text().splitlines()
-    runs = side_by_side.read_csv()
+    runs = peers.read_csv()
     assert {len(seeds) for methods in runs.values() for seeds in methods.values()} == {3}
-    table = side_by_side.markdown(runs)
-    assert len(table) == 2 + 2 * len(side_by_side.METHODS)
+    table = peers.table_of(runs)
+    assert len(table) == 2 + 2 * len(peers.METHODS)
     assert [line for line in table if line not in evidence] == []
-    peers = [seed for methods in runs.values() for name in side_by_side.PEERS for seed in methods[name]]
-    assert all(seed["as_modelled"] == 1 for seed in peers)
-    assert f"all {sum(seed['rollouts'] for seed in peers):.0f} rollouts" in " ".join(evidence)
+    of_peers = [seed for methods in runs.values() for name in peers.PEERS for seed in methods[name]]
+    assert all(seed["as_modelled"] == 1 for seed in of_peers)
+    assert f"all {sum(seed['rollouts'] for seed in of_peers):.0f} rollouts" in " ".join(evidence)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.real_model`: what it counts, and what its arms share."""
+"""`python -m benchmarks real_model`: what it counts, and what its arms share."""
 
 import json
 import sys
@@ -14,8 +14,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for the package that the command runs
 
-from benchmarks.mechanisms.report import RUNS, check, describe_outcome, fill_in, read_csv  # noqa: E402
-from benchmarks.real_model import parts, report, training  # noqa: E402
+from benchmarks.frame.predictions import check, describe_outcome  # noqa: E402
+from benchmarks.real_model import study, training  # noqa: E402
 
 
 PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
@@ -43,7 +43,7 @@ def test_neither_tokens_nor_seconds_of_a_probe_count():
 
 def test_with_sixteen_steps_a_rollout_a_probe_after_64_steps_is_that_of_four_rollouts():
     log = [{PROBE: 0.125, "step": 0, "cpu_seconds": 1.0}, {PROBE: 0.25, "step": 64, "cpu_seconds": 2.0}]
-    assert [point["rollouts"] for point in training.curve_of(log, parts.NUM_STEPS)] == [0, 4]
+    assert [point["rollouts"] for point in training.curve_of(log, training.NUM_STEPS)] == [0, 4]
 
 
 def test_of_the_clip_the_later_half_of_the_rollouts_has_the_entropy_and_the_last_probe_pass_at_8():
@@ -67,9 +67,9 @@ def test_grpo_generates_32_completions_a_rollout_and_trains_on_all():
 
 @pytest.mark.fast
 def test_whole_seeds_come_first():
-    jobs = parts.jobs(range(2), ["GRPO", "ours"], parts.PARTS)
+    jobs = study.jobs_of(range(2), ["GRPO", "ours"])
     products = [("products", 0, "GRPO"), ("products", 0, "ours"), ("products", 1, "GRPO"), ("products", 1, "ours")]
-    assert [(job.part, job.seed, job.arm) for job in jobs] == [*products, ("sums", 0, "GRPO"), ("sums", 1, "GRPO")]
+    assert [(job.task, job.seed, job.arm) for job in jobs] == [*products, ("sums", 0, "GRPO"), ("sums", 1, "GRPO")]
 
 
 @pytest.mark.fast
@@ -119,20 +119,7 @@ def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(
 
 
 def test_the_page_has_what_came_of_every_prediction():
-    kept = ROOT / "benchmarks" / "real_model"
-    results = read_csv(kept, report.KEY) if (kept / RUNS).exists() else {}
-    assert fill_in(PAGE, results, report.HEADING, parts.PREDICTIONS) == PAGE
-
-
-def test_a_target_that_half_of_the_runs_never_reached_has_no_cost():
-    """25 points more are reached after 10, 20 and never; then after 10, never and never."""
-
-    def run(*gains):
-        return {"curve": [{"tokens": 10 * i, "accuracy": 0.1 + gain} for i, gain in enumerate((0, *gains))]}
-
-    soon, late, never = run(0.5, 0.5), run(0.1, 0.4), run(0.1, 0.2)
-    assert report.to_target([soon, late, never], "tokens") == "20"
-    assert report.to_target([soon, never, never], "tokens") == "not reached"
+    assert study.STUDY.filled_in(PAGE) == PAGE
 
 
 def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
@@ -142,9 +129,9 @@ def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
         curve = [{"rollouts": n, "tokens": 1.0, "seconds": 1.0, "accuracy": 0.1 + gain * n / 12} for n in (0, 8, 16)]
         return {"curve": curve}
 
-    gains = {(parts.MEMORY, 0): 0.2, (parts.MEMORY, 1): 0.3, (parts.MEMORY, 2): 0.9}
-    gains |= {(parts.GRPO, 0): 0.1, (parts.GRPO, 1): 0.1}
-    results = {(parts.PRODUCTS, arm, seed): run(gain) for (arm, seed), gain in gains.items()}
-    outcome = check(parts.PREDICTIONS[0], results)
+    gains = {(study.MEMORY, 0): 0.2, (study.MEMORY, 1): 0.3, (study.MEMORY, 2): 0.9}
+    gains |= {(study.GRPO, 0): 0.1, (study.GRPO, 1): 0.1}
+    results = {(study.PRODUCTS, arm, seed): run(gain) for (arm, seed), gain in gains.items()}
+    outcome = check(study.PREDICTIONS[0], results)
     assert (outcome.mine, outcome.others) == pytest.approx((0.35, 0.2))
-    assert describe_outcome(parts.PREDICTIONS[3], results) == "not run yet"
+    assert describe_outcome(study.PREDICTIONS[3], results) == "not run yet"

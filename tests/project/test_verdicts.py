@@ -11,16 +11,16 @@ import pytest
 
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "peers" / "ms_swift")]
+sys.path.append(str(ROOT))
 
-import pages  # noqa: E402
-import side_by_side  # noqa: E402
-from verdicts import LEVEL, holm, p_value  # noqa: E402
-
-from benchmarks.larger import parts  # noqa: E402
-from benchmarks.larger import report as larger  # noqa: E402
-from benchmarks.mechanisms import report  # noqa: E402
-from benchmarks.mechanisms.mechanisms import PREDICTIONS  # noqa: E402
+from benchmarks import pages  # noqa: E402
+from benchmarks.frame.kept import read_rows  # noqa: E402
+from benchmarks.frame.predictions import by_holm, check, describe_outcome  # noqa: E402
+from benchmarks.frame.verdicts import LEVEL, holm, interval, p_value  # noqa: E402
+from benchmarks.larger.study import STUDY as LARGER  # noqa: E402
+from benchmarks.mechanisms.study import PREDICTIONS  # noqa: E402
+from benchmarks.mechanisms.study import STUDY as MECHANISMS  # noqa: E402
+from benchmarks.peers.ms_swift import study as peers  # noqa: E402
 
 
 EVIDENCE = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
@@ -32,6 +32,13 @@ def test_a_mean_at_students_quantile_of_the_tables_has_a_p_value_of_a_twentieth(
     values = [1.0, -1.0, *[0.0] * (n - 2)]  # their variance is 2 / (n - 1)
     error = math.sqrt(2 / (n - 1) / n)
     assert p_value([value - quantile * error for value in values]) == pytest.approx(0.05, rel=1e-4)
+
+
+def test_an_interval_has_the_quantile_of_the_tables():
+    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (mean, half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5)))
+    assert interval([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3))
+    assert math.isnan(interval([1.0])[1])
 
 
 def test_values_without_spread_differ_from_0_or_do_not():
@@ -46,41 +53,40 @@ def test_the_smallest_of_three_p_values_counts_three_times_the_next_twice_and_no
 
 def count(results, predictions):
     """Verdicts of intervals other than "not shown", and of these how many hold by Holm."""
-    held = report.by_holm(results, predictions)
-    plain = [report.check(prediction, results).verdict for prediction in predictions]
-    assert all(by_holm in (verdict, "not shown", "not counted") for verdict, by_holm in zip(plain, held, strict=True))
+    held = by_holm(results, predictions)
+    plain = [check(prediction, results).verdict for prediction in predictions]
+    assert all(as_one in (verdict, "not shown", "not counted") for verdict, as_one in zip(plain, held, strict=True))
     said = {"shown", "refuted"}
     return sum(verdict in said for verdict in plain), sum(verdict in said for verdict in held)
 
 
 def test_the_mechanisms_verdicts_that_hold_are_counted_on_the_page():
-    plain, held = count(report.read_csv(ROOT / "benchmarks" / "mechanisms"), PREDICTIONS)
+    plain, held = count(MECHANISMS.read(), PREDICTIONS)
     assert (plain, held) == (13, 7)
     assert f"Of {plain} other verdicts {held} hold by Holm." in EVIDENCE
 
 
 def test_what_is_true_by_construction_is_neither_shown_nor_counted():
-    results = report.read_csv(ROOT / "benchmarks" / "mechanisms")
+    results = MECHANISMS.read()
     named = [prediction for prediction in PREDICTIONS if prediction.by_construction]
     assert [(prediction.arm, prediction.quantity.title) for prediction in named] == [
         ("filtering", "right but cut off that are punished"),
         ("carry", "tokens generated for one that trains"),
     ]
-    assert all(report.describe_outcome(prediction, results).endswith(": by construction") for prediction in named)
-    assert report.by_holm(results, named) == ["not counted"] * 2
+    assert all(describe_outcome(prediction, results).endswith(": by construction") for prediction in named)
+    assert by_holm(results, named) == ["not counted"] * 2
     # A hundred of them would change no other's verdict.
-    assert report.by_holm(results, named * 50 + list(PREDICTIONS))[100:] == report.by_holm(results)
+    assert by_holm(results, named * 50 + list(PREDICTIONS))[100:] == by_holm(results, PREDICTIONS)
 
 
 def test_none_of_the_larger_tasks_verdicts_holds_and_the_page_says_so():
-    results = larger.of_whole_seeds(report.read_csv(ROOT / "benchmarks" / "larger", larger.KEY))
-    assert count(results, parts.PREDICTIONS) == (3, 0)
+    assert count(LARGER.counted(LARGER.read()), LARGER.predictions) == (3, 0)
     assert "by Holm none of the three that do" in EVIDENCE
 
 
 def test_the_peers_table_says_of_each_difference_whether_it_holds():
-    runs = side_by_side.read_csv()
-    judged = side_by_side.judge(runs)
+    runs = peers.read_csv()
+    judged = peers.judge(runs)
     accuracy = [said for (_, _, name), said in judged.items() if name == "accuracy" and said.startswith(":")]
     assert sorted(accuracy) == [": differs, by Holm not"] * 2 + [": differs, by Holm too"]
     assert "three of our six rows are ahead by more than the interval, by Holm one" in EVIDENCE
@@ -89,7 +95,7 @@ def test_the_peers_table_says_of_each_difference_whether_it_holds():
     assert [key[:2] for key in same] == [("quickstart", "ms-swift, 3 resamples")] * 2
     assert f"{2 * (2 * 5) - len(same)} differences tested" in EVIDENCE
     page = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
-    assert side_by_side.fill_in(page, runs) == page
+    assert peers.filled_in(page, runs) == page
 
 
 def tokens_of_the_last_two_rungs(which):
@@ -97,7 +103,7 @@ def tokens_of_the_last_two_rungs(which):
     path = {"ablation": ROOT / "recipes/ablation/ladder.csv", "larger": ROOT / "benchmarks/larger/runs.csv"}[which]
     name = {"ablation": "rung", "larger": "arm"}[which]
     found = {}
-    for row in pages.read(path):
+    for row in read_rows(path):
         if row.get("part") != "warm-up":
             found.setdefault(row[name], []).append(float(row["tokens"]))
     return [statistics.mean(found[rung]) for rung in ("+ dynamic sampling", "+ token-level loss")]
@@ -117,7 +123,7 @@ def test_of_both_ladders_only_dynamic_samplings_first_step_holds():
 
 def test_the_tables_of_the_pages_are_written_from_the_files():
     for path in pages.PAGES:
-        assert pages.fill_in(path.read_text()) == path.read_text()
+        assert pages.filled_in(path.read_text()) == path.read_text()
     assert pages.results_table()[0] in (ROOT / "README.md").read_text()
     tables = (pages.time_table, pages.real_model_table, pages.ladder_table)
     assert all(table()[0] in (ROOT / "docs" / "benchmarks.md").read_text() for table in tables)

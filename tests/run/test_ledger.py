@@ -318,6 +318,7 @@ def test_a_row_without_text_takes_less_than_200_bytes(tmp_path):
         {},
         sources=["math_dapo"] * 512,
         seconds=61.5,
+        asks=[Ask(name, {}, 16) for name in names],
     )
     stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 512, "id": list(range(512))}), seed=0)
     sampler = Sampler(stream, target=512, num_generations=16)

@@ -17,7 +17,6 @@ from helpers import ScriptedTrainer, number, prompts, right, run_alone, tiny_con
 from terminals import run_in_terminal, screen
 from transformers import PrinterCallback, ProgressCallback
 
-from trl_dapo.run.bar import progress_bar
 from trl_dapo.run.terminal import (
     HEADER,
     TerminalCallback,
@@ -26,6 +25,7 @@ from trl_dapo.run.terminal import (
     format_duration,
     format_evaluation,
     format_row,
+    progress_bar,
     summarize,
 )
 from trl_dapo.sampling.rollout import Totals
@@ -147,9 +147,9 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
 
 @pytest.mark.parametrize(("is_main_process", "times"), [(True, 1), (False, 0)])
 def test_one_process_tells_of_a_pass_without_a_group(monkeypatch, is_main_process, times):
-    monkeypatch.setattr("trl_dapo.run.bar.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
-    monkeypatch.setattr("trl_dapo.run.bar.logger", SimpleNamespace(warning=(told := []).append))
-    monkeypatch.setattr("trl_dapo.run.bar.advise", lambda rollout: "")
+    monkeypatch.setattr("trl_dapo.run.terminal.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
+    monkeypatch.setattr("trl_dapo.run.terminal.logger", SimpleNamespace(warning=(told := []).append))
+    monkeypatch.setattr("trl_dapo.run.terminal.advise", lambda rollout: "")
     rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=1, acceptance_rate=0.0)
     with progress_bar(SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1), is_hidden=True) as show:
         show()
@@ -266,10 +266,24 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in lines
 
 
+def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
+    sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40, "completions_trained": 32}
+    history = [
+        {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
+        {"step": 2, "loss": 0.1, "dynamic_sampling/acceptance_rate": None},
+        {"step": 3, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
+    ]
+    history[2]["dynamic_sampling/skipped_by_memory"] = 4
+    lines = summarize(history, Totals(16, 8, 640), step=3, max_steps=3, seconds=1, output_dir="out")
+    # 80 completions for 64 that train; 8 groups of 16 asked and 4 skipped are accepted.
+    times = "1.2 times those of GRPOTrainer's steps, with about 2.5 times their groups that teach"
+    assert f"Tokens:    640 generated: {times}." in lines
+
+
 def test_a_summary_of_one_step_compares_nothing():
     history = [{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}]
     lines = summarize(history, Totals(9, 8, 7), step=1, max_steps=1, seconds=1, output_dir="out")
-    assert lines[1] == "Groups:    8 trained of 9 sampled."
+    assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
 
 

@@ -167,23 +167,6 @@ def test_every_verdict_is_one_of_the_reasons():
     assert drop_reasons(rewards_NG, masked_NG, Criterion(min_accuracy=0.4)) == list(REASONS)
 
 
-def test_a_single_completion_has_nothing_to_compare_with():
-    with pytest.raises(ValueError, match=r"at least 2 completions.*\[3, 1\]"):
-        drop_reasons(torch.zeros(3, 1), None, Criterion())
-
-
-@pytest.mark.parametrize("low_high", [(-0.1, 1.0), (0.5, 0.5), (0.0, 1.1), (NAN, 1.0)])
-def test_an_impossible_band_is_refused(low_high):
-    with pytest.raises(ValueError, match="accuracy band"):
-        Criterion(min_accuracy=low_high[0], max_accuracy=low_high[1])
-
-
-@pytest.mark.parametrize("tolerance", [-1e-9, NAN, INF])
-def test_an_impossible_tolerance_is_refused(tolerance):
-    with pytest.raises(ValueError, match="tolerance"):
-        Criterion(tolerance=tolerance)
-
-
 # ---- The deciding reward ----
 
 
@@ -219,11 +202,6 @@ def test_the_sum_is_made_in_double_precision():
 def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance():
     criterion = Criterion(accuracy_threshold=0.5, tolerance=0.1)
     assert is_correct(torch.tensor([0.5, 0.55, 0.65, NAN]), criterion).tolist() == [False, False, True, False]
-
-
-def test_someone_must_decide():
-    with pytest.raises(ValueError, match=r"No reward function decides.*\[False, False\]"):
-        task_reward(torch.zeros(1, 2), torch.ones(2), torch.tensor([False, False]))
 
 
 def test_the_rest_of_a_group_counts_as_the_group_does():

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.sampling.example_names import prompt_name
+from trl_dapo.sampling.example_names import digest, prompt_name
 from trl_dapo.sampling.prompt_memory import PromptMemory, expected_acceptance
 
 
@@ -203,11 +203,6 @@ def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():
     assert (memory.expected_acceptance("0", G), memory.expected_acceptance("other", G)) == before
 
 
-def test_impossible_counts_are_refused():
-    with pytest.raises(ValueError, match="'a' cannot have 5 correct of 4"):
-        PromptMemory().update("a", 5, 4, step=0)
-
-
 # ---- The skipping ----
 
 
@@ -286,8 +281,6 @@ def test_every_prompt_comes_back_for_a_look():
 def test_a_longest_wait_of_one_skips_nothing():
     memory = taught(longest_wait=1)
     assert not any(memory.draw_skip(str(i), G) for i in range(300))
-    with pytest.raises(ValueError, match=r"`longest_wait`.*0"):
-        PromptMemory(longest_wait=0)
 
 
 def test_two_processes_skip_the_same_prompts():
@@ -377,3 +370,8 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
         assert live(straight, random.Random(step), step) == live(resumed, random.Random(step), step)
     assert straight.state_dict() == resumed.state_dict()
     assert straight._records == resumed._records
+
+
+def test_a_draw_hangs_on_the_seed_its_number_and_the_prompt_alone():
+    memory = PromptMemory(seed=3)
+    assert [memory._draw("a"), memory._draw("b")] == [int(digest(text), 16) / 2**64 for text in ("3/1/a", "3/2/b")]

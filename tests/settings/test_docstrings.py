@@ -176,6 +176,6 @@ def raises_sections(path):
 
 def test_what_is_raised_is_written_in_one_way():
     sections = [(path.name, section) for path in MODULES for section in raises_sections(path)]
-    assert len(sections) == sum(path.read_text().count("Raises:\n") for path in MODULES) > 10  # none is passed over
+    assert len(sections) == sum(path.read_text().count("Raises:\n") for path in MODULES) > 1  # none is passed over
     entry = re.compile(r"[A-Z]\w+(, [A-Z]\w+)*: \S| ")  # a line with a margin goes on with the one before
     assert [found for found in sections if not all(map(entry.match, found[1].splitlines()))] == []

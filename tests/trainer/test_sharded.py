@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP2, ZeRO-2 and ZeRO-3 as the recipes configure them, in two gloo processes on the CPU, against one process."""
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,11 +36,20 @@ def one_process(tiny_model, tmp_path_factory):
 )
 def sharded(request, tiny_model, tmp_path_factory):
     """The folder of an engine's runs."""
-    folder = tmp_path_factory.mktemp(request.param)
     config = RECIPES / f"{request.param}.yaml"
-    how = {"num_processes": 2, "jobs": "sharded_jobs.py", "accelerate_config": config}
-    result = launch("scripted_and_sampled", tiny_model, folder, **how)
-    assert result.returncode == 0, result.stderr[-5000:]
+
+    def start():
+        folder = tmp_path_factory.mktemp(request.param)
+        how = {"num_processes": 2, "jobs": "sharded_jobs.py", "accelerate_config": config}
+        return folder, launch("scripted_and_sampled", tiny_model, folder, **how)
+
+    folder, result = start()
+    if "SIGABRT" in result.stderr:
+        # Native code gave up, of which Python says nothing: seen once in some fifty starts, with torch 2.11.
+        said = [line for line in result.stderr.splitlines() if "terminate called" in line or "what()" in line]
+        warnings.warn(f"{request.param} was aborted, and is started once more: {said}", stacklevel=1)
+        folder, result = start()
+    assert result.returncode == 0, f"{result.stderr[:2000]}\n...\n{result.stderr[-5000:]}"
     assert reports(folder, "plain")[0]["engine"] == ENGINES[request.param]
     return folder
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..evaluation import add_compare_arguments, add_eval_arguments, run_compare, run_eval
+from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
 from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line
 from ..settings.ranges import RANGES

@@ -32,12 +32,7 @@ class OneWait(Retry):
 
 
 class TimedAdapter(HTTPAdapter):
-    """
-    Stands in for an adapter of a session, with its retries and its pool, and with ends.
-
-    A request that says nothing else has `timeout` seconds for its whole answer, pauses and repetitions included. When
-    the session is closed, requests under way end too, each with an error; later ones are made as ever.
-    """
+    """An adapter of a session whose requests have `timeout` seconds for a whole answer, repetitions included."""
 
     def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
         self.timeout = timeout
@@ -86,6 +81,7 @@ class TimedAdapter(HTTPAdapter):
         return connection
 
     def close(self) -> None:
+        """Ends requests under way too, each with an error; later ones are made as ever."""
         self.num_closings += 1
         super().close()
         for pool in list(self._pools):

@@ -69,11 +69,8 @@ def why_not_served(model: PreTrainedModel | PeftModel) -> str | None:
 
 
 def changed_weight(model: PeftModel) -> str | None:
-    """
-    The name of a weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads.
-
-    Passed over are quantized and sharded weights, and those that transformers holds in another form.
-    """
+    """The name of a weight under a model's adapter that is not what the checkpoint has, which is what vLLM loads."""
+    # Passed over are quantized and sharded weights, and those that transformers holds in another form.
     weights = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.detach()
         for name, parameter in model.named_parameters()

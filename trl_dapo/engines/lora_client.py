@@ -26,12 +26,10 @@ class AdapterRefused(ServerFault):
 
 
 class AdapterClient(BoundClient):
-    """
-    What a [`~trl.generation.vllm_client.VLLMClient`] needs beside it to ask for an adapter: mixed into its class.
+    """What TRL's `VLLMClient` needs beside it to ask for an adapter: mixed into its class."""
 
-    Requests name the adapter that was served last. One that was asked for before stays on the server until no request
-    names it any more, so that a rollout in flight ends with the adapter it began with.
-    """
+    # Requests name the adapter that was served last. An earlier one stays on the server until no request names it any
+    # more, so that a rollout in flight ends with the adapter it began with.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._in_flight: Counter[str | None] = Counter()  # requests that name an adapter

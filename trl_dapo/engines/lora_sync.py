@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl.generation import vllm_generation
@@ -35,10 +36,6 @@ from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_ran
 from .lora_client import AdapterClient, AdapterRefused
 from .server import BoundClient
 from .swap import swapped
-
-
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
 
 
 logger = logging.get_logger(__name__)
@@ -63,28 +60,21 @@ def syncing_adapters(args: DAPOConfig) -> Iterator[None]:
 
 
 class AdapterGeneration(vllm_generation.VLLMGeneration):
-    """
-    TRL's [`~trl.generation.vllm_generation.VLLMGeneration`], which hands vLLM the adapter alone where it can serve it.
-
-    `lora_sync` is the setting, `output_dir` the run's folder, from which a server reads the adapters, and
-    `request_seconds` what it may take to load one. Refused is `lora_sync="adapter"` where it cannot be honoured, and
-    the adapter of a quantized model that cannot travel.
-    """
+    """TRL's engine, [`~trl.generation.vllm_generation.VLLMGeneration`], which may be handed the adapter alone."""
 
     vllm_client: AdapterClient
-    _adapter_request: "LoRARequest | None"
+    _adapter_request: Any  # vLLM's `LoRARequest`
 
     def __init__(
         self,
         model: PreTrainedModel | PeftModel,
         *args: Any,
-        lora_sync: str | None,
-        output_dir: str,
-        request_seconds: float | None = None,
+        lora_sync: str | None,  # the setting
+        output_dir: str,  # of the run, from which a server reads the adapters
+        request_seconds: float | None = None,  # that it may take to load one
         **kwargs: Any,
     ) -> None:
-        self.lora_sync = lora_sync
-        self._request_seconds = request_seconds
+        self.lora_sync, self._request_seconds = lora_sync, request_seconds
         self.serves_adapter = False
         self._adapter_dtype: torch.dtype | None = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
@@ -174,7 +164,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
         return carrying
 
-    def _load(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def _load(self, state_dict: dict[str, Tensor]) -> None:
         from vllm.lora.request import LoRARequest  # comes with vLLM
 
         last, (name, path) = self._adapter_request, self._save_next(state_dict)
@@ -241,7 +231,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             )
         return None, getattr(torch, lora["lora_dtype"].removeprefix("torch."))
 
-    def _why_refused(self, state_dict: dict[str, torch.Tensor]) -> str | None:
+    def _why_refused(self, state_dict: dict[str, Tensor]) -> str | None:
         """Hands the server the adapter as it is, in a folder that it may not see."""
         self.vllm_client.clear(self._adapter_root)
         try:
@@ -251,7 +241,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return f"the vLLM server at {without_secrets(self.vllm_client.base_url)} {error}"
         return None
 
-    def _serve(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def _serve(self, state_dict: dict[str, Tensor]) -> None:
         name, path = self._save_next(state_dict)
         self.vllm_client.serve_adapter(name, path)
 
@@ -261,13 +251,13 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     def _adapter_config(self) -> LoraConfig:
         return cast(LoraConfig, cast(PeftModel, self.model).peft_config[self._adapter])
 
-    def _gather_adapter(self) -> dict[str, torch.Tensor]:
+    def _gather_adapter(self) -> dict[str, Tensor]:
         # vLLM rounds what it loads to its own dtype. Rounded before, it is half as many bytes to move.
         state_dict = gather_adapter(cast(PeftModel, self.model), self._adapter, self._dist, self._adapter_dtype)
         self._adapter_size = sum(value.nbytes for value in state_dict.values())
         return state_dict
 
-    def _save_next(self, state_dict: dict[str, torch.Tensor]) -> tuple[str, Path]:
+    def _save_next(self, state_dict: dict[str, Tensor]) -> tuple[str, Path]:
         """Writes the next version to a folder of its own; returns its name and the folder."""
         self.adapter_version += 1
         name = f"{ADAPTER_NAME}-{self._run}-v{self.adapter_version}"

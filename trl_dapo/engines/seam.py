@@ -13,7 +13,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +22,13 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object, send_to_device
 from datasets import IterableDataset
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, has_length
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from ..construction import pace_dataset, some_examples
+from ..construction import pace_dataset
 from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
@@ -38,7 +38,7 @@ from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, rule_
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
-from ..sampling.rounds import Rows
+from ..sampling.rounds import Recorded, Rows
 from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
@@ -51,28 +51,15 @@ from .swap import swapped
 logger = logging.get_logger(__name__)
 
 
-@dataclass
-class Recorded:
-    """What TRL made of one round."""
-
-    rows: Rows | None = None  # of this rank
-    truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
-    rewards: torch.Tensor | None = None  # of all ranks' rows, `(B, F)`
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    logs: dict = field(default_factory=dict)  # for the table of completions
-
-
 class RecordReplay(UpdatePhase):
-    """
-    The update phase with a way from prompts to tensors that can be recorded and replayed.
+    """The update phase with a way from prompts to tensors that can be recorded and replayed."""
 
-    What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
-    `_generate` and `_calculate_rewards`, which know the two halves.
-    """
+    # What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
+    # `_generate` and `_calculate_rewards`, which know the two halves.
 
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
-    _replayed: tuple[tuple, torch.Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
+    _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
     _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
 
@@ -86,7 +73,7 @@ class RecordReplay(UpdatePhase):
         recorded.logs = logs
 
     @contextmanager
-    def _replaying(self, rows: Rows, rewards: torch.Tensor) -> Iterator[dict[str, list[float]]]:
+    def _replaying(self, rows: Rows, rewards: Tensor) -> Iterator[dict[str, list[float]]]:
         """Hands TRL the rows as if they had just been sampled together; yields what it measures of them."""
         metrics = _empty_metrics()
         environments: AbstractContextManager[None] = nullcontext()
@@ -111,42 +98,30 @@ class RecordReplay(UpdatePhase):
             ends = {*end_tokens(self, self._tokenizer.eos_token_id), self._tokenizer.pad_token_id}
             environments = None if self.environment_factories is None else self._batch_environments
             self._recorded.rows = Rows.from_generated(generated, prompts, environments)
+            self._recorded.lengths = self._completion_lengths
             self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
     def _sample_completions(self, prompts: list) -> tuple:
         return super()._generate(prompts)
 
-    def _calculate_rewards(
-        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
-    ) -> torch.Tensor:
+    def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
         if self._replayed is not None:
             return self._replayed[1]
-        rewards = self._score_completions(inputs, prompts, completions, completion_ids_list)
+        rewards = self._score_completions(*batch)
         if self._recorded is not None:
             self._recorded.rewards = rewards
         return rewards
 
-    def _score_completions(
-        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
-    ) -> torch.Tensor:
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+    def _score_completions(self, *batch: Any) -> Tensor:
+        return super()._calculate_rewards(*batch)
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
         if self._recorded is not None:  # nobody reads these: the round is only sampled and scored
+            _, input_ids, _, logits_to_keep, *_ = args
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         earlier, self._earlier_logps = self._earlier_logps, None
-        result = super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         put_rows(result[0], earlier or ())
         return result
 
@@ -155,17 +130,12 @@ class RecordReplay(UpdatePhase):
         self._set_signature_columns_if_needed()
         return self._signature_columns if self.args.remove_unused_columns else None
 
-    def _some_examples(self) -> list[dict]:
-        return some_examples(self.train_dataset, self._kept_columns())
-
     def score_made_up(
         self, rows: list[dict], completions: list, completion_ids: list[list[int]], within: Callable
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
-        funcs = [
-            wrap_reward(reward_func, name, within=partial(within, name))
-            for reward_func, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
-        ]
+        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
         was_training = self.model.training
         self.model.train()  # what is evaluated is kept for the scores
         try:
@@ -292,10 +262,7 @@ class EngineSeam(RecordReplay):
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """
-        Keeps an engine that sleeps between its calls awake for all calls of the block: waking takes all weights, and
-        so each of them would push all weights.
-        """
+        """Keeps an engine that sleeps between its calls awake for a block: each waking would push all weights."""
         args = self.args
         if not (self.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
             yield
@@ -321,14 +288,7 @@ class EvaluationSeam(EngineSeam):
     _scores: EvaluationScores
     stopwatch: Stopwatch
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
         dataset = getattr(dataloader, "dataset", None)
         self._scores.begin(len(dataset) if has_length(dataset) else None)
@@ -341,12 +301,13 @@ class EvaluationSeam(EngineSeam):
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
         with self.stopwatch.timing("evaluation", how_much):
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
-        scores = self._scores.means() if self._task.tells_right else {}
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        scores, prefix = (
+            self._scores.means() if self._task.tells_right else {},
+            kwargs.get("metric_key_prefix", "eval"),
+        )
         assert output.metrics is not None
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        output.metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
         return output
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:
@@ -359,7 +320,7 @@ class EvaluationSeam(EngineSeam):
         sources = [problem_source(example) for example in inputs]
         return list(zip(sources, ids, answers, strict=True))
 
-    def _remember_evaluated(self, own_rows: list[tuple], rewards: torch.Tensor) -> None:
+    def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""
         if not self._task.tells_right:
             logger.warning_once(SCORES_LEFT_OUT)
@@ -434,12 +395,8 @@ class Checkpoints(EvaluationSeam):
         # In place of a rule, earlier versions wrote some of it into the header.
         theirs, own, update = header | local.get("rule", {}), dict(self._rule), local["update"]
         if (rollout := update["rollout"]) is not None:
-            num_iterations = update["generate_every"] // len(rollout)
-            sizes = {
-                "per_device_train_batch_size": len(rollout[0]["completion_ids"]),
-                "num_iterations": num_iterations,
-            }
-            sizes["steps_per_generation"] = len(rollout)
+            sizes: dict[str, Any] = {"per_device_train_batch_size": len(rollout[0]["completion_ids"])}
+            sizes |= {"num_iterations": update["generate_every"] // len(rollout), "steps_per_generation": len(rollout)}
             if "ref_per_token_logps" not in rollout[0]:
                 sizes["beta"] = 0.0
             if update["step"] % update["generate_every"] % self.args.gradient_accumulation_steps:
@@ -456,7 +413,7 @@ class Checkpoints(EvaluationSeam):
         if rows_fit:
             if self._sampler is not None and "answers" in local["ahead"] and not self.args.ignore_data_skip:
                 in_flight = self._sampler.in_flight
-                self._sampler.ask_again(self._ahead.load_state_dict(local["ahead"], in_flight))
+                in_flight.lost = self._ahead.load_state_dict(local["ahead"], in_flight)
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -484,13 +441,10 @@ class Checkpoints(EvaluationSeam):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
-        dataset, self.train_dataset = self.train_dataset, pace_dataset()
-        try:
+        with swapped(self, train_dataset=pace_dataset()):
             return super().get_train_dataloader()
-        finally:
-            self.train_dataset = dataset
 
-    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
+    def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
         if self.state.global_step < self.state.max_steps and not self.stop.is_used_up:
             return super().get_batch_samples(*args)
         self.control.should_training_stop = True  # resumed at its end, from where transformers takes one more step

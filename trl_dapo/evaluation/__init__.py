@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """avg@k, pass@k and maj@k with intervals: of a local model or of a server, and of one model against another."""
 
-from .commands import add_compare_arguments, add_eval_arguments, compare, print_comparison, run_compare, run_eval
+from .commands import compare, print_comparison
 from .run import evaluate
 from .scores import EvaluationScores
 from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
@@ -11,8 +11,6 @@ from .statistics import Estimate, avg_at_k, estimate_mean, maj_at_k, pass_at_k
 __all__ = [
     "Estimate",
     "EvaluationScores",
-    "add_compare_arguments",
-    "add_eval_arguments",
     "avg_at_k",
     "compare",
     "estimate_mean",
@@ -20,6 +18,4 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "print_comparison",
-    "run_compare",
-    "run_eval",
 ]

@@ -176,22 +176,15 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     """
     Paired differences between two evaluations, as in `compare("outputs/base/aime", "outputs/trained/aime")`.
 
-    Either is a `summary.json` or the folder that holds it, of the same problems. Each metric's difference is the mean
-    over problems of trained minus base, with a 95 % interval over the problems. It is much tighter than the intervals
-    of the two evaluations, which come mostly from how the problems differ. Where no problem differs, it says how much
-    unseen ones may: up to one in eight after 30 problems.
+    Either is a `summary.json` or the folder that holds it. Each metric's difference is the mean over problems of
+    trained minus base, with a 95 % interval over the problems: much tighter than the two evaluations' own, which come
+    mostly from how the problems differ. Where no problem differs, it says how much unseen ones may.
 
-    Returns:
-        `dict`:
-            `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
-            values); `num_problems` and `metrics` (each with `base`, `trained`, `num_differing` problems, and the
-            `difference`'s `mean`, `low` and `high`), the same for each source in `sources`; `gained` and `lost`, the
-            problems with a higher and with a lower avg@k, each with `id`, `source`, `base`, `trained` and
-            `difference`, the largest change first.
-
-    Raises:
-        FileNotFoundError: If there is no summary.
-        ValueError: If the problems or the numbers of completions differ.
+    Returns `base` and `trained` (their models), `k`, `differing_settings` (other than the model: each with its two
+    values); `num_problems` and `metrics` (each with `base`, `trained`, `num_differing` problems, and the
+    `difference`'s `mean`, `low` and `high`), the same for each source in `sources`; `gained` and `lost`, the problems
+    with a higher and with a lower avg@k, each with `id`, `source`, `base`, `trained` and `difference`, the largest
+    change first. Raises `FileNotFoundError` without a summary, `ValueError` if the problems or `k` differ.
     """
     summaries = [_load_summary(Path(path)) for path in (base, trained)]
     settings = [{**summary["settings"], "scorer": summary["scorer"]} for summary in summaries]

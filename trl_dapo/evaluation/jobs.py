@@ -112,11 +112,7 @@ def has_fields(entry: Any, fields: Mapping[str, Any]) -> bool:
 class Journal(AbstractContextManager):
     """
     Completions on disk as they arrive: whatever ends the process, none of them is asked twice. Of the JSON lines the
-    first holds the settings, each further one a completion.
-
-    Raises:
-        ValueError: If the journal is another evaluation's.
-        BlockingIOError: If it is open.
+    first holds the settings, each further one a completion. Refuses another evaluation's journal, and an open one.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:

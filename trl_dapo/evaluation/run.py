@@ -161,16 +161,14 @@ def evaluate(
             Whether to show a progress bar.
 
     Returns:
-        `dict`:
-            `version`, `settings` and `scorer`; `num_problems`, `num_unscored_problems` (their gold answer cannot be
-            read; they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"` and
-            `"maj@32"`, each with `mean`, `low` and `high`), `mean_length` in tokens (`None` if a server does not say)
-            and `truncated` (a share); the same for each source in `sources`; and `problems`, each scored one with
-            `id`, `source`, `num_correct`, `num_completions` and `maj`.
+        `version`, `settings` and `scorer`; `num_problems`, `num_unscored_problems` (their gold answer cannot be read;
+        they are left out of all figures), `metrics` (`"avg@32"`, `"pass@2"`, `"pass@4"` ... `"pass@32"`, `"maj@32"`,
+        each with `mean`, `low` and `high`), `mean_length` in tokens (`None` if a server does not say) and `truncated`
+        (a share); the same for each source in `sources`; and `problems`, each scored one with `id`, `source`,
+        `num_correct`, `num_completions` and `maj`.
 
     Raises:
-        ValueError: If a setting has no meaning, or differs from that of the completions in `output_dir`, or if one
-            id stands for two problems of a source.
+        ValueError: If a setting has no meaning or differs from those of `output_dir`, or an id is two problems'.
         ConnectionError: If the server is down or refuses a request; what it had answered is kept.
     """
     arguments = locals()

@@ -26,12 +26,10 @@ class _Problem(NamedTuple):
 
 
 class EvaluationScores:
-    """
-    avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems.
+    """avg@k, pass@k and maj@k of one evaluation at a time, fed batch by batch; each the mean over problems."""
 
-    Completions come k in a row for each row of the dataset; rows with equal source and id are one problem. What fills
-    the last batch, k that are not of one problem, and a problem with a completion without a score are left out.
-    """
+    # Completions come k in a row for each row of the dataset; rows with equal source and id are one problem. What
+    # fills the last batch, k that are not of one problem, and problems with an unscored completion are left out.
 
     def __init__(self, k: int) -> None:
         self.k = k

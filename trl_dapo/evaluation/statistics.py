@@ -35,10 +35,7 @@ def avg_at_k(correct: ArrayLike) -> np.ndarray:
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
-    """
-    Probability that one of `k` completions is correct, of verdicts (P, K): `1 - C(K - c, k) / C(K, k)` with `c` right
-    ones (arXiv 2107.03374, equation 1). Raises `ValueError` if there are fewer than `k` completions a problem.
-    """
+    """Probability that one of `k` completions is correct, of verdicts (P, K), by equation 1 of arXiv 2107.03374."""
     correct_PK = _verdicts(correct)
     num_completions = correct_PK.shape[1]
     if not 1 <= k <= num_completions:

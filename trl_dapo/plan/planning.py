@@ -6,16 +6,15 @@ import json
 import logging
 import math
 import os
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ..models import ModelShape
 from ..number_format import format_bytes
+from ..settings.arguments import answer_within
 from ..settings.ranges import SHARE, check_value
 from .memory import VLLM_ASLEEP
 from .recipe import Recipe, read
@@ -194,10 +193,8 @@ def plan(
     `gpus` are such as `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. These and the name or file
     of accelerate's configuration default to those in the recipe's header. `lengths` are mean and maximum of
     completions in tokens, by default a third of `max_completion_length`, and that; `acceptance` is the share of groups
-    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them.
-
-    Raises:
-        ValueError, OSError: Where something is missing or wrong, in one line.
+    that dynamic sampling accepts; `overrides` are `--field value ...`, as `trl-dapo train` takes them. Raises
+    `ValueError` or `OSError` where something is missing or wrong, in one line.
     """
     recipe = read(config, gpus, accelerate_config, overrides)
     settings, most = recipe.settings, recipe.settings.max_completion_length
@@ -316,15 +313,6 @@ def _from_hub(name: str, revision: str | None) -> str | None:
         return cached
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
         return None
-    found: list[str] = []
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
-
-    def ask() -> None:
-        with suppress(Exception):  # offline, no such model, no right to see it: the table may know it
-            found.append(hf_hub_download(name, "config.json", revision=revision, etag_timeout=HUB_SECONDS))
-
-    # In a thread that nobody waits for longer: looking a name up without a network has no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return found[0] if found else None
+    ask = partial(hf_hub_download, name, "config.json", revision=revision, etag_timeout=HUB_SECONDS)
+    return answer_within(HUB_SECONDS, ask)  # offline, no such model, no right to see it: the table may know it

@@ -39,11 +39,8 @@ class Picture(NamedTuple):
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
     """
     Writes a page about the runs of one or several output folders, `report.html`, which needs no other file, and its
-    pictures as PNGs. `output_dir` defaults to `report` in the first run's folder. Returns the page.
-
-    Raises:
-        FileNotFoundError: If a folder holds no log.
-        ValueError: If there are more runs than colours, or nothing to draw.
+    pictures as PNGs. `output_dir` defaults to `report` in the first run's folder. Returns the page. Raises
+    `FileNotFoundError` if a folder holds no log, `ValueError` for more runs than colours, or nothing to draw.
     """
     runs = load_runs(run_dirs)
     if len(runs) > len(RUN_COLOURS):

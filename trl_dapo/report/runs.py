@@ -90,10 +90,9 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints.
-
-    The log is `log_history.jsonl`, which [`DAPOTrainer`] writes as it goes, or else the newest `trainer_state.json`.
-    Files that could not be read whole are noted. Raises `FileNotFoundError` if there is no such folder, or no log.
+    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints: of its log
+    `log_history.jsonl`, or else the newest `trainer_state.json`. Files that could not be read whole are noted. Raises
+    `FileNotFoundError` if there is no such folder, or no log.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():

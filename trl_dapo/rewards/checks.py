@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
@@ -31,7 +32,7 @@ def check_prompt_column(columns: Sequence[str] | None, dataset: str = "train_dat
         return
     raise ValueError(
         f"`{dataset}` has no column `prompt`; its columns are {_listed(columns)}. Rename the one that holds the "
-        'prompts, as in `dataset.rename_column("question", "prompt")`, or load a math dataset with '
+        'prompts, in the file or by `dataset.rename_column("question", "prompt")`, or load a math dataset with '
         "`trl_dapo.data.load_math_dataset`."
     )
 
@@ -50,7 +51,7 @@ def check_reward_columns(
     if taken := [column for column in columns if column in ("prompts", "completions")]:
         raise ValueError(
             f"`{dataset}` has the column {_listed(taken)}, a name that TRL passes to reward functions itself. Rename "
-            f'it, as in `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
+            f'it, in the file or by `dataset.rename_column("{taken[0]}", "given_{taken[0]}")`.'
         )
     passed_on = [column for column in columns if column not in NOT_PASSED_ON]
     given = {*PASSED_BY_TRL, *passed_on, *(["environments"] if has_environments else [])}
@@ -68,7 +69,7 @@ def check_reward_columns(
                 # A column that no function reads yet, where there is one.
                 free = next((c for c in passed_on if c not in {p.name for p in parameters}), None)
                 example = f'`dataset.rename_column("{free}", "{missing[0]}")`'
-                rename = f"Rename a column, as in {example}, or give" if free else "Give"
+                rename = f"Rename a column, in the file or by {example}, or give" if free else "Give"
                 hint = f"{rename} the parameter a default."
             raise ValueError(
                 f"The reward function {name!r} asks for {_listed(missing)}, which `{dataset}` does not have; its "
@@ -85,9 +86,11 @@ def check_reward_columns(
 
 
 def check_reward_funcs(
-    reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, overlong_buffer_length: int | None
+    reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, buffer: int | None, group_filter: Any = None
 ) -> None:
-    """Refuses what is no reward function, and weights that no run is meant to have; TRL refuses the rest."""
+    """Refuses what is no reward function or filter, and weights that no run is meant to have; TRL refuses the rest."""
+    if group_filter is not None and not callable(group_filter):
+        raise TypeError(f"`group_filter` must be a callable of a group's rewards and rows, got {group_filter!r}.")
     for reward_func in reward_funcs:
         if not (reward_func is None or isinstance(reward_func, str) or callable(reward_func)):
             raise TypeError(
@@ -99,11 +102,11 @@ def check_reward_funcs(
     if not any(reward_weights):
         raise ValueError(f"`reward_weights={[*reward_weights]}`: no reward counts, so nothing trains. Raise one.")
     num_reward_funcs = len(reward_funcs)
-    if overlong_buffer_length is None or len(reward_weights) != num_reward_funcs + 1:
+    if buffer is None or len(reward_weights) != num_reward_funcs + 1:
         return
     raise ValueError(
         f"`reward_weights` has {len(reward_weights)} weights for {num_reward_funcs} reward functions. The column "
-        f"`soft_overlong_punishment`, which `overlong_buffer_length={overlong_buffer_length}` adds, takes none: its "
+        f"`soft_overlong_punishment`, which `overlong_buffer_length={buffer}` adds, takes none: its "
         f"weight is `overlong_penalty_factor`. Leave the last weight out, and set "
         f"`overlong_penalty_factor={reward_weights[-1]}` if it was meant for that column."
     )
@@ -173,7 +176,7 @@ def wrap_reward(
     return wrapped
 
 
-def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
+def refuse_infinite(rewards_BF: Tensor, names: Sequence[str]) -> None:
     """Names the reward function that returned an infinite reward, which there is."""
     name = names[int(torch.isinf(rewards_BF).any(dim=0).nonzero()[0])]
     raise ValueError(
@@ -183,7 +186,7 @@ def refuse_infinite(rewards_BF: torch.Tensor, names: Sequence[str]) -> None:
 
 
 def find_comparison(
-    score: Callable[[slice], torch.Tensor], whole_BF: torch.Tensor, names: Sequence[str]
+    score: Callable[[slice], Tensor], whole_BF: Tensor, names: Sequence[str]
 ) -> tuple[str | None, list[str]]:
     """
     What shows that a reward function compares the completions of a group, and the names of those of which nothing can
@@ -192,7 +195,7 @@ def find_comparison(
     parts = slice(2), slice(2, None)
     scale_F = whole_BF.nan_to_num().abs().amax(0).clamp(min=1e-30)
 
-    def differ(one_BF: torch.Tensor, other_BF: torch.Tensor) -> torch.Tensor:
+    def differ(one_BF: Tensor, other_BF: Tensor) -> Tensor:
         return ~torch.isclose(one_BF / scale_F, other_BF / scale_F, rtol=0, atol=SAME, equal_nan=True)
 
     try:
@@ -225,7 +228,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _is_reward(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     # numpy's bool is the one number of its own that is none of Python's.
     return value is None or isinstance(value, (numbers.Real, Decimal, np.bool_))

@@ -134,10 +134,7 @@ def score_dapo_math(
 
     With `boxed="never"` only the last `Answer:` line counts, the paper's rule. With `"fallback"` and no such line, and
     with `"strict"` always, the last `\boxed{}` within the last 100 characters must equal the gold answer exactly.
-
-    Raises:
-        TypeError: If the gold answer is neither text nor a number.
-        ValueError: If there is none, or `boxed` is none of the three.
+    Raises `TypeError` if that is neither text nor a number, `ValueError` without one, or for another `boxed`.
     """
     check_choice("boxed", boxed, BOXED_MODES)
     gold = gold_text(solution)

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from .dapo_math import completion_text, gold_text, loggable
 from .math_worker import CLOCK_FACTOR, GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
@@ -52,11 +52,6 @@ class _Job:
     text: str
     verdict: _Verdict | None = None
     has_failed_at: set[str] = field(default_factory=set)  # of "gold" and "completion"
-
-    @property
-    def decided(self) -> _Verdict:
-        assert self.verdict is not None
-        return self.verdict
 
 
 @dataclass(eq=False)
@@ -148,14 +143,12 @@ def _stop_all(workers: list[_Worker]) -> None:
 
 class MathVerifyReward:
     """
-    Reward function that compares answers symbolically with math-verify, each completion under hard limits.
+    Reward function that compares answers symbolically with math-verify, each completion under hard limits. POSIX only.
 
     The verdicts are those of TRL's `accuracy_reward`: 1.0 if the answer equals the gold answer, 0.0 if not, `None` if
-    the gold answer cannot be parsed. Worker processes score. A completion that takes longer than `timeout` is killed
-    with its worker and counts as wrong. It is tried once more where the machine stalled or ran out of memory. A gold
-    answer that cannot be read in time twice is given up and logged: its completions get `None`. Workers start with the
-    first completions, are replaced when they die, and end with this process. The object can be pickled and survives a
-    fork; the copy starts workers of its own. POSIX only.
+    the gold answer cannot be parsed. A completion that takes longer than `timeout` is killed with its worker and is
+    wrong; where the machine stalled or ran out of memory it is tried once more. A gold answer that cannot be read in
+    time twice is given up and logged: its completions get `None`. A copy, pickled or forked, has workers of its own.
 
     `timeout` is in seconds of processor time for one completion, its gold answer included. By the clock it may take
     ten times as long, so that a busy machine makes no answer wrong. `num_workers` defaults to the cores of this
@@ -220,7 +213,7 @@ class MathVerifyReward:
                 _stop_all(self._workers)
                 raise
             num_ended, num_hopeless = self._num_ended, len(self._hopeless_golds)
-        verdicts = [_Verdict(None, SKIPPED) if pair is None else jobs[pair].decided for pair in pairs]
+        verdicts = [_Verdict(None, SKIPPED) if pair is None else cast(_Verdict, jobs[pair].verdict) for pair in pairs]
         if log_extra is not None:
             # Named after the reward: two rewards that log one column would append to each other's rows.
             log_extra("math_verify_answer", [loggable(verdict.answer) for verdict in verdicts])
@@ -331,10 +324,7 @@ def math_verify_reward(
     completions: Sequence[str | list[dict[str, Any]]], solution: list[str | None], **kwargs: Any
 ) -> list[float | None]:
     """
-    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion.
-
-    Raises:
-        TypeError: If a completion or a gold answer is of no kind that can be read.
-        RuntimeError: If no worker can be started.
+    [`MathVerifyReward`] with its defaults: 5 seconds of processor time and 1 GiB a completion. Raises `TypeError` for
+    what is of no kind that can be read, `RuntimeError` if no worker can be started.
     """
     return _default(completions, solution, **kwargs)

@@ -24,9 +24,7 @@ def soft_overlong_punishment(
     r"""
     Equation 13 of the DAPO paper for completions of these lengths, in tokens that the model wrote, without padding: 0
     up to `max_length - buffer_length`, from there linear to `-penalty_factor` at `max_length`, and no less beyond.
-
-    Raises:
-        ValueError: If the buffer is empty or longer than `max_length`, or the factor is negative.
+    Raises `ValueError` if the buffer is empty or longer than `max_length`, or the factor is negative.
     """
     check_overlong_buffer(max_length, buffer_length, penalty_factor)
     expected_length = max_length - buffer_length
@@ -37,10 +35,8 @@ def soft_overlong_punishment(
 
 class SoftOverlongPunishment:
     """
-    [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors.
-
-    `max_length` is the trainer's `max_completion_length`. The paper's buffer is a fifth of it, 4,096 of 20,480 tokens.
-    Whoever changes one should move both, `SoftOverlongPunishment(n, n // 5)`.
+    [`soft_overlong_punishment`] as a reward function of any TRL trainer; picklable, with the same errors. The paper's
+    buffer is a fifth of the trainer's `max_completion_length`: `SoftOverlongPunishment(n, n // 5)`.
     """
 
     __name__ = "soft_overlong_punishment"

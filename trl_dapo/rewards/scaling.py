@@ -13,10 +13,7 @@ def scale_reward(
 ) -> list[float]:
     """
     Clamp rewards to `[source_min, source_max]`, then map that range linearly onto `[target_min, target_max]`. `None`
-    and NaN, TRL's marks of a sample without a reward, become NaN.
-
-    Raises:
-        ValueError: If a bound is not finite, or a range is empty.
+    and NaN, TRL's marks of no reward, become NaN. Raises `ValueError` if a bound is infinite or a range empty.
     """
     if (message := why_unscalable(source_min, source_max, target_min, target_max)) is not None:
         raise ValueError(message)

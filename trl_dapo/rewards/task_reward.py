@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, task_reward
 from .scaling import scale_reward
@@ -29,8 +30,8 @@ class TaskReward:
     shaping: tuple[str, ...]  # of those that do not, and have a weight: they only shape the advantages
     # Of one that decides alone it is 1, or -1 where its weight is negative: its size matters to the advantages only,
     # and the reward is compared as it was given.
-    weights_F: torch.Tensor
-    is_task_F: torch.Tensor
+    weights_F: Tensor
+    is_task_F: Tensor
     criterion: Criterion
     # Not so where several decide and none was named: the sum of an accuracy and a format reward is above any threshold
     # for well-formatted nonsense.
@@ -45,7 +46,7 @@ class TaskReward:
         """Whether completions may be called right."""
         return self.knows_right and not self.is_graded
 
-    def having_seen(self, rewards_BF: torch.Tensor) -> "TaskReward":
+    def having_seen(self, rewards_BF: Tensor) -> "TaskReward":
         if self.is_named or self.is_graded:
             return self
         rewards_B = self.of(rewards_BF)
@@ -56,7 +57,7 @@ class TaskReward:
     def choose(
         cls,
         names: Sequence[str],
-        weights_F: torch.Tensor,
+        weights_F: Tensor,
         chosen: Sequence[str] | None,
         *,
         min_accuracy: float = 0.0,
@@ -113,14 +114,10 @@ class TaskReward:
                 full_score=weights_F[is_task_F].sum().item() * best,
             )
         else:
-            needs_right = {
-                "dynamic_sampling_min_accuracy": (min_accuracy, 0.0),
-                "dynamic_sampling_max_accuracy": (max_accuracy, 1.0),
-                "dynamic_sampling_accuracy_threshold": (accuracy_threshold, 0.0),
-            }
-            for setting, (value, default) in needs_right.items():
-                if value != default:
-                    raise ValueError(_ambiguous(f"`{setting}={value}`", listed))
+            needs_right = {"min_accuracy": min_accuracy, "max_accuracy": max_accuracy}
+            for name, value in (needs_right | {"accuracy_threshold": accuracy_threshold}).items():
+                if value != (name == "max_accuracy"):  # the default, 1.0, or else 0.0
+                    raise ValueError(_ambiguous(f"`dynamic_sampling_{name}={value}`", listed))
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
         return cls(
             names=tuple(deciding),
@@ -141,10 +138,10 @@ class TaskReward:
         if (message := self.why_refused(setting)) is not None:
             raise ValueError(message)
 
-    def of(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+    def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
 
-    def scaled(self, rewards_BF: torch.Tensor, scaling: Sequence[float] | None) -> torch.Tensor:
+    def scaled(self, rewards_BF: Tensor, scaling: Sequence[float] | None) -> Tensor:
         """The rewards with the task's own scaled, as `reward_scaling` asks."""
         if scaling is None:
             return rewards_BF
@@ -154,25 +151,23 @@ class TaskReward:
             rewards_BF[:, i] = torch.tensor(scaled, device=rewards_BF.device)
         return rewards_BF
 
-    def drop_reasons(
-        self, rewards_BF: torch.Tensor, masked_B: torch.Tensor | None, num_generations: int
-    ) -> list[str | None]:
+    def drop_reasons(self, rewards_BF: Tensor, masked_B: Tensor | None, num_generations: int) -> list[str | None]:
         """For each group `None`, or why it is dropped; `masked_B` says which completions overlong filtering masks."""
         rewards_NG = self.of(rewards_BF).view(-1, num_generations)
         return drop_reasons(rewards_NG, None if masked_B is None else masked_B.view_as(rewards_NG), self.criterion)
 
     def count_correct(
-        self, rewards_BF: torch.Tensor, masked_B: torch.Tensor | None, reasons: list[str | None], num_known: int = 0
+        self, rewards_BF: Tensor, masked_B: Tensor | None, reasons: list[str | None], num_known: int = 0
     ) -> list[tuple[int, int]]:
         """Correct and scored completions of each group, as the decision on it takes them, without the first known."""
         rewards_NG = self.of(rewards_BF).view(len(reasons), -1)
         masked_NG = None if masked_B is None else masked_B.view_as(rewards_NG)
         return count_correct(rewards_NG, masked_NG, reasons, self.criterion, num_known)
 
-    def is_right(self, rewards_BF: torch.Tensor) -> torch.Tensor:
+    def is_right(self, rewards_BF: Tensor) -> Tensor:
         return is_correct(self.of(rewards_BF), self.criterion)
 
-    def metrics(self, rounds: list[torch.Tensor]) -> dict[str, float]:
+    def metrics(self, rounds: list[Tensor]) -> dict[str, float]:
         """The share of scored completions that are right; nothing where none is scored, or none is called right."""
         if not (self.tells_right and rounds):
             return {}

@@ -176,8 +176,7 @@ def output_folder(args: TrainingArguments) -> str:
 
 def find_checkpoint(output_dir: str) -> str | None:
     """What `resume_from_checkpoint=True` means; `None` where there is none yet: one launch line serves every run."""
-    checkpoint = last_complete_checkpoint(output_dir)
-    if checkpoint is None:
+    if (checkpoint := last_complete_checkpoint(output_dir)) is None:
         logger.warning(f"{output_dir} holds no complete checkpoint: the run starts from the beginning.")
         return None
     return str(checkpoint)

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
@@ -51,6 +52,7 @@ LEDGER_NAME = "rollouts"
 PART_GROUPS, PART_BYTES = 250, 2**18
 REWARDS = "rewards/"
 TEXT = ("prompt", "completions")
+Text = tuple[str, list[str]]
 
 
 class Ledger(TrainerCallback):
@@ -63,7 +65,7 @@ class Ledger(TrainerCallback):
         self._reward_names = list(reward_names)
         self._num_texts = num_texts
         self._verdicts: dict[Group, str | None] = {}  # of the groups whose text is kept
-        self._texts: dict[Group, tuple[str, list[str]]] = {}
+        self._texts: dict[Group, Text] = {}
         self._parts: Parts | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -118,7 +120,7 @@ def choose(verdicts: Mapping[Key, Hashable], number: int) -> list[Key]:
     return [groups[place] for place in sorted(place for _, place in sorted(turns)[:number])]
 
 
-def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Group, tuple[str, list[str]]]:
+def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Group, Text]:
     """Prompt and completions of groups, which may straddle ranks."""
     if not indices:
         return {}
@@ -127,7 +129,7 @@ def _read_texts(round_: Round, number: int, indices: Sequence[int]) -> dict[Grou
         for index in indices
         for place, row in zip(*round_.local_rows(index), strict=True)
     ]
-    texts: dict[Group, tuple[str, list[str]]] = {}
+    texts: dict[Group, Text] = {}
     for index, _, prompt, completion in sorted(gather_object(mine)):
         texts.setdefault(Group(number, index), (prompt, []))[1].append(completion)
     return texts
@@ -174,7 +176,7 @@ def describe_groups(
     step: int,
     task: TaskReward,
     reward_names: Sequence[str],
-    texts: Mapping[Group, tuple[str, list[str]]],
+    texts: Mapping[Group, Text],
 ) -> pa.Table:
     """The rows of a rollout that has groups to tell of: a row a group, in prompt order."""
     groups = _told_of(rollout, batch)
@@ -188,10 +190,10 @@ def describe_groups(
         **dict.fromkeys(batch.train, "trained"),
     }
 
-    def of_rows(column: str) -> torch.Tensor:
+    def of_rows(column: str) -> Tensor:
         return torch.cat([getattr(round_, column)[rows.start : rows.stop] for round_, rows in pieces])
 
-    def total(values_B: torch.Tensor) -> list[int]:
+    def total(values_B: Tensor) -> list[int]:
         return [int(values_B[end - len(rows) : end].sum()) for end, (_, rows) in zip(ends, pieces, strict=True)]
 
     rewards_BF, lengths_B = of_rows("rewards_BF"), of_rows("lengths_B").int()
@@ -228,7 +230,7 @@ def describe_groups(
     return pa.table(columns)
 
 
-def _lists(values_B: torch.Tensor, ends: Sequence[int]) -> pa.ListArray:
+def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
     """A list a group, which end at `ends`; NaN, which stands for a reward that was not given, becomes null."""
     offsets = np.array([0, *ends], dtype=np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(values_B.numpy(), from_pandas=True))

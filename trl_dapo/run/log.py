@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..settings.secrets import without_secrets
@@ -52,7 +52,7 @@ class LogHistoryCallback(TrainerCallback):
         logger.warning(f"`{self._path}` cannot be written and ends here. The run continues: {error}")
         self._path = None
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self._path is None:  # another process, or an evaluation outside of a run
             return
         if state.log_history[-1].get("sampling/importance_sampling_ratio/mean", 1.0) < LOW_WEIGHT:

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import torch
 from accelerate import PartialState
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 from trl import is_conversational, maybe_apply_chat_template, prepare_multimodal_messages
@@ -34,39 +35,36 @@ class SetupError(ValueError):
     """What a user can mend, found before anything was generated."""
 
 
+@dataclass(eq=False)
 class Preflight(TrainerCallback):
     """Tries a run out on some examples: the reward functions as it begins, when they may read the run's state."""
 
-    def __init__(
-        self,
-        args: DAPOConfig,
-        *,
-        examples: Callable[[], list[dict]] | None,  # not given where what is asked comes with the rollout
-        score: Callable[[list, list, list, Callable], torch.Tensor],  # rows, completions, their ids, within what
-        reward_names: Sequence[str],
-        tokenizer: PreTrainedTokenizerBase,
-        context: int | None,  # tokens that the model is made for
-        choice: SamplingChoice,
-        sampler: Sampler | None,
-    ) -> None:
-        self._args, self._ask_examples, self._score = args, examples, score
-        self._reward_names, self._tokenizer, self._context = reward_names, tokenizer, context
-        self._examples: list[dict] = []  # that the reward functions are tried on
-        self._choice, self._sampler = choice, sampler
-        if sampler is not None and isinstance(args.dynamic_sampling_memory, str):
-            choice.known = learn_from(args.dynamic_sampling_memory, sampler)
+    args: DAPOConfig
+    _: KW_ONLY
+    examples: Callable[[], list[dict]] | None  # not given where what is asked comes with the rollout
+    score: Callable[[list, list, list, Callable], Tensor]  # rows, completions, their ids, within what
+    reward_names: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase
+    context: int | None  # tokens that the model is made for
+    choice: SamplingChoice
+    sampler: Sampler | None
+
+    def __post_init__(self) -> None:
+        args, self._tried_on = self.args, list[dict]()  # examples for the reward functions
+        if self.sampler is not None and isinstance(args.dynamic_sampling_memory, str):
+            self.choice.known = learn_from(args.dynamic_sampling_memory, self.sampler)
         is_screened = args.use_dynamic_sampling and args.dynamic_sampling_screen != "off"
         self._screen = args.dynamic_sampling_screen if is_screened else None
         self._apart = f"`dynamic_sampling_screen={self._screen!r}` scores the first few completions of a group apart"
 
     def check_example(self) -> None:
         """Looks at the first example, and refuses a dataset without one. Every rank calls it."""
-        self._examples, state = [], PartialState()
+        self._tried_on, state = [], PartialState()
         if state.is_main_process and (warning := too_few_processes(state.num_processes)):
             logger.warning(warning)
-        if self._ask_examples is None:
+        if self.examples is None:
             return
-        examples = self._ask_examples()
+        examples = self.examples()
         if not examples:
             raise SetupError("The training dataset holds no prompt.")
         _check_prompt(examples[0])
@@ -78,32 +76,32 @@ class Preflight(TrainerCallback):
             ) from error
         if warning and state.is_main_process:
             logger.warning(warning)
-        if not self._args.skip_preflight:
-            self._examples = examples
+        if not self.args.skip_preflight:
+            self._tried_on = examples
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Has the reward functions score the examples; one that cannot is refused, on every rank."""
-        unsure = self._try_rewards() if self._examples else self._reward_names
+        unsure = self._try_rewards() if self._tried_on else self.reward_names
         if unsure and self._screen is not None:
             names = ", ".join(map(repr, unsure))
-            if self._choice.may_leave_out_screen:
-                self._choice.leave_out_screen(f"{self._apart}, and {names} may compare them")
+            if self.choice.may_leave_out_screen:
+                self.choice.leave_out_screen(f"{self._apart}, and {names} may compare them")
             elif state.is_world_process_zero:
                 same = f"That {names} would give the same beside the rest is assumed, not tried."
                 logger.warning(f"{self._apart}. {same}")
-        if self._sampler is not None and self._args.dynamic_sampling_mode != "mask":
-            if self._args.dynamic_sampling_screen == "off":
-                self._sampler.screen = None
-            PartialState().print(wrapped_for(sys.stdout, self._choice.describe()))
+        if self.sampler is not None and self.args.dynamic_sampling_mode != "mask":
+            if self.args.dynamic_sampling_screen == "off":
+                self.sampler.screen = None
+            PartialState().print(wrapped_for(sys.stdout, self.choice.describe()))
 
     def _describe_context(self, prompt: str | list) -> str | None:
         """A warning where the first example's prompt and a completion do not fit the model's context together."""
-        context, longest = self._context, self._args.max_completion_length
+        context, longest = self.context, self.args.max_completion_length
         if context is None or longest is None or longest >= context:
             return None  # or warned of when the trainer was made
         example: dict[str, Any] = {"prompt": prompt}
-        text = maybe_apply_chat_template(example, self._tokenizer)["prompt"]
-        num_tokens = len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = maybe_apply_chat_template(example, self.tokenizer)["prompt"]
+        num_tokens = len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if num_tokens + longest <= context:
             return None
         return (
@@ -114,23 +112,23 @@ class Preflight(TrainerCallback):
 
     def _try_rewards(self) -> Sequence[str]:
         """Returns the names of functions that may compare completions, where that matters and nothing could tell."""
-        num_rows, first = self._args.num_generations, self._examples[0]
+        num_rows, first = self.args.num_generations, self._tried_on[0]
         assert num_rows is not None
         texts = [MADE_UP] * num_rows if self._screen is None else made_up_group(num_rows)
         score, rewards_BF = self._ask(first, texts)
         if PartialState().is_main_process and rewards_BF.isnan().all():
             logger.warning(
-                f"Every reward function ({', '.join(map(repr, self._reward_names))}) returned `None` or NaN for "
+                f"Every reward function ({', '.join(map(repr, self.reward_names))}) returned `None` or NaN for "
                 f"{num_rows} made-up completions of the first example, {texts[0]!r}. If it should be scored, "
                 "check the columns that are read: nothing trains on what has no reward."
             )
-        found, unsure = find_comparison(score, rewards_BF, self._reward_names) if self._screen else (None, [])
-        for example in self._examples if self._screen else ():
+        found, unsure = find_comparison(score, rewards_BF, self.reward_names) if self._screen else (None, [])
+        for example in self._tried_on if self._screen else ():
             if not (found or unsure):
                 group = made_up_group(num_rows, right_answer(example))
-                found, unsure = find_comparison(*self._ask(example, group), self._reward_names)
-        if found is not None and self._choice.may_leave_out_screen:
-            self._choice.leave_out_screen(f"{self._apart}, but {found}")
+                found, unsure = find_comparison(*self._ask(example, group), self.reward_names)
+        if found is not None and self.choice.may_leave_out_screen:
+            self.choice.leave_out_screen(f"{self._apart}, but {found}")
             return ()
         if found is not None:
             raise SetupError(
@@ -139,16 +137,16 @@ class Preflight(TrainerCallback):
             )
         return unsure
 
-    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], torch.Tensor], torch.Tensor]:
+    def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], Tensor], Tensor]:
         """What scores some completions of an example as if alone, and the rewards of all, which must have some."""
         conversational, example = is_conversational(example), {**example, "prompt": _asked(example)}
         completions = [[{"role": "assistant", "content": text}] if conversational else text for text in texts]
-        all_ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        all_ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
-        def score(part: slice) -> torch.Tensor:
+        def score(part: slice) -> Tensor:
             asked, ids = copy.deepcopy((completions[part], all_ids[part]))
             rows = [copy.deepcopy(example) for _ in asked]
-            return self._score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
+            return self.score(rows, asked, ids, _naming)[: len(asked)]  # of the first rank
 
         try:
             return score, score(slice(None))
@@ -161,10 +159,7 @@ class Preflight(TrainerCallback):
 
 
 def made_up_group(num: int, right: str = "") -> list[str]:
-    """
-    Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart. Some say
-    what is `right`, one of them nothing else.
-    """
+    """Completions that comparisons by length, answer or sameness score otherwise once the first two stand apart."""
     answers = "1" if right == "0" else "0", right or "1"
     zero, one = (f"#### {n} <answer>{n}</answer> \\boxed{{{n}}}\nAnswer: {n}" for n in answers)
     first, last = [f"So. {one}", one], [f"So. {one}", *([right] if right else [])] if num > 3 else []

@@ -17,12 +17,14 @@ from typing import IO, Any, NamedTuple
 from accelerate import PartialState
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import logging as transformers_logging
 
 from ..config import DAPOConfig
 from ..number_format import format_count, format_duration, format_number
+from ..sampling.refill import Batch
+from ..sampling.report import advise, describe_shortfall, describe_unscored
 from ..sampling.rollout import Totals
 from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
@@ -30,6 +32,8 @@ from .log import LOG_HISTORY_NAME
 from .stops import StopCallback
 from .stopwatch import Stopwatch
 
+
+logger = transformers_logging.get_logger(__name__)
 
 HEADER_EVERY = 30  # rows
 SILENCE = 15.0  # seconds, after which a run says what it is doing
@@ -46,6 +50,42 @@ def wrapped_for(file: IO[str], line: str) -> str:
         return line
     width = shutil.get_terminal_size().columns
     return textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False)
+
+
+# ---- A rollout while it is sampled ----
+
+
+@contextmanager
+def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], None]]:
+    """The groups found so far, in a bar; yields what shows a round, and warns of passes without any."""
+    rollout = sampler.rollout
+    # `None`: shown on a terminal only. In a file a bar is one endless line.
+    disable = True if is_hidden else None
+    bar_format = "{l_bar}{bar}| accepted {n_fmt}/{total_fmt}{postfix}"
+    with tqdm(total=rollout.target, desc="Sampling", bar_format=bar_format, leave=False, disable=disable) as bar:
+
+        def show() -> None:
+            bar.n = rollout.target - rollout.shortfall
+            bar.set_postfix_str(f"round {rollout.num_rounds}, acceptance {rollout.acceptance_rate:.0%}")
+            if (num_passes := sampler.new_passes_without_group()) and PartialState().is_main_process:
+                passes = "one pass" if num_passes == 1 else f"{num_passes} passes"
+                said = f"No group was accepted in {passes} over the training dataset."
+                logger.warning(f"{said} {advise(rollout)}".rstrip())
+
+        yield show
+
+
+def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_names: Sequence[str]) -> None:
+    """Stops or warns when the rounds were used up before the batch was full, or a reward function scored nothing."""
+    num_short, rollout, is_main = sampler.num_short_rollouts, sampler.rollout, PartialState().is_main_process
+    if rollout.number == 0 and is_main and (line := describe_unscored(rollout, reward_names)):
+        logger.warning(line)
+    max_rounds = args.dynamic_sampling_max_rounds
+    if num_short and args.dynamic_sampling_on_exhausted == "error":
+        raise RuntimeError(describe_shortfall(rollout, max_rounds))
+    # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
+    if num_short in (1, 5) and is_main:
+        logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
 
 
 # ---- The table ----
@@ -154,21 +194,34 @@ def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | Non
     return after if ends.first == ends.last else f"{before} -> {after}"
 
 
+def _beside_grpo(log_history: Sequence[dict]) -> str:
+    """What steps cost and taught beside those of `GRPOTrainer`, which samples a batch and trains on all of it."""
+    known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained")]
+
+    def total(name: str) -> float:
+        return sum(entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known)
+
+    accepted = sum(e["dynamic_sampling/acceptance_rate"] * e["dynamic_sampling/groups_generated"] for e in known)
+    if not accepted:
+        return ""
+    tokens = total("completions_generated") / total("completions_trained")
+    # What the memory skips is likely to be dropped.
+    groups = (total("groups_generated") + total("skipped_by_memory")) / accepted
+    return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
+
+
 def summarize(
     log_history: Sequence[dict],
     totals: Totals | None,
     *,
     step: int,
     max_steps: int,
-    seconds: float,
+    seconds: float,  # since it was started or resumed
     output_dir: str,
     resumed_at: int = 0,
-    rest: dict | None = None,
+    rest: dict | None = None,  # the timeline since its last rollout
 ) -> list[str]:
-    """
-    What became of a run, one line for each thing that is known. `seconds` are since it was started or resumed, `rest`
-    is the timeline since its last rollout.
-    """
+    """What became of a run, one line for each thing that is known."""
     empty = count_empty_steps(log_history)
     if empty == step:
         moved = "No step moved a weight: the model is what it was"
@@ -183,7 +236,7 @@ def summarize(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({ends.steps})." if accepted else ".")
         )
-        lines.append(f"Tokens:    {totals.tokens_generated:,} generated.")
+        lines.append(f"Tokens:    {totals.tokens_generated:,} generated{_beside_grpo(log_history)}.")
     timeline = {
         word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
         for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
@@ -293,9 +346,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         else:
             print(text, file=file, flush=True)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.current_step = state.global_step
         self._window, self._num_rows = [], 0
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
@@ -323,14 +374,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if self.has_bar:
             super().on_prediction_step(*args, **kwargs)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         if self._args.logging_style == "full":
@@ -346,15 +390,12 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.say(line)
         elif "loss" in logs:
             self._window.append(entry)
-            if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
-                self._say_row(state)
-
-    def _say_row(self, state: TrainerState) -> None:
-        if self._num_rows % HEADER_EVERY == 0:
-            self.say(HEADER)
-        self._num_rows += 1
-        self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
-        self._window = []
+            if state.global_step % self.every and state.global_step < state.max_steps:
+                return
+            if self._num_rows % HEADER_EVERY == 0:
+                self.say(HEADER)
+            self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
+            self._window, self._num_rows = [], self._num_rows + 1
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:
         """What has been used of each limit of the run, and the limit."""
@@ -370,9 +411,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         ]
         return min(left, default=None)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:

@@ -25,10 +25,8 @@ class Draw:
     def take(
         self, num: int, least: float = 0, enough: float = math.inf, room: float = math.inf, ahead: float = 0.0
     ) -> list[Ask]:
-        """
-        The next `num` prompts; fewer where the completions have no `room`, or where the memory expects `enough` groups
-        of `least`. The share `ahead` is for the rollout after this one.
-        """
+        """The next `num` prompts, or fewer; the share `ahead` is for the rollout after this one."""
+        # Fewer where the completions have no `room`, or where the memory expects `enough` groups of `least`.
         memory, known, G = self.memory, self.memory or self.population, self.num_generations
         nums, expected, of_few, few = list[int](), 0.0, 0.0, most_first(self.screen, G)
 

@@ -40,14 +40,8 @@ def apply_group_filter(
 def ask_group_filter(group_filter: GroupFilter, round_: Round, reward_names: Sequence[str]) -> list[str | None]:
     """Asks a user's rule about a round's groups, once, on the main process. Collective."""
     completions, num_generations = gather_object(round_.rows.completions), round_.num_generations
-    facts = zip(completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
-    asks = [ask for ask in round_.asks for _ in range(num_generations)]
-
-    def ask() -> list[str | None]:
-        rows = [
-            {**ask.example, "completion": completion, "length": length, "truncated": truncated}
-            for ask, (completion, length, truncated) in zip(asks, facts, strict=True)
-        ]
-        return apply_group_filter(group_filter, round_.rewards_BF, reward_names, rows, num_generations)
-
-    return on_main_process(ask, failed="`group_filter` failed on the main process")
+    examples = [ask.example for ask in round_.asks for _ in range(num_generations)]
+    columns = zip(examples, completions, round_.lengths_B.tolist(), round_.truncated_B.tolist(), strict=True)
+    rows = [{**example, "completion": text, "length": n, "truncated": cut} for example, text, n, cut in columns]
+    asked = group_filter, round_.rewards_BF, reward_names, rows, num_generations
+    return on_main_process(apply_group_filter, *asked, failed="`group_filter` failed on the main process")

@@ -79,10 +79,8 @@ class PromptMemory:
     # Policies learn, and what was seen of an earlier one misleads. So each look asks: would half the evidence have
     # foretold it better than all of it? The log of how much better is summed over the looks, never below zero (Page's
     # test for a change, Biometrika 41, 1954). Above a bound the policy has learnt: all that is known, of each prompt
-    # and of the population, then counts half; after a few such, prompts given up are looked at as if hardly known.
-    # Skipping by what was seen is GRESO's idea (https://huggingface.co/papers/2506.02177). Its rule counts dropped
-    # groups in a row, so a prompt that passes one time in sixteen and a hopeless one look alike, and its waits have no
-    # bound.
+    # and of the population, then counts half. Skipping by what was seen is GRESO's idea
+    # (https://huggingface.co/papers/2506.02177), whose waits have no bound.
 
     # What is known counts so much after a change, and earlier looks at each new one: two groups at most, so that a
     # prompt learnt alone is noticed too. MoPPS's recipes fade by as much (https://huggingface.co/papers/2507.04632).
@@ -96,8 +94,6 @@ class PromptMemory:
     _STATE = ("seed", "_num_draws", "_age", "_surprise")
 
     def __init__(self, seed: int = 0, longest_wait: int = 32) -> None:
-        if longest_wait < 1:
-            raise ValueError(f"`longest_wait` must be at least 1 pass, got {longest_wait}.")
         self.seed = seed
         self.longest_wait = longest_wait
         self.population = Population()
@@ -129,8 +125,6 @@ class PromptMemory:
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
-        if not 0 <= num_correct <= num_scored:
-            raise ValueError(f"Prompt {prompt_id!r} cannot have {num_correct} correct of {num_scored} completions.")
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
             self._notice_change(record, num_correct, num_scored)

@@ -14,11 +14,14 @@ class Group(NamedTuple):
     index: int  # type: ignore[assignment]  # in place of a method of tuples, which nobody calls
 
 
+Groups = Sequence[Group]
+
+
 class Batch(NamedTuple):
     train: list[Group]  # in order
     fill: list[Group]  # behind them; they weigh nothing
     carry: list[Group]  # accepted, and the batch has no room
-    half: Sequence[Group] = ()  # half asked, for the next rollout to complete
+    half: Groups = ()  # half asked, for the next rollout to complete
 
 
 def missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float) -> int:
@@ -30,12 +33,7 @@ def missing(mode: str, num_accepted: int, target: int, min_replace_ratio: float)
 
 
 def refill(
-    mode: str,
-    carried: Sequence[Group],
-    accepted: Sequence[Group],
-    dropped: Sequence[Group],
-    target: int,
-    min_replace_ratio: float,
+    mode: str, carried: Groups, accepted: Groups, dropped: Groups, target: int, min_replace_ratio: float
 ) -> Batch:
     """Makes a batch of `target` groups of what a rollout has found."""
     # Carried groups first, then accepted ones in prompt order, so that neither age nor length decides.

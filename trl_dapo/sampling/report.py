@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from .drop_reasons import REASONS
 from .refill import Batch, Group
@@ -28,7 +29,7 @@ ADVICE = {
 }
 
 
-def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
+def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weights_F: Tensor) -> dict[str, float]:
     """TRL's metrics over everything that a rollout sampled, as if it had been one batch; NaN without a score."""
     metrics = _merged([(round_.metrics, len(round_.rewards_BF)) for round_ in rounds])
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rounds]).double()
@@ -48,7 +49,7 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
     return metrics
 
 
-def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Tensor) -> dict[str, float]:
+def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) -> dict[str, float]:
     """Acceptance rate and mean reward of what a rollout sampled of each source."""
     metrics = {}
     for source in sources:
@@ -63,7 +64,7 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: torch.Te
     return metrics
 
 
-def _total_rewards(rollout: Rollout, group: Group, weights_F: torch.Tensor) -> torch.Tensor:
+def _total_rewards(rollout: Rollout, group: Group, weights_F: Tensor) -> Tensor:
     """Of the completions of a group that were scored."""
     round_, rows = rollout.round_of(group).piece(group.index)
     rewards_BF = round_.rewards_BF[rows.start : rows.stop].double()
@@ -71,7 +72,7 @@ def _total_rewards(rollout: Rollout, group: Group, weights_F: torch.Tensor) -> t
 
 
 def rollout_log(
-    sampler: Sampler, batch: Batch, reward_names: Sequence[str], weights_F: torch.Tensor, sampling: dict[str, float]
+    sampler: Sampler, batch: Batch, reward_names: Sequence[str], weights_F: Tensor, sampling: dict[str, float]
 ) -> dict[str, float]:
     """All metrics of a rollout by the names they are logged under; `sampling` are further ones of the sampler's."""
     rollout = sampler.rollout
@@ -102,7 +103,7 @@ def drop_unknown(metrics: dict[str, list[float]]) -> None:
         del metrics[name]
 
 
-def _mean_and_std(values: torch.Tensor) -> tuple[float, float]:
+def _mean_and_std(values: Tensor) -> tuple[float, float]:
     mean = values.mean().item() if len(values) else torch.nan
     return mean, values.std().item() if len(values) > 1 else torch.nan
 

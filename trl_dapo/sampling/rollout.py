@@ -3,6 +3,7 @@
 """What one rollout has sampled so far, and a run."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .refill import Batch, Group
@@ -26,16 +27,27 @@ class Rollout:
 
     @property
     def num_rounds(self) -> int:
-        """That were sampled; what was asked for in earlier rollouts is one."""
+        """What was asked for in earlier rollouts is one."""
         num_own = sum(not round_.is_stale for round_ in self.sampled)
         return num_own + (num_own < len(self.sampled))
 
-    def add(self, round_: Round) -> None:
-        """Takes in a round that it sampled, or a part of one."""
+    def add(self, round_: Round, reasons: Sequence[str | None], is_half: bool) -> None:
+        """Takes in a round that it sampled, or a part of one, and why groups are dropped; `is_half`: none is whole."""
         self.rounds.append(round_)
         asked = round_.asked or round_
         if not self.sampled or self.sampled[-1] is not asked:
             self.sampled.append(asked)
+        for index, reason in enumerate(reasons):
+            group = Group(len(self.rounds) - 1, index)
+            if round_.num_known and (first := round_.asks[index].first):
+                del self.half[first]
+            if reason is not None:
+                self.dropped.append(group)
+                self.drop_reasons[group] = reason
+            elif is_half:
+                self.half[group] = round_.asks[index]
+            else:
+                self.accepted.append(group)
 
     def round_of(self, group: Group) -> Round:
         return self.rounds[group.round]
@@ -53,7 +65,6 @@ class Rollout:
 
     @property
     def reasons(self) -> Counter[str]:
-        """Dropped groups by reason."""
         return Counter(self.drop_reasons.values())
 
     @property

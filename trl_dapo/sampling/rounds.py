@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from ..ranks import exchange_bytes, rank_and_world_size
-from .refill import Group
+from .example_names import problem_source
+from .refill import Group, Groups
 
 
 @dataclass
@@ -45,14 +47,11 @@ class Rows:
 
     @classmethod
     def from_generated(cls, generated: tuple, prompts: list, environments: list | None = None) -> "Rows":
-        """
-        The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty. They are
-        copies: reward functions are handed TRL's own lists, and may change them.
-        """
+        """The rows of what TRL's `_generate` returned for these prompts: a column each, `None`, or empty."""
         prompt_ids, completion_ids, tool_masks, completions, logprobs, _, images, tool_images = generated
         blank = [None] * len(prompts)
         return cls(
-            prompts=_copied(prompts),
+            prompts=_copied(prompts),  # TRL's own lists go to reward functions, which may change them
             environments=list(environments or blank),
             prompt_ids=_arrays(prompt_ids, np.int32),
             completion_ids=_arrays(completion_ids, np.int32),
@@ -133,10 +132,22 @@ class Rows:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, list]) -> "Rows":
-        return cls(**state)._each_column(lambda column: [_swap(x, torch.Tensor, torch.Tensor.numpy) for x in column])
+        return cls(**state)._each_column(lambda column: [_swap(x, Tensor, torch.Tensor.numpy) for x in column])
 
     def _each_column(self, change: Callable[[list], list]) -> "Rows":
         return Rows(*(change(getattr(self, column.name)) for column in fields(self)))
+
+
+@dataclass
+class Recorded:
+    """What TRL made of one round: rows, lengths and what was cut off are this rank's, rewards and logs all ranks'."""
+
+    rows: Rows | None = None
+    lengths: Sequence[int] = ()  # completion tokens that the model made
+    truncated: list[bool] = field(default_factory=list)  # whether the length limit cut each of them off
+    rewards: Tensor | None = None  # `(B, F)`
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    logs: dict = field(default_factory=dict)  # for the table of completions
 
 
 class Ask(NamedTuple):
@@ -159,16 +170,13 @@ def completions_in_common(asks: Sequence[Ask]) -> int:
 
 @dataclass
 class Round:
-    """
-    One round: its prompts in order, this rank's rows, and what is known of all ranks' rows, group by group. Groups
-    have one size; of a round that asked for several [`Round.by_size`] makes rounds of their own.
-    """
+    """One round, whose groups have one size: of one that asked for several [`Round.by_size`] makes several."""
 
-    prompts: list[str]  # names
+    prompts: list[str]  # names, in order
     rows: Rows  # those that this rank holds
-    rewards_BF: torch.Tensor  # of all ranks' rows, as the next three
-    lengths_B: torch.Tensor  # completion tokens that the model made
-    truncated_B: torch.Tensor  # cut off by the length limit
+    rewards_BF: Tensor  # of all ranks' rows, as the next three
+    lengths_B: Tensor  # completion tokens that the model made
+    truncated_B: Tensor  # cut off by the length limit
     extra_logs: dict[str, list]  # by reward functions
     metrics: dict[str, list[float]]  # TRL's
     ages: list[int] = field(default_factory=list)  # rollouts ago that each group's policy was the present one
@@ -189,48 +197,35 @@ class Round:
             self.sources = [None] * len(self.prompts)
 
     @classmethod
-    def sampled(
-        cls,
-        asks: Sequence[Ask],
-        rows: Rows,
-        rewards_BF: torch.Tensor,
-        *,
-        lengths: Sequence[int],
-        truncated: list[bool],
-        extra_logs: dict[str, list],
-        metrics: dict[str, list[float]],
-        sources: list[str | None],
-        number: int = 0,
-        accelerator: Accelerator,
-    ) -> "Round":
-        """
-        A round just sampled for this rollout: `rows`, `lengths` and `truncated` are this rank's, the rest all ranks'.
-        Collective.
-        """
-        names, ages = [ask.name for ask in asks], [number - ask.rollout for ask in asks]
-        rank, _ = rank_and_world_size()
+    def sampled(cls, asks: Sequence[Ask], recorded: Recorded, number: int, accelerator: Accelerator) -> "Round":
+        """A round just sampled for the rollout of this number. Collective."""
+        names, rows, rewards_BF = [ask.name for ask in asks], recorded.rows, recorded.rewards
+        assert rows is not None
+        assert rewards_BF is not None
+        ages, rank = [number - ask.rollout for ask in asks], rank_and_world_size()[0]
         of_rows = [age for ask, age in zip(asks, ages, strict=True) for _ in range(ask.num)]
         rows.ages = of_rows[rank * len(rows) : (rank + 1) * len(rows)]
         # Of what an earlier policy sampled nobody else can tell any more.
         rows.old_logps = [row if age else None for row, age in zip(rows.logprobs, rows.ages, strict=True)]
         drawn = [zlib.crc32(repr(names).encode())] * len(rows)
-        columns = torch.tensor([lengths, truncated, drawn], device=accelerator.device)
+        columns = torch.tensor([recorded.lengths, recorded.truncated, drawn], device=accelerator.device)
         lengths_B, truncated_B, drawn_B = accelerator.gather(columns.T.contiguous()).cpu().T
         if (drawn_B != drawn_B[0]).any():
             raise RuntimeError(
                 "The processes drew different prompts: their training datasets differ. Shuffle and filter the dataset "
                 "with a seed that is the same in every process."
             )
+        logs = recorded.logs["extra"].items()
         return cls(
             prompts=names,
             rows=rows,
             rewards_BF=rewards_BF.cpu(),
             lengths_B=lengths_B,
             truncated_B=truncated_B.bool(),
-            extra_logs={name: list(values) for name, values in extra_logs.items() if len(values) == len(rewards_BF)},
-            metrics=metrics,
+            extra_logs={name: list(values) for name, values in logs if len(values) == len(rewards_BF)},
+            metrics=recorded.metrics,
             ages=ages,
-            sources=sources,
+            sources=[problem_source(ask.example) for ask in asks],
             asks=asks,
         )
 
@@ -271,7 +266,7 @@ class Round:
             rows.extend(round_.rows.take([i for _, i in here if i is not None]))
             places += [at for at, i in here if i is not None]
 
-        def of_rows(column: str) -> torch.Tensor:
+        def of_rows(column: str) -> Tensor:
             return torch.cat([getattr(round_, column)[wanted.start : wanted.stop] for round_, wanted in pieces])
 
         rows_of = [(round_, i) for round_, wanted in pieces for i in wanted]
@@ -298,7 +293,7 @@ class Round:
         )
 
     @classmethod
-    def of_groups(cls, rows: Rows, rewards_BF: torch.Tensor, ages: list[int], *facts: torch.Tensor) -> "Round":
+    def of_groups(cls, rows: Rows, rewards_BF: Tensor, ages: list[int], *facts: Tensor) -> "Round":
         """Groups that were sampled and scored before; `facts` are their rows' other two."""
         lengths_B, truncated_B = facts or (torch.zeros(len(rewards_BF)), torch.zeros(len(rewards_BF)).bool())
         return cls([""] * len(ages), rows, rewards_BF, lengths_B, truncated_B, extra_logs={}, metrics={}, ages=ages)
@@ -328,13 +323,12 @@ class Round:
         return cls.of_groups(Rows.from_state_dict(state["rows"]), state["rewards"], state["ages"], *state["facts"])
 
 
-def assign_to_ranks(
-    rounds: Sequence[Round], train: Sequence[Group], fill: Sequence[Group], num_generations: int, device: torch.device
-) -> Rows:
-    """
-    Hands every rank its equal share of a batch of groups. Those that only fill it are cut, and have some of their rows
-    several times where they were not asked for all. Collective.
-    """
+Rounds = Sequence[Round]
+
+
+def assign_to_ranks(rounds: Rounds, train: Groups, fill: Groups, num_generations: int, device: torch.device) -> Rows:
+    """Hands every rank its equal share of a batch of groups. Collective."""
+    # Those that only fill it are cut, and have some of their rows several times where they were not asked for all.
     rows = Rows.empty()
     places: list[int] = []
     for place, (number, index) in enumerate([*train, *fill]):
@@ -349,9 +343,7 @@ def assign_to_ranks(
     return rows.exchange(places, (len(train) + len(fill)) * num_generations, device)
 
 
-def select_groups(
-    rounds: Sequence[Round], columns: Sequence[Sequence | torch.Tensor], groups: Sequence[Group], num_generations: int
-) -> list:
+def select_groups(rounds: Rounds, columns: Sequence[Sequence | Tensor], groups: Groups, num_generations: int) -> list:
     """The entries of `groups`, as [`assign_to_ranks`] hands out their rows, of a column for each round."""
     sizes = [round_.num_generations for round_ in rounds]
     return [
@@ -361,15 +353,13 @@ def select_groups(
     ]
 
 
-def select_rewards(
-    rounds: Sequence[Round], groups: Sequence[Group], num_generations: int, column: str = "rewards_BF"
-) -> torch.Tensor:
+def select_rewards(rounds: Rounds, groups: Groups, num_generations: int, column: str = "rewards_BF") -> Tensor:
     """Rewards, or another column, of the rows of `groups`, in that order: BF."""
     columns = [getattr(round_, column) for round_ in rounds]
     return torch.stack(select_groups(rounds, columns, groups, num_generations))
 
 
-def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group], num_generations: int) -> dict[str, list]:
+def select_extra_logs(rounds: Rounds, groups: Groups, num_generations: int) -> dict[str, list]:
     """What reward functions logged of the rows of `groups`, in that order; `None` where a round has no such column."""
     columns = dict.fromkeys(column for round_ in rounds for column in round_.extra_logs)
     logged = {
@@ -379,11 +369,24 @@ def select_extra_logs(rounds: Sequence[Round], groups: Sequence[Group], num_gene
     return {column: select_groups(rounds, values, groups, num_generations) for column, values in logged.items()}
 
 
-def select_ages(rounds: Sequence[Round], groups: Sequence[Group]) -> list[int]:
+def select_ages(rounds: Rounds, groups: Groups) -> list[int]:
     return [rounds[number].ages[index] for number, index in groups]
 
 
-FACTS = ("rewards_BF", "lengths_B", "truncated_B")  # of a row that is carried
+def carried_groups(
+    rounds: Rounds, groups: Groups, num_generations: int, device: torch.device, policy_logps: Callable[[Rows], list]
+) -> Round:
+    """Groups for the next rollout, with their log-probabilities under the policy that sampled them. Collective."""
+    rows, ages = assign_to_ranks(rounds, groups, [], num_generations, device), select_ages(rounds, groups)
+    if 0 in ages:  # all rows, not those alone: ranks that share weights must make the same passes
+        present = policy_logps(rows)
+        rows.old_logps = [new if old is None else old for old, new in zip(rows.old_logps, present, strict=True)]
+    rows.ages = [age + 1 for age in rows.ages]
+    rewards, *facts = (select_rewards(rounds, groups, num_generations, column) for column in _FACTS)
+    return Round.of_groups(rows, rewards, [age + 1 for age in ages], *facts)
+
+
+_FACTS = ("rewards_BF", "lengths_B", "truncated_B")  # of a row that is carried
 Piece = tuple[Round, range]  # a round and which of all ranks' rows
 
 

@@ -3,19 +3,19 @@
 """The sampler: which prompts a round asks for, when a rollout is complete, and what stays for the next one."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from ..settings.ranges import COUNT, COUNT_OR_NONE, check_value
 from .draw import Draw
+from .in_flight import InFlight
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
 from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import asks_of, in_equal_shares, num_first, rest_of, state_of, within_rows
+from .screening import apart, in_equal_shares, num_first, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
@@ -48,14 +48,6 @@ class Sampler:
     ahead: int = 0  # rollouts that are asked for beside the one that trains
 
     def __post_init__(self) -> None:
-        check_value("target", self.target, COUNT)
-        check_value("multiple_of", self.multiple_of, COUNT)
-        check_value("max_round_size", self.max_round_size, COUNT_OR_NONE)
-        if self.batch_multiplier is not None and int(self.batch_multiplier * self.target) < 1:
-            raise ValueError(
-                f"`batch_multiplier` must ask for at least one prompt, got {self.batch_multiplier} x {self.target} "
-                "prompts."
-            )
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
@@ -63,6 +55,8 @@ class Sampler:
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
+        known = self.memory, self.population, self.screen
+        self._new = Draw(self.stream, *known, self.num_generations, self.multiple_of)  # prompts
         self.rollout = Rollout(self.target)
         self.totals = Totals()
         self.num_rollouts = 0
@@ -70,8 +64,7 @@ class Sampler:
         self.num_short_rollouts = 0  # in a row
         self._carried: list[Round] = []  # that of whole groups first
         self._half: dict[Group, Ask] = {}  # those of them that are half asked
-        self.in_flight: list[Ask] = []  # asked for and not taken in, in the order in which they were asked for
-        self._lost: set = set()  # the places of those whose answers a checkpoint did not hold
+        self.in_flight = InFlight()
         self._is_open = False  # whether a rollout is under way
         self._step = 0  # optimizer steps behind its policy
         self._passes_at_last_group = self.stream.passes  # where in the stream a group was last accepted
@@ -87,17 +80,13 @@ class Sampler:
     def begin(self, step: int = 0) -> None:
         self.rollout, self.num_rollouts = self.next_rollout(), self.num_rollouts + 1
         self._is_open, self._step = True, step
-        for i, ask in enumerate(self.in_flight):
-            if ask.place in self._lost:  # a younger policy's: what might take two rollouts has two again
-                more = self.rollout.number - ask.rollout if ask.due > ask.rollout + 1 else 0
-                self.in_flight[i] = ask._replace(rollout=self.rollout.number, step=step, due=ask.due + more)
-        self._lost = set()
+        self.in_flight.begin(self.rollout.number, step)
 
     def next_rollout(self) -> Rollout:
         """The rollout that begins next, with the groups carried into it."""
-        before = self.stream.num_skipped
         whole, half = [Group(0, i) for i in range(self._num_carried)], dict(self._half)
-        return Rollout(self.target, self.num_rollouts, [*self._carried], whole, half=half, num_skipped_before=before)
+        rounds, before = [*self._carried], self.stream.num_skipped
+        return Rollout(self.target, self.num_rollouts, rounds, whole, half=half, num_skipped_before=before)
 
     @property
     def _num_carried(self) -> int:
@@ -127,21 +116,15 @@ class Sampler:
         rollout, then no more of what is in flight than is missing, in the order in which it was asked for.
         """
         number, num_missing = self.rollout.number, self.num_missing
-        if due := [ask for ask in self.in_flight if ask.due <= number]:
-            return self._take(due)
+        if due := self.in_flight.take_due(number):
+            return due
         if num_missing == 0 or self.is_exhausted:
             return []
-        whole = [ask for ask in self.in_flight if ask.due > ask.rollout + 1]
         num = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing)))
-        if num := min(num, len(whole) // self.multiple_of * self.multiple_of):
-            return self._take(whole[:num])
+        if whole := self.in_flight.take_whole(num, self.multiple_of):
+            return whole
         asks = self._draw(self.rollout.half, self.rollout.shortfall)
         return [ask._replace(rollout=number, step=self._step) for ask in asks]
-
-    def _take(self, asks: list[Ask]) -> list[Ask]:
-        places = {ask.place for ask in asks}
-        self.in_flight = [ask for ask in self.in_flight if ask.place not in places]
-        return asks
 
     def _in_groups(self, num: int) -> int:
         """As many groups, or a few more, whose rows the ranks can share equally."""
@@ -155,7 +138,6 @@ class Sampler:
         num_rollouts, G = min(self.ahead, num_left), self.num_generations
         if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or self.in_flight)):
             return
-        draw = self._new_draw()
         if self.ahead == 1:
             missing = self.target - self._num_carried
             asks = self._draw(self._half, missing) if missing > 0 else []
@@ -170,22 +152,15 @@ class Sampler:
             num = self.acceptance.at_most(wanted - share * len(asks)) - num_whole
             if num > 0:
                 enough = num * self.promise.rate if self.memory else math.inf
-                asks += draw.take(self._in_groups(num), enough=enough)
+                asks += self._new.take(self._in_groups(num), enough=enough)
         # Groups that are asked for as a whole may take two rollouts; the rest of others must come before that.
-        whole = [ask.place for ask in asks if ask.num == G and self.ahead > 1]
-        later = {*whole[: len(whole) // self.multiple_of * self.multiple_of]}
-        soon = in_equal_shares([ask for ask in asks if ask.place not in later], G, self.num_ranks, draw.take)
-        number, step = self.num_rollouts - 1, self._step
-        self.in_flight += [ask._replace(rollout=number, step=step, due=number + 1) for ask in soon]
-        asks = [ask for ask in asks if ask.place in later]
-        self.in_flight += [ask._replace(rollout=number, step=step, due=number + self.ahead) for ask in asks]
-
-    def _new_draw(self) -> Draw:
-        return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
+        whole, parts = apart(asks, G, self.multiple_of) if self.ahead > 1 else ([], asks)
+        parts = in_equal_shares(parts, G, self.num_ranks, self._new.take)
+        self.in_flight.send(whole, parts, (self.num_rollouts - 1, self._step), self.ahead)
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
         """What a round asks for."""
-        G, draw = self.num_generations, self._new_draw()
+        G = self.num_generations
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
         asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G)
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
@@ -203,20 +178,16 @@ class Sampler:
             size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
-            asks += draw.take(min(size, most or size), num, enough, room, num_ahead / num)
+            asks += self._new.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
-            asks = in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, draw.take)
+            asks = in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, self._new.take)
         return asks
-
-    @property
-    def _oldest_place(self) -> tuple[int, int] | None:
-        """In the stream, of what is in flight."""
-        return min((ask.place for ask in self.in_flight if ask.place and not ask.first), default=None)
 
     @property
     def passes(self) -> float:
         """Passes over the dataset, without the prompts in flight."""
-        return self.stream.passes if self._oldest_place is None else self.stream.passes_at(*self._oldest_place)
+        place = self.in_flight.oldest_place
+        return self.stream.passes if place is None else self.stream.passes_at(*place)
 
     @property
     def num_skipped(self) -> int:
@@ -232,23 +203,10 @@ class Sampler:
     ) -> None:
         """Takes in a round, or its groups of one size; `counts` are the correct and scored of its new completions."""
         rollout, number = self.rollout, len(self.rollout.rounds)
-        if not reasons:
-            raise ValueError("A round must hold at least one group, got none.")
-        rollout.add(round_)
         is_half = round_.num_generations < self.num_generations
         if is_half:  # a band judges whole groups
             reasons = [None if reason == "outside_band" else reason for reason in reasons]
-        for index, reason in enumerate(reasons):
-            group = Group(number, index)
-            if round_.num_known and (first := round_.asks[index].first):
-                del rollout.half[first]
-            if reason is None and is_half:
-                rollout.half[group] = round_.asks[index]
-            elif reason is None:
-                rollout.accepted.append(group)
-            else:
-                rollout.dropped.append(group)
-                rollout.drop_reasons[group] = reason
+        rollout.add(round_, reasons, is_half)
         for source in round_.sources:
             if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
                 self.sources.append(source)
@@ -313,13 +271,9 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs and is the same on every rank, JSON-able; the memory has a file beside it."""
-        stream = self.stream.state_dict()
-        in_flight = {"asks": state_of({ask.place: ask for ask in self.in_flight}), "stream": stream}
-        num_passes, position = self._oldest_place or (stream["num_passes"], stream["position"])
         return {
             "header": self.stream.order(),
-            "stream": stream | {"num_passes": num_passes, "position": position},  # where nothing in flight fits
-            "ahead": in_flight if self.in_flight else None,
+            **self.in_flight.state_dict(self.stream),
             "acceptance": self.acceptance.state_dict()
             | {"promise": self.promise.state_dict(), "completed": self._completed},
             "memory": None if self.memory is None else self.memory.state_dict(),
@@ -354,30 +308,20 @@ class Sampler:
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
-        if self.memory is not None and state["memory"] is None:  # what a new one would have expected so far
-            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
-            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
         self.num_rollouts = state["num_rollouts"]
         self.sources = list(state["sources"])
         self.num_short_rollouts = state["num_short_rollouts"]
         self.totals = Totals(**state["totals"])
-        if self.memory is not None and state["memory"] is not None:
-            self.memory.load_state_dict(state["memory"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])
-        ahead = None if differs or ignore_data_skip else state["ahead"]
-        if ahead and "asks" in ahead:  # an earlier version's are drawn again
-            self.stream.load_state_dict(ahead["stream"])
-        self._carried, half, asked = [], [], ahead["asks"] if ahead and "asks" in ahead else []
+        elif state["memory"] is not None:
+            self.memory.load_state_dict(state["memory"])
+        else:  # what a new one would have expected so far
+            num_groups, unseen = self.acceptance.num_groups, self.memory.population.pass_rate()
+            self.promise.update(expected_acceptance(*unseen, self.num_generations) * num_groups, num_groups)
+        self._carried, half = [], []
         if carried is not None and not differs:  # other settings would train carried groups wrongly
             self._carried, half = [Round.from_state_dict(round_) for round_ in carried["rounds"]], carried["half"]
-        self._half, asks = asks_of([half, asked], self.stream)
-        self.in_flight = [ask for ask in asks.values() if ask.first is None or ask.first in self._half]
-        if len(self.in_flight) < len(asked):  # some are of other examples now: all are drawn again
-            self.in_flight = []
-            self.stream.load_state_dict(state["stream"])
+        ahead = {} if differs or ignore_data_skip else {"ahead": state["ahead"]}
+        self._half = self.in_flight.load_state_dict(state | {"ahead": None} | ahead, half, self.stream)
         return differs
-
-    def ask_again(self, places: Collection[tuple[int, int]]) -> None:
-        """What of it is in flight has no answer: the next rollout asks for it, of its own policy."""
-        self._lost = {*places}

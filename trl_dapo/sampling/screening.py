@@ -62,6 +62,14 @@ def within_rows(asks: list[Ask], most: int, num_generations: int) -> list[Ask]:
     return asks
 
 
+def apart(asks: Sequence[Ask], num_generations: int, multiple_of: int) -> tuple[list[Ask], list[Ask]]:
+    """Groups that are asked for as a whole, in a multiple; the others."""
+    whole = [ask for ask in asks if ask.num == num_generations]
+    whole = whole[: len(whole) // multiple_of * multiple_of]
+    places = {ask.place for ask in whole}
+    return whole, [ask for ask in asks if ask.place not in places]
+
+
 def in_equal_shares(
     asks: list[Ask], num_generations: int, num_ranks: int, take: Callable[[int], list[Ask]]
 ) -> list[Ask]:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .recipe_files import find_accelerate_config, find_recipe
 from .secrets import without_secrets
@@ -90,6 +90,20 @@ def _without_the_hub(models: str) -> str:
     return "Without the Hub, give the path of a folder that holds it."
 
 
+def answer_within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """What a network answers; `None` where it fails in any way, or takes longer: a look-up in vain has no timeout."""
+    answers = []
+
+    def try_to() -> None:
+        with suppress(Exception):
+            answers.append(ask())
+
+    thread = Thread(target=try_to, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
 @cache
 def settle_for_the_cache() -> bool:
     """Where the Hub does not answer, has what follows read its cache, in place of asking again for half a minute."""
@@ -97,16 +111,7 @@ def settle_for_the_cache() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    answers = []
-
-    def ask() -> None:
-        with suppress(Exception):  # of any kind that a network knows
-            answers.append(get_session().head(constants.ENDPOINT, timeout=PATIENCE))
-
-    asking = Thread(target=ask, daemon=True)  # a name that is looked up in vain has a timeout of its own
-    asking.start()
-    asking.join(PATIENCE)
-    if answers:
+    if answer_within(PATIENCE, lambda: get_session().head(constants.ENDPOINT, timeout=PATIENCE)) is not None:
         return False
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"  # of the processes to come

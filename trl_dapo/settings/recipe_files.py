@@ -12,14 +12,23 @@ ACCELERATE_CONFIGS = RECIPES / "accelerate"
 _NUM_FIRST_LINES = 2  # of a recipe's header: its hardware, and what it trains
 
 
-def find_recipe(name_or_path: str, option: str = "--config") -> Path:
+def find_recipe(given: str, option: str = "--config", folder: Path = RECIPES) -> Path:
     """The file of a recipe: a path, or the name of one of this package."""
-    return _find(name_or_path, RECIPES, option)
+    path = Path(given)
+    if path.is_file():
+        return path
+    named = folder / f"{given.removesuffix('.yaml')}.yaml"
+    is_name = path.name == given
+    if is_name and named.is_file():
+        return named
+    others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
+    if nearest := get_close_matches(named.stem, names_in(folder), n=1) if is_name else []:
+        others += f". Nearest: {nearest[0]}"
+    raise FileNotFoundError(f"`{option} {given}` names no file{others}.")
 
 
-def find_accelerate_config(name_or_path: str) -> Path:
-    """The file of an accelerate configuration: a path, or the name of one of this package."""
-    return _find(name_or_path, ACCELERATE_CONFIGS, "--accelerate_config")
+def find_accelerate_config(given: str) -> Path:
+    return find_recipe(given, "--accelerate_config", ACCELERATE_CONFIGS)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -39,17 +48,3 @@ def list_recipes() -> str:
         f"Their files: {RECIPES}",
     ]
     return "\n".join(lines)
-
-
-def _find(given: str, folder: Path, option: str) -> Path:
-    path = Path(given)
-    if path.is_file():
-        return path
-    named = folder / f"{given.removesuffix('.yaml')}.yaml"
-    is_name = path.name == given
-    if is_name and named.is_file():
-        return named
-    others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
-    if nearest := get_close_matches(named.stem, names_in(folder), n=1) if is_name else []:
-        others += f". Nearest: {nearest[0]}"
-    raise FileNotFoundError(f"`{option} {given}` names no file{others}.")

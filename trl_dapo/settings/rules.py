@@ -6,6 +6,7 @@ What a single setting may be stands in `ranges.py`; sizes that do not divide are
 """
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -132,20 +133,14 @@ def _no_rounds_ahead(name: str) -> Rule:
     )
 
 
-def _not_supported_ahead(fact: str, what: str) -> Rule:
-    return Rule(
-        lambda s: s.rollouts_ahead and getattr(s, fact),
-        f"`rollouts_ahead={{rollouts_ahead}}` does not support {what}. Set `rollouts_ahead=0`.",
-        (fact,),
-    )
+def _unsupported(asked: Callable[[SimpleNamespace], Any], said: str, way_out: str, fact: str, what: str) -> Rule:
+    return Rule(lambda s: asked(s) and getattr(s, fact), f"`{said}` does not support {what}. {way_out}.", (fact,))
 
 
-def _not_screened(fact: str, what: str) -> Rule:
-    return Rule(
-        lambda s: _screens(s) and getattr(s, fact),
-        f"`dynamic_sampling_screen={{dynamic_sampling_screen!r}}` does not support {what}. Leave it out.",
-        (fact,),
-    )
+_not_ahead = partial(
+    _unsupported, lambda s: s.rollouts_ahead, "rollouts_ahead={rollouts_ahead}", "Set `rollouts_ahead=0`"
+)
+_not_screened = partial(_unsupported, _screens, "dynamic_sampling_screen={dynamic_sampling_screen!r}", "Leave it out")
 
 
 def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> Rule:
@@ -402,11 +397,11 @@ RULES: tuple[Rule, ...] = (
     _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0),
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0),
     _idle_beside_a_filter("dynamic_sampling_memory", False),
-    _not_supported_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
-    _not_supported_ahead("has_environments", "environments, which are reset when their round begins"),
-    _not_supported_ahead("has_tools", "tools, which are called between two requests"),
-    _not_supported_ahead("has_images", "models with images, which a checkpoint cannot hold"),
-    _not_supported_ahead("is_quantized", "a base in 4 or 8 bits, whose log-probabilities on a server are others"),
+    _not_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
+    _not_ahead("has_environments", "environments, which are reset when their round begins"),
+    _not_ahead("has_tools", "tools, which are called between two requests"),
+    _not_ahead("has_images", "models with images, which a checkpoint cannot hold"),
+    _not_ahead("is_quantized", "a base in 4 or 8 bits, whose log-probabilities on a server are others"),
     _rounds_what_trains("bf16", "bfloat16"),
     _rounds_what_trains("fp16", "float16"),
     Rule(

@@ -15,10 +15,7 @@ DOES = ("surplus trains later", "prompts likely to be dropped are skipped", "a f
 
 
 class SamplingChoice:
-    """
-    Settles the three settings that were left alone. `whys` are reasons against one, by its name; `facts` are what the
-    rules ask for besides the settings.
-    """
+    """Settles those of three settings that were left alone; `whys` are reasons against one, `facts` the rules'."""
 
     def __init__(self, settings: Any, whys: Mapping[str, str | None], **facts: Any) -> None:
         self._settings = settings

@@ -19,10 +19,8 @@ LOW_WEIGHT_MESSAGE = (
 
 
 def leave_out_renaming_warnings() -> None:
-    """
-    From now on, leaves out warnings of renamed names in TRL's code, which nobody who reads them can change. Not for a
-    block: at its end Python would forget which warnings it has shown, and drop the filters that others have set in it.
-    """
+    """From now on, leaves out warnings of renamed names in TRL's code, which nobody who reads them can change."""
+    # Not for a block: at its end Python would forget which it has shown, and drop the filters that others have set.
     warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
 
 

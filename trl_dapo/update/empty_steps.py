@@ -12,12 +12,9 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
 class SkipEmptyStep(TrainerCallback):
-    """
-    Keeps momentum and weight decay from moving the weights on an optimizer step without a loss token.
+    """Keeps momentum and weight decay from moving the weights on an optimizer step without a loss token."""
 
-    `deepspeed_optimizer` returns the optimizer inside DeepSpeed's, which steps in its backward pass, or `None`.
-    """
-
+    # `deepspeed_optimizer` returns the optimizer inside DeepSpeed's, which steps in its backward pass, or `None`.
     def __init__(self, is_empty: Callable[[], bool], deepspeed_optimizer: Callable[[], Any]) -> None:
         self._is_empty, self._deepspeed_optimizer = is_empty, deepspeed_optimizer
         self._hooks: list[RemovableHandle] = []

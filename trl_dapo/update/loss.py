@@ -7,6 +7,7 @@ into ranks and micro-batches adds up to the same loss.
 """
 
 import torch
+from torch import Tensor
 
 
 # exp(20) is far outside every clip range; beyond it the ratio overflows and a clipped, weightless token yields NaN.
@@ -20,7 +21,7 @@ LOSS_MEANS = {
 }
 
 
-def probability_ratio(log_ratio: torch.Tensor, mask: torch.Tensor, level: str = "token") -> torch.Tensor:
+def probability_ratio(log_ratio: Tensor, mask: Tensor, level: str = "token") -> Tensor:
     """
     Ratio of the current to the sampling policy, r in equation 9, from its logarithm `(B, T)`.
 
@@ -35,8 +36,8 @@ def probability_ratio(log_ratio: torch.Tensor, mask: torch.Tensor, level: str = 
 
 
 def clipped_loss(
-    ratio: torch.Tensor, advantages: torch.Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
-) -> torch.Tensor:
+    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+) -> Tensor:
     r"""
     Loss per token of the clipped surrogate: minus the minimum in equations 8 and 10, with an optional dual clip.
 
@@ -51,8 +52,8 @@ def clipped_loss(
 
 
 def clipped_tokens(
-    ratio: torch.Tensor, advantages: torch.Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Where [`clipped_loss`] has no gradient (boolean): at the lower clip, at the upper clip, at the dual clip."""
     delta = torch.inf if delta is None else delta
     low = (ratio < 1 - epsilon_low) & (advantages < 0)
@@ -60,9 +61,7 @@ def clipped_tokens(
     return low, high, (ratio > max(delta, 1 + epsilon_high)) & (advantages < 0)
 
 
-def engine_weight(
-    log_ratio: torch.Tensor, mask: torch.Tensor, mode: str, low: float | None, high: float | None
-) -> torch.Tensor:
+def engine_weight(log_ratio: Tensor, mask: Tensor, mode: str, low: float | None, high: float | None) -> Tensor:
     """Weight of tokens, or `(B, 1)` of completions, by the policy's probability over the engine's; 1 for a NaN."""
     log_ratio = torch.nan_to_num(log_ratio * mask, nan=0.0)
     if mode.startswith("sequence"):
@@ -74,28 +73,21 @@ def engine_weight(
     return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
-def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor) -> torch.Tensor:
+def kl_to_reference(logps: Tensor, ref_logps: Tensor) -> Tensor:
     """Estimate of the KL divergence to the reference, per token: exp(d) - d - 1 with d = `ref_logps - logps`."""
     difference = ref_logps - logps
     return torch.exp(difference.clamp(max=MAX_LOG_RATIO)) - difference - 1
 
 
-def token_mean(
-    values: torch.Tensor, mask: torch.Tensor, num_tokens: torch.Tensor | int, num_ranks: int = 1
-) -> torch.Tensor:
-    """
-    A micro-batch's share of the mean over the `num_tokens` of the whole optimizer step (equation 12), a scalar; 0 is
-    read as 1. Gradients are averaged over `num_ranks`, which turns the average back into a sum.
-    """
+def token_mean(values: Tensor, mask: Tensor, num_tokens: Tensor | int, num_ranks: int = 1) -> Tensor:
+    """A micro-batch's share of the mean over the `num_tokens` of the optimizer step (equation 12); 0 is read as 1."""
+    # Gradients are averaged over `num_ranks`, which turns the average back into a sum.
     return (values * mask).sum() * num_ranks / torch.as_tensor(num_tokens).clamp(min=1)
 
 
 def weights_without_filler(loss_type: str, num_rows: int, num_live: int, mean_live: float) -> tuple[float, float]:
-    """
-    Weight of a micro-batch's loss, and factor of its policy and KL terms, that leave filler out of a loss of TRL's.
-
-    `num_live` of its `num_rows` rows are no filler; over all micro-batches of the optimizer step `mean_live` are.
-    """
+    """Weight of a micro-batch's loss, and factor of its policy and KL terms, that leave filler out of TRL's loss."""
+    # `num_live` of its `num_rows` rows are no filler; over all micro-batches of the optimizer step `mean_live` are.
     if num_live == 0:
         return 0.0, 1.0
     weight = num_live / mean_live

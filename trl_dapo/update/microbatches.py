@@ -25,15 +25,15 @@ from math import ceil, inf, sqrt
 from .rows import widths
 
 
+Lengths = Sequence[tuple[int, int]]  # of rows: prompt and completion
+Plan = list[list[list[int]]]
+
 # Under a budget a window gets more micro-batches than it needs while more than this share of their cost is padding ...
 MAX_PADDING_SHARE = 0.10
-
 # ... and up to so many times as many while more than that share is padding or waiting, if that helps ...
 MAX_GROWTH = 1.5
-
 # ... by this share at least, ...
 LEAST_GAIN = 0.01
-
 # ... and by more than each takes to gather all weights, on every rank, where ranks are in step: in tokens' worth of
 # work. Two gathers move 4 bytes a weight in bfloat16 while a token takes 6 operations a weight: at 400 TFLOP/s that is
 # 670 tokens over 400 GB/s inside a machine and 5,300 over 50 GB/s between machines, of which FSDP hides a part.
@@ -41,7 +41,7 @@ GATHER_COST = 1000.0
 
 
 def cut(
-    lengths: Sequence[tuple[int, int]],
+    lengths: Lengths,
     num_microbatches: int,
     budget: int | None = None,
     multiple_of: int | None = None,
@@ -52,11 +52,8 @@ def cut(
 
 
 def plan_window(
-    lengths: Sequence[Sequence[tuple[int, int]]],
-    num_microbatches: int,
-    can_exchange: bool = True,
-    multiple_of: int | None = None,
-) -> list[list[list[int]]]:
+    lengths: Sequence[Lengths], num_microbatches: int, can_exchange: bool = True, multiple_of: int | None = None
+) -> Plan:
     """A plan of `num_microbatches` on each rank, of equal padded cost; `lengths` are those of each rank's rows."""
     pools, ranks_per_pool = _pools(lengths, can_exchange)
     rows = Rows([*chain.from_iterable(lengths)], multiple_of=multiple_of)
@@ -64,13 +61,13 @@ def plan_window(
 
 
 def plan_window_within_budget(
-    lengths: Sequence[Sequence[tuple[int, int]]],
+    lengths: Sequence[Lengths],
     budget: int,
     in_step: bool,
     can_exchange: bool = True,
     multiple_of: int | None = None,
     attention: float = 0.0,
-) -> list[list[list[int]]]:
+) -> Plan:
     """A plan within a budget of tokens, with as many micro-batches on each rank; a longer row goes alone."""
     # Their number is that of `Rows.fewest`, or up to `MAX_GROWTH` times as many where that spares more padding and
     # waiting than the micro-batches cost (`LEAST_GAIN`, `GATHER_COST`).
@@ -80,7 +77,7 @@ def plan_window_within_budget(
     most = max(fewest, min(ceil(MAX_GROWTH * fewest), max(ceil(len(pool) / num_ranks) for pool in pools)))
     least_cost = sum(map(rows.least_cost, pools))
     gather_cost = len(lengths) * GATHER_COST if in_step and len(lengths) > 1 else 0.0
-    best: list[list[list[int]]] = []
+    best: Plan = []
     best_cost = inf
     for num in range(fewest, most + 1, max(1, fewest // 8)):  # five of a large window, not fifty
         plan = rows.plan(pools, num_ranks, num, in_step)
@@ -93,7 +90,7 @@ def plan_window_within_budget(
     return best
 
 
-def _pools(lengths: Sequence[Sequence[tuple[int, int]]], can_exchange: bool) -> tuple[list[range], int]:
+def _pools(lengths: Sequence[Lengths], can_exchange: bool) -> tuple[list[range], int]:
     """The pools of rows, numbered over all ranks, that are cut, and how many ranks share a pool."""
     stops = list(accumulate(map(len, lengths)))
     if can_exchange:
@@ -105,14 +102,8 @@ class Rows:
     """Rows by number, what a micro-batch of them costs, and how they are cut; columns are multiples of a number."""
 
     def __init__(
-        self,
-        lengths: Sequence[tuple[int, int]],
-        budget: int | None = None,
-        multiple_of: int | None = None,
-        attention: float = 0.0,
+        self, lengths: Lengths, budget: int | None = None, multiple_of: int | None = None, attention: float = 0.0
     ) -> None:
-        if budget is not None and budget < 1:
-            raise ValueError(f"The budget of a micro-batch must be at least 1 token, got {budget}.")
         self.widths = [widths([row], multiple_of) for row in lengths]
         self.budget, self.attention = inf if budget is None else budget, attention
 
@@ -224,12 +215,12 @@ class Rows:
 
     # Ranks
 
-    def plan(self, pools: Sequence[Sequence[int]], num_ranks: int, num: int, in_step: bool) -> list[list[list[int]]]:
+    def plan(self, pools: Sequence[Sequence[int]], num_ranks: int, num: int, in_step: bool) -> Plan:
         """Each pool cut for its `num_ranks` ranks, `num` micro-batches each."""
         cuts = (self.cut(pool, num * num_ranks) for pool in pools)
         return [rank for cut in cuts for rank in self.assign_to_ranks(cut, num_ranks, in_step)]
 
-    def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> list[list[list[int]]]:
+    def assign_to_ranks(self, microbatches: list[list[int]], num_ranks: int, in_step: bool) -> Plan:
         """Micro-batches by falling cost, as many to each rank."""
         # Ranks in step get micro-batches of like cost at each micro-step; other ranks get sums that are alike: the
         # costliest first, each to the rank with the least so far.
@@ -238,7 +229,7 @@ class Rows:
             # The first of a micro-step is the costliest: turn every other one, so that no rank always gets it.
             steps = [step if turn % 2 == 0 else step[::-1] for turn, step in enumerate(steps)]
             return [list(rank) for rank in zip(*steps, strict=True)]
-        ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+        ranks: Plan = [[] for _ in range(num_ranks)]
         heap = [(0.0, rank) for rank in range(num_ranks)]
         for microbatch in microbatches:
             cost, rank = heapq.heappop(heap)

@@ -4,9 +4,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import DAPOConfig
 from .loss import clipped_loss, clipped_tokens, kl_to_reference, probability_ratio, token_mean
@@ -24,22 +24,16 @@ class Objective:
     level: str  # "token" or "sequence"
     beta: float
     corrects_kl: bool  # KL term weighted by the probability ratio
-    engine_weight: Callable[..., torch.Tensor] | None  # `loss.engine_weight`, where vLLM's probabilities are corrected
+    engine_weight: Callable[..., Tensor] | None  # `loss.engine_weight`, where vLLM's probabilities are corrected
     entropy_coef: float | None  # `None`: no entropy bonus
     router_coef: float
     num_ranks: int
-    select_tokens: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None  # entropies, mask -> those that train
-    off_policy_mask: Callable[..., torch.Tensor] | None  # of TRL
+    select_tokens: Callable[[Tensor, Tensor], Tensor] | None  # entropies, mask -> those that train
+    off_policy_mask: Callable[..., Tensor] | None  # of TRL
 
     def loss(
-        self,
-        inputs: dict[str, Any],
-        mask: torch.Tensor,
-        logps: torch.Tensor,
-        entropies: torch.Tensor,
-        aux_loss: torch.Tensor | None,
-        tally: Tally,
-    ) -> torch.Tensor:
+        self, inputs: dict, mask: Tensor, logps: Tensor, entropies: Tensor, aux_loss: Tensor | None, tally: Tally
+    ) -> Tensor:
         """The micro-batch's share of the optimizer step's loss; what the step's metrics need goes to the tally."""
         trained = mask if self.select_tokens is None else mask * self.select_tokens(entropies, mask)
         advantages = inputs["advantages"]

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 PRESENT_POLICY = torch.nan
 
 
-def of_present_policy(completion_ids: torch.Tensor) -> torch.Tensor:
+def of_present_policy(completion_ids: Tensor) -> Tensor:
     """Old log-probabilities of completions that the present policy sampled."""
     return torch.full_like(completion_ids, PRESENT_POLICY, dtype=torch.float32)
 
 
-def fill_old_logps(old_logps: torch.Tensor | None, logps: torch.Tensor) -> torch.Tensor:
+def fill_old_logps(old_logps: Tensor | None, logps: Tensor) -> Tensor:
     """`old_logps`, with the present policy's `logps` (detached) where it sampled; both of shape `(B, T)`."""
     if old_logps is None:
         return logps.detach()
@@ -31,7 +32,7 @@ def restore_old_logps(rollout: dict, old_logps: Sequence[np.ndarray | None]) -> 
     put_rows(rollout.setdefault("old_per_token_logps", of_present_policy(rollout["completion_ids"])), old_logps)
 
 
-def put_rows(logps: torch.Tensor, rows: Sequence[np.ndarray | None]) -> None:
+def put_rows(logps: Tensor, rows: Sequence[np.ndarray | None]) -> None:
     """Writes rows over the beginning of those of `logps`, `(B, T)`, in place; `None` leaves one as it is."""
     for i, row in enumerate(rows):
         if row is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs, GatheredParameters
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -62,11 +62,11 @@ def _moves(
     tokens, fill = torch.ones_like(ids), torch.full_like(ids[:, 1:], pad_token_id)  # an odd number, no chunk's width
     padding = torch.zeros_like(fill)
 
-    def of_rows(ids: torch.Tensor, mask: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def of_rows(ids: Tensor, mask: Tensor, first: int = 0) -> Tensor:
         """Log-probabilities of a row's tokens but the first, which stands in column `first`."""
         return run(ids, mask, ids.size(1) - first - 1)[0][:, : num_tokens - 1].float()
 
-    def jitter(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    def jitter(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         noise = torch.randn(output.shape, generator=chance).to(output)
         return output * (1 + 8 * torch.finfo(output.dtype).eps * noise)
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from torch import Tensor
 
 from .rows import row_lengths, widths
 from .window import Cutter
@@ -43,16 +44,13 @@ def accumulating(
 
 
 def run_trimmed(
-    run: Callable[..., tuple], ids: torch.Tensor, mask: torch.Tensor, num_columns: int, batch_size: int, cutter: Cutter
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """
-    Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without the padding between them.
-
-    `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
-    """
+    run: Callable[..., tuple], ids: Tensor, mask: Tensor, num_columns: int, batch_size: int, cutter: Cutter
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities and entropies, `(B, T)`, in passes over rows of like length without padding between them."""
+    # `run` takes ids, mask and a number of completion columns, of which it returns both, and a third that is left out.
     prompt_mask, completion_mask = mask[:, :-num_columns], mask[:, -num_columns:]
     lengths = row_lengths(prompt_mask, completion_mask).tolist()
-    found: list[torch.Tensor | None] = [None, None]
+    found: list[Tensor | None] = [None, None]
     for indices in cutter.cut_without_gradient(lengths, batch_size):
         # Every rank makes as many passes: one token of the first row stands in for the rows that there are not.
         prompt_width, completion_width = widths([lengths[row] for row in indices], cutter.multiple_of)

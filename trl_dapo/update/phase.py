@@ -4,12 +4,12 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from torch import Tensor
 from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import (
@@ -35,13 +35,10 @@ from .window import Cutter, weigh
 
 
 class UpdatePhase(GRPOTrainer):
-    """
-    [`~trl.GRPOTrainer`] with DAPO's update phase: an exact token mean per optimizer step, the dual clip, and
-    micro-batches of equal padded cost.
+    """TRL's trainer with DAPO's update phase: an exact token mean, the dual clip, and equal micro-batches."""
 
-    Each optimizer step takes the rows that [`~trl.GRPOTrainer`] would take, from the same draw, and cuts them again.
-    The training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
-    """
+    # Each optimizer step takes the rows that `GRPOTrainer` would take, from the same draw, and cuts them again. The
+    # training loop, DDP, FSDP and DeepSpeed see nothing unusual. docs/design.md says what is cut where.
 
     # Narrower than TRL and transformers declare them: optional there, and set in every trainer that was constructed.
     args: DAPOConfig
@@ -98,13 +95,10 @@ class UpdatePhase(GRPOTrainer):
 
     # ---- The window ----
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
-    ) -> tuple[list, torch.Tensor | int | None]:
-        batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._window_batches = batches
+    def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:
+        self._window_batches, num_items_in_batch = super().get_batch_samples(*args)
         self._window_microbatches.clear()
-        return batches, num_items_in_batch
+        return self._window_batches, num_items_in_batch
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         if not (self._is_made and self.model.training):
@@ -197,7 +191,7 @@ class UpdatePhase(GRPOTrainer):
 
     # ---- The objective ----
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         if self.loss_type != "dapo" or not self._is_made:
             return self._compute_other_loss(model, inputs)
         # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
@@ -252,7 +246,7 @@ class UpdatePhase(GRPOTrainer):
             off_policy_mask=off_policy_mask,
         )
 
-    def _compute_other_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def _compute_other_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss, without the rows that only fill the rollout."""
         if "weights" not in inputs:
             return super()._compute_loss(model, inputs)
@@ -267,8 +261,8 @@ class UpdatePhase(GRPOTrainer):
     # ---- The steps of the training loop ----
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         started, loss = time.perf_counter(), torch.zeros((), device=self.args.device)
         if not self._window_microbatches:
             # Sampling needs the mode that Trainer.training_step would set.
@@ -318,12 +312,12 @@ class UpdatePhase(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self,
         model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         run = super()._get_per_token_logps_and_entropies
         options = {key: value for key, value in kwargs.items() if value is not None and value is not False}
         # Trimmed where the pass with gradient is, which in evaluation it is not.

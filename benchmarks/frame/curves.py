@@ -1,0 +1,76 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracy over a run and what it cost: one measure for all trainers, so neither TRL nor trl_dapo is imported."""
+
+import time
+from contextlib import contextmanager
+
+import torch
+from transformers import TrainerCallback
+
+
+PROBE_SEED = 7
+
+
+@contextmanager
+def looking_only(model):
+    """Without gradient, without dropout, with draws of its own: training goes on as if nobody had looked."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(PROBE_SEED)
+            yield
+    finally:
+        model.train(was_training)
+
+
+def right_probabilities(model, tokenizer, texts):
+    """Probability that a completion sampled at temperature 1 is the right one, of each text like `17+05=220`."""
+    texts = [text + tokenizer.eos_token for text in texts]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
+    is_equals = (batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")).long()
+    behind_first = ((is_equals.cumsum(dim=1) - is_equals) > 0)[:, 1:]
+    with looking_only(model):
+        logps = model(**batch).logits[:, :-1].float().log_softmax(dim=-1)
+    logps = logps.gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
+    return (logps * behind_first).sum(dim=1).exp()
+
+
+def accuracy(model, tokenizer, texts):
+    """[`right_probabilities`], averaged over the problems."""
+    return right_probabilities(model, tokenizer, texts).mean().item()
+
+
+class Curve(TrainerCallback):
+    """
+    Every so many rollouts, and at the end: tokens, CPU seconds, and what `look` finds, accuracy among it; it costs
+    nothing. Ends the run at its target and at its limits.
+    """
+
+    def __init__(self, job, look, num_tokens, server_seconds=lambda: 0.0):
+        self.job, self.look, self.num_tokens, self.server_seconds = job, look, num_tokens, server_seconds
+        self.points = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start = time.process_time() + self.server_seconds()
+        self._note(0, control)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % args.steps_per_generation:
+            return
+        num_rollouts = state.global_step // args.steps_per_generation
+        if self.num_tokens() >= self.job.max_tokens:
+            control.should_training_stop = True
+        is_last = control.should_training_stop or num_rollouts == self.job.num_rollouts
+        if is_last or num_rollouts % self.job.probe_every == 0:
+            self._note(num_rollouts, control)
+
+    def _note(self, num_rollouts, control):
+        now = time.process_time()
+        seconds = now + self.server_seconds() - self.start
+        point = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": seconds, **self.look()}
+        self.points.append(point)
+        if point["accuracy"] >= self.job.target or seconds >= self.job.max_seconds:
+            control.should_training_stop = True
+        self.start += time.process_time() - now

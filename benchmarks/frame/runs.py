@@ -1,0 +1,132 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+Many training runs, each in a process of its own with one thread, and a JSON file for each.
+
+A call that was interrupted goes on where it stopped. An earlier result stands in only for the very same run: the same
+job, from the same checkpoint, by the same code, with the same versions of TRL, transformers and torch.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+import trl
+
+import trl_dapo
+
+from .tables import say
+
+
+class Job(NamedTuple):
+    """One run, and everything that decides its outcome. It ends at the first of its limits."""
+
+    task: str
+    arm: str
+    seed: int
+    settings: dict = {}  # noqa: RUF012 (of the trainer's configuration)
+    rate: float | None = None  # where it tells runs of an arm from one another
+    num_rollouts: int = 1_000_000
+    target: float = math.inf  # accuracy
+    max_tokens: float = math.inf  # generated
+    max_seconds: float = math.inf  # of the CPU
+    probe_every: int = 1  # rollouts
+    others: dict = {}  # noqa: RUF012
+
+    @property
+    def key(self):
+        rate = [] if self.rate is None else [f"{self.rate:g}"]
+        return self.task, self.arm, *rate, self.seed
+
+    @property
+    def name(self):
+        return file_name(*self.key)
+
+
+def silent():
+    """No line but the caller's own."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def quiet():
+    """One thread, and no line but the caller's own."""
+    torch.set_num_threads(1)
+    silent()
+
+
+def fingerprint(function):
+    """Changes with the package, the frame, the files beside the one that `function` is from, and versions."""
+    digest = hashlib.sha256(" ".join((trl.__version__, transformers.__version__, torch.__version__)).encode())
+    beside = Path(inspect.getfile(function)).parent.glob("*.py")
+    folders = Path(trl_dapo.__file__).parent.rglob("*.py"), Path(__file__).parent.glob("*.py"), beside
+    for path in sorted({path for paths in folders for path in paths}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def file_name(*parts):
+    """The name of a run's file, from what tells it from the others."""
+    return "-".join(map(str, parts)).replace(", ", "-").replace(" ", "_")
+
+
+def unfinished_folder(function, job, checkpoint):
+    """Beside the checkpoint, what a run needs to go on: its own, and no other code's or settings'."""
+    identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(function)], sort_keys=True)
+    return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def describe(job, result):
+    last = result["curve"][-1]
+    return (
+        f"{', '.join(map(str, job.key[:-1]))}, seed {job.seed}: {last['accuracy']:.1%} after {last['tokens']:,.0f} "
+        f"tokens and {last['seconds']:.0f} s"
+    )
+
+
+def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_a_process=1):
+    """
+    Runs what no earlier call has finished; results by the jobs' keys. `function`, of the top level of a module, takes
+    a job and the checkpoint, whose name says how it was made, and returns a dictionary that JSON can hold. `describe`
+    makes a line of a job and its result. A process makes more than one run where these are shorter than its imports.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    code = fingerprint(function)
+    results, missing = {}, []
+    for job in jobs:
+        path = folder / f"{job.name}.json"
+        run = {"job": job._asdict(), "checkpoint": checkpoint.name, "code": code}
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if {name: kept.get(name) for name in run} == run:
+            results[job.key] = kept
+        else:
+            missing.append((function, job, checkpoint, path, run))
+    if results:
+        say(f"{len(results)} runs are taken from {folder}.")
+    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    how = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": runs_a_process}
+    with ProcessPoolExecutor(num_processes, **how) as pool:
+        for job, result in pool.map(_run, missing):
+            results[job.key] = result
+            say(f"[{len(results)} of {len(jobs)}] {describe(job, result)}")
+    return results
+
+
+def _run(arguments):
+    function, job, checkpoint, path, run = arguments
+    quiet()
+    result = {**run, **function(job, checkpoint)}
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result) + "\n")
+    partial.rename(path)
+    return job, result

@@ -1,0 +1,141 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for `vllm serve`: a process of its own, with weights of its own, behind TRL's engine in server mode."""
+
+import contextlib
+import multiprocessing
+import time
+from multiprocessing.managers import BaseManager
+from types import SimpleNamespace
+
+import torch
+import transformers
+import trl.generation.vllm_generation
+from transformers import AutoModelForCausalLM
+
+
+class Engine:
+    """In the server's process, where it takes so many seconds to answer a request."""
+
+    def __init__(self, delay=0.0):
+        torch.set_num_threads(1)
+        transformers.logging.disable_progress_bar()
+        self.delay = delay
+
+    def cpu_seconds(self):
+        return time.process_time()
+
+    def push(self, weights):
+        pass
+
+    def generate(self, prompts, n, max_tokens, temperature):
+        time.sleep(self.delay)
+        completions, logprobs = self.sample(prompts, n, max_tokens, temperature)
+        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
+
+
+class Model(Engine):
+    """Samples with the weights of the last push."""
+
+    def __init__(self, path, seed):
+        super().__init__()
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        torch.manual_seed(seed)
+
+    def push(self, weights):
+        self.model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
+
+    @torch.no_grad()
+    def sample(self, prompts, n, max_tokens, temperature):
+        rows, config = [ids for ids in prompts for _ in range(n)], self.model.config
+        width = max(map(len, rows))
+        ids = torch.tensor([[config.pad_token_id] * (width - len(row)) + list(row) for row in rows])
+        sampled = self.model.generate(
+            input_ids=ids,
+            attention_mask=(ids != config.pad_token_id).long(),
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logps = (torch.stack(sampled.logits, dim=1) / temperature).log_softmax(-1)
+        completions, logprobs = [], []
+        for row, row_logps in zip(sampled.sequences[:, width:], logps, strict=True):
+            ends = (row == config.eos_token_id).nonzero()
+            length = int(ends[0]) + 1 if len(ends) else len(row)
+            completions.append(row[:length].tolist())
+            logprobs.append(row_logps[range(length), row[:length]].unsqueeze(1).tolist())
+        return completions, logprobs
+
+
+class Script(Engine):
+    """Gives every prompt a right completion and wrong ones, as token ids."""
+
+    def __init__(self, delay, right, wrong):
+        super().__init__(delay)
+        self.right, self.wrong = right, wrong
+
+    def sample(self, prompts, n, max_tokens, temperature):
+        completions = [self.wrong if i else self.right for _ in prompts for i in range(n)]
+        return completions, [[[-1.0]] * len(ids) for ids in completions]
+
+
+class Server(BaseManager):
+    pass
+
+
+Server.register("Model", Model)
+Server.register("Script", Script)
+
+
+class Client:
+    """In the place of TRL's client."""
+
+    base_url = "a stand-in"
+
+    def __init__(self, engine):
+        self.engine = engine
+        config = {"vllm_config": self.get_server_info()}
+        answer = SimpleNamespace(status_code=200, raise_for_status=lambda: None, json=lambda: config)
+        self.session = SimpleNamespace(adapters={}, get=lambda url, **kwargs: answer)
+
+    def init_communicator(self, device):
+        pass
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def reset_prefix_cache(self):
+        pass
+
+    def update_named_params(self, metadata, named_params):
+        self.engine.push({name: value.detach().numpy() for name, value in named_params})
+
+    def generate(self, prompts, features=None, *, n, max_tokens, temperature, **sampling):
+        return self.engine.generate(prompts, n, max_tokens, temperature)
+
+
+@contextlib.contextmanager
+def server(make, **settings):
+    """
+    A block in which trainers find a server made by `make(**settings)`, each its own; vLLM need not be installed.
+    Yields their engines.
+    """
+    module, engines = trl.generation.vllm_generation, []
+
+    with contextlib.ExitStack() as servers:
+
+        def client(**_):
+            started = servers.enter_context(Server(ctx=multiprocessing.get_context("spawn")))
+            engines.append(getattr(started, make.__name__)(**settings))
+            return Client(engines[-1])
+
+        usual = {name: vars(module).get(name) for name in ("is_vllm_available", "VLLMClient")}
+        module.is_vllm_available, module.VLLMClient = (lambda *args, **kwargs: True), client
+        try:
+            yield engines
+        finally:
+            vars(module).update(usual)

@@ -1,0 +1,232 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+DAPO's techniques by their mechanisms: what each is said to do, on a task in which it can be seen to.
+
+    python -m benchmarks mechanisms                # 5 seeds, 45 minutes on one core
+    python -m benchmarks mechanisms --from-kept    # predictions and picture from the runs that are kept
+
+Every run starts from a small model after a warm-up and is probed on held-out problems on the way. Tasks are described
+in tasks.py; the predictions stand here as they were written before the first run. A call that was interrupted goes on
+where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and the
+outcomes into the table of EVIDENCE.md.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from trl_dapo.settings.sampling_defaults import PAPER
+
+from ..frame.kept import IMAGES, Study
+from ..frame.measures import at_equal, during, late, mean_known, of_run
+from ..frame.pictures import draw_panels
+from ..frame.predictions import Prediction, Quantity, seeds_of
+from ..frame.runs import Job, run_all
+from ..frame.tables import say
+from .tasks import make_checkpoints
+from .training import run
+
+
+# GRPO's settings, from which an arm differs in what its mechanism names.
+PLAIN = {"loss_type": "dapo", "epsilon_high": 0.28, "use_dynamic_sampling": False}
+FOUR_STEPS = {"steps_per_generation": 4, "learning_rate": 1e-4}
+REFILL = {"use_dynamic_sampling": True, **PAPER}
+CARRY = {**REFILL, "dynamic_sampling_surplus": "carry"}
+
+
+class Mechanism(NamedTuple):
+    title: str
+    task: str
+    arms: dict[str, dict]  # settings of each
+    common: dict
+    limits: dict  # of a `Job`
+    trainers: dict[str, str] = {}  # noqa: RUF012 (of the arms that are not `Watched`)
+
+
+MECHANISMS = {
+    "clip": Mechanism(
+        "Clip-Higher",
+        "unlikely",
+        {"0.2": {"epsilon_high": 0.2}, "0.28": {}, "0.5": {"epsilon_high": 0.5}},
+        {"steps_per_generation": 16, "learning_rate": 1e-4, "num_prompts": 32},
+        {"num_rollouts": 24, "probe_every": 2},
+    ),
+    "token mean": Mechanism(
+        "Token-level loss",
+        "workings",
+        {"sequence mean": {"loss_type": "grpo"}, "token mean": {}},
+        FOUR_STEPS,
+        {"num_rollouts": 20, "probe_every": 2},
+    ),
+    "overlong": Mechanism(
+        "Overlong filtering and soft punishment",
+        "any length",
+        {"neither": {}, "filtering": {"overlong_filtering": True}, "soft punishment": {"overlong_buffer_length": 5}},
+        FOUR_STEPS,
+        {"num_rollouts": 26, "probe_every": 2},
+    ),
+    "gradient": Mechanism(
+        "Dynamic sampling: the gradient of a step",
+        "few teach",
+        {"off": {}, "on": REFILL},
+        {"learning_rate": 1e-4},
+        {"num_rollouts": 24, "probe_every": 24},
+        trainers={"off": "Frozen", "on": "Frozen"},
+    ),
+    "sampling": Mechanism(
+        "Dynamic sampling, carry and memory",
+        "few teach",
+        {"off": {}, "on": REFILL, "carry": CARRY, "carry, memory": {**CARRY, "dynamic_sampling_memory": True}},
+        {"learning_rate": 2e-4},
+        {"max_tokens": 80_000, "probe_every": 4},
+    ),
+    "penalties": Mechanism(
+        "Length penalties of dropped groups",
+        "workings cut off",
+        {"dropped with them": {}, "still count": {}},
+        {**FOUR_STEPS, **REFILL, "overlong_buffer_length": 5},
+        {"num_rollouts": 20, "probe_every": 2},
+        trainers={"still count": "PenaltiesCount"},
+    ),
+}
+
+
+def jobs_of(name, seed):
+    found = MECHANISMS[name]
+    return [
+        Job(
+            name,
+            arm,
+            seed,
+            {**PLAIN, **found.common, **settings},
+            others={"task": found.task, "trainer": found.trainers.get(arm, "Watched")},
+            **found.limits,
+        )
+        for arm, settings in found.arms.items()
+    ]
+
+
+# ---- Predictions ----
+
+
+def roughness(values):
+    """How much a curve jumps: the standard deviation of its steps from one measurement to the next."""
+    return float(np.std(np.diff(values), ddof=1))
+
+
+def roughness_of(name):
+    """[`roughness`] of a run's curve."""
+    return lambda *runs: [roughness([point[name] for point in run["curve"]]) for run in runs]
+
+
+def tokens_for_one(*runs):
+    """Tokens generated for each that trains."""
+    return [run["curve"][-1]["tokens"] / run["tokens that train"] for run in runs]
+
+
+ENTROPY = Quantity("entropy", late("entropy"))
+ACCURACY = Quantity("accuracy", late("accuracy"), "%")
+PASS_AT_8 = Quantity("pass@8", late("pass at 8"), "%")
+STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
+WRONG_LENGTH = Quantity("length of the wrong", during("wrong length"))
+TOO_LONG = Quantity("wrong and too long", during("wrong and too long"), "%")
+THEIR_ENTROPY = Quantity("entropy of the wrong and too long", during("entropy of wrong and too long"))
+PUNISHED = Quantity("right but cut off that are punished", during("of these punished"), "%")
+WITH_ROOM = Quantity("right, if they may end", late("right with room"), "%")
+ROUGHNESS = Quantity("roughness of the entropy", roughness_of("entropy"))
+RIGHT_CUT_OFF = Quantity("right but cut off", late("right but cut off"), "%")
+CUT_OFF = Quantity("cut off", during("cut off"), "%")
+VARIANCE = Quantity("variance of a step's gradient, over its squared mean", of_run("relative variance"))
+AT_STEPS = Quantity("accuracy at equal steps", at_equal("rollouts", "accuracy"), "%")
+AT_TOKENS = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+AT_SECONDS = Quantity("accuracy at equal CPU seconds", at_equal("seconds", "accuracy"), "%")
+FOR_ONE = Quantity("tokens generated for one that trains", tokens_for_one)
+
+CLIP, TOKEN, OVERLONG, SAMPLING, PENALTIES = "clip", "token mean", "overlong", "sampling", "penalties"
+MEAN, FILTERING, SOFT, COUNT = "token mean", "filtering", "soft punishment", "still count"
+OWN = "this package's own"
+
+PREDICTIONS = (
+    Prediction(CLIP, "0.28", "0.2", ENTROPY, 1, "figure 2"),
+    Prediction(CLIP, "0.28", "0.2", PASS_AT_8, 1, "section 3.1"),
+    Prediction(CLIP, "0.5", "0.28", ENTROPY, 1, "section 3.1"),
+    Prediction(CLIP, "0.2", 0.2, STOPPED, -1, "figure 3a"),
+    Prediction(TOKEN, MEAN, "sequence mean", WRONG_LENGTH, -1, "figure 4b"),
+    Prediction(TOKEN, MEAN, "sequence mean", TOO_LONG, -1, "section 3.3"),
+    Prediction(TOKEN, MEAN, "sequence mean", THEIR_ENTROPY, -1, "figure 4a"),
+    # What is cut off has no weight in the loss.
+    Prediction(OVERLONG, FILTERING, "neither", PUNISHED, -1, "section 3.4", by_construction=True),
+    Prediction(OVERLONG, FILTERING, "neither", WITH_ROOM, 1, "figure 5a"),
+    Prediction(OVERLONG, FILTERING, "neither", ROUGHNESS, -1, "figure 5b"),
+    Prediction(OVERLONG, SOFT, "neither", RIGHT_CUT_OFF, -1, "equation 13"),
+    Prediction(OVERLONG, SOFT, "neither", ACCURACY, 1, "equation 13, table 1"),
+    Prediction("gradient", "on", "off", VARIANCE, -1, "section 3.2"),
+    Prediction(SAMPLING, "on", "off", AT_STEPS, 1, "figure 6"),
+    Prediction(SAMPLING, "on", "off", AT_TOKENS, -1, "no claim"),
+    Prediction(SAMPLING, "on", "off", AT_SECONDS, 1, "section 3.2"),
+    # What is left over trains in place of being thrown away.
+    Prediction(SAMPLING, "carry", "on", FOR_ONE, -1, OWN, by_construction=True),
+    Prediction(SAMPLING, "carry, memory", "on", FOR_ONE, -1, OWN),
+    Prediction(SAMPLING, "carry", "on", AT_TOKENS, 1, OWN),
+    Prediction(SAMPLING, "carry, memory", "on", AT_TOKENS, 1, OWN),
+    Prediction(PENALTIES, COUNT, "dropped with them", CUT_OFF, -1, "an experiment"),
+    Prediction(PENALTIES, COUNT, "dropped with them", ACCURACY, 1, "an experiment"),
+)
+
+# Below this share of tokens at the upper clip, the runs say nothing about Clip-Higher.
+LEAST_UPPER_CLIP = 0.01
+
+STUDY = Study(Path(__file__).parent, ("mechanism", "arm", "seed"), "## The mechanisms\n", PREDICTIONS)
+fill_in = STUDY.fill_in
+
+
+# ---- Facts and picture ----
+
+PANELS = (  # mechanism, what is drawn, against what
+    ("clip", "entropy", "rollouts"),
+    ("clip", "pass at 8", "rollouts"),
+    ("token mean", "wrong length", "rollouts"),
+    ("token mean", "wrong and too long", "rollouts"),
+    ("overlong", "right with room", "rollouts"),
+    ("overlong", "right but cut off", "rollouts"),
+    ("sampling", "accuracy", "rollouts"),
+    ("sampling", "accuracy", "tokens"),
+    ("penalties", "cut off", "rollouts"),
+)
+
+
+def mean_of_runs(results, name, arm, figure):
+    return mean_known(results[name, arm, seed][figure] for seed in seeds_of(results, name, arm))
+
+
+def clip_binds(results):
+    """Whether enough tokens are at the upper clip that Clip-Higher moves."""
+    return mean_of_runs(results, CLIP, "0.2", "upper-clip share") >= LEAST_UPPER_CLIP
+
+
+def describe_facts(results):
+    """What the outcomes rest on, as it stands on the page."""
+    clipped = [mean_of_runs(results, CLIP, arm, "upper-clip share") for arm in MECHANISMS[CLIP].arms]
+    teach = mean_of_runs(results, SAMPLING, "off", "groups that teach")
+    return (
+        f"{len({seed for *_, seed in results})} seeds. Tokens at an upper clip of {', '.join(MECHANISMS[CLIP].arms)}: "
+        f"{', '.join(f'{100 * share:.1f} %' for share in clipped)}. Groups that teach without dynamic sampling: "
+        f"{100 * teach:.0f} %."
+    )
+
+
+def main(from_kept=False, num_seeds=5, num_warm_up_steps=250, num_processes=1, output_dir=Path("outputs/mechanisms")):
+    if not from_kept:
+        checkpoints = make_checkpoints(output_dir, num_warm_up_steps)
+        jobs = [job for seed in range(num_seeds) for name in MECHANISMS for job in jobs_of(name, seed)]
+        STUDY.write(run_all(run, jobs, checkpoints, output_dir, num_processes, runs_a_process=len(jobs)))
+    results = STUDY.read()
+    say(describe_facts(results))
+    if not clip_binds(results):
+        say("The upper clip does not bind: these runs say nothing about it.")
+    STUDY.report()
+    panels = [(name, what, against, f"{MECHANISMS[name].title}\n{what}") for name, what, against in PANELS]
+    arms = {name: found.arms for name, found in MECHANISMS.items()}
+    draw_panels(results, panels, arms, 3, (13, 10), IMAGES / "mechanisms.png")

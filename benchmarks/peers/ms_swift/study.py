@@ -1,0 +1,379 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes and seeds, on the CPU.
+
+    python3 -m venv swift && swift/bin/pip install -r benchmarks/peers/ms_swift/requirements.txt
+    python -m benchmarks peers --swift-python swift/bin/python
+    python -m benchmarks peers --from-kept    # runs nothing
+
+Tasks, checkpoint and sizes are those of time_to_accuracy.py, as many rollouts each. Without `--swift-python` only this
+package's own methods run. runs.csv beside this file is what a call wrote that ran all.
+
+What cannot be equalised: ms-swift's loss divides by the tokens of the rollout, not of the optimizer step, and is four
+times smaller here, but for a clip and Adam's epsilon a quarter as large; its optimizer steps each take four whole
+groups, where TRL and this package deal a rollout's rows out at random; the order of prompts, random numbers, versions
+of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16 groups with
+spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
+measuring.
+
+ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
+groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import yaml
+from matplotlib.figure import Figure
+
+from trl_dapo.cli.quickstart import Problems
+from trl_dapo.run.ledger import read_ledger
+from trl_dapo.run.log import LOG_HISTORY_NAME
+
+from ... import time_to_accuracy
+from ...frame.kept import EVIDENCE, read_rows, write_rows
+from ...frame.pictures import dots, save
+from ...frame.runs import Job, fingerprint, run_all
+from ...frame.tables import markdown, say
+from ...frame.verdicts import LEVEL, holm, interval, p_value
+from ...sampling_policies import swift as modelled_swift
+from ...time_to_accuracy import ARMS, CHECKPOINT_SEED, NUM_PROMPTS, NUM_STEPS, TASKS
+
+
+HERE = Path(__file__).parent
+CSV = HERE / "runs.csv"
+
+SWIFT = yaml.load((HERE / "dapo.yaml").read_text(), yaml.BaseLoader)  # as text
+PEERS = {
+    "ms-swift, 3 resamples": {"max_resample_times": 3},
+    "ms-swift, 30 resamples": {"max_resample_times": 30},
+    "ms-swift, 30, clip equalised": {"max_resample_times": 30, "max_grad_norm": 0.25, "adam_epsilon": 2.5e-9},
+}
+REFERENCE = "ms-swift, 30 resamples"
+OURS = ("full batch again", "ours", "ours, carry, memory")
+METHODS = (*PEERS, *OURS)
+FIGURES = (
+    "rollouts",
+    "tokens",
+    "rounds",
+    "fallbacks",
+    "useful_groups",  # a rollout that trains, mean
+    "distinct_prompts",  # in a full batch, mean
+    "fewest_distinct",
+    "grad_norm",
+    "cpu_seconds",
+    "before",
+    "accuracy",
+    "as_modelled",
+)
+
+
+# ---- One run ----
+
+
+def run(job, checkpoint):
+    with tempfile.TemporaryDirectory() as folder:
+        return (run_peer if job.others["swift"] else run_ours)(job, checkpoint, Path(folder))
+
+
+def run_ours(job, checkpoint, folder):
+    result = time_to_accuracy.train(job, checkpoint, folder, ARMS[job.arm])
+    entries = map(json.loads, (folder / LOG_HISTORY_NAME).read_text().splitlines())
+    return {
+        "curve": result["curve"],
+        "rollouts": rollouts_of(read_ledger(folder).to_pylist()),
+        "grad_norms": [entry["grad_norm"] for entry in entries if "grad_norm" in entry],
+    }
+
+
+def rollouts_of(groups):
+    """What `swift_run.Watch` notes, from the rows of the ledger."""
+    rollouts, carried = [], []
+    for number in sorted({group["rollout"] for group in groups}):
+        rows = [group for group in groups if group["rollout"] == number]
+        asked = [[] for _ in range(max(group["round"] for group in rows))]
+        for group in rows:
+            asked[group["round"] - 1].append(group["prompt_id"])
+        trained = carried + [group["prompt_id"] for group in rows if group["outcome"] == "trained"]
+        carried = [group["prompt_id"] for group in rows if group["outcome"] == "carried"]
+        fell_back = len(trained) < NUM_PROMPTS
+        rollouts.append({"asked": asked, "trained": trained, "useful": len(trained), "fell_back": fell_back})
+    return rollouts
+
+
+def run_peer(job, checkpoint, folder):
+    problems, swift = Problems(CHECKPOINT_SEED), job.others["swift"]
+    data = time_to_accuracy.prompts(problems, TASKS[job.task].shares, job.seed)
+    rows = [{"messages": row["prompt"], "solution": row["solution"]} for row in data]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {
+        "model": checkpoint.resolve(),
+        "dataset": folder / "prompts.jsonl",
+        "output_dir": folder / "out",
+        "seed": job.seed,
+        "data_seed": job.seed,
+        "max_steps": job.num_rollouts * NUM_STEPS,
+        **SWIFT,
+        **job.settings,
+    }
+    task = {"options": options, "held_out": time_to_accuracy.held_out(problems), "num_rollouts": job.num_rollouts}
+    (folder / "job.json").write_text(json.dumps(task, default=str))
+    command = [swift["python"], HERE / "swift_run.py", folder / "job.json", folder / "result.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ms-swift ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    result = json.loads((folder / "result.json").read_text())
+    modelled = replay(result["rollouts"], result["order"], job.seed, job.settings["max_resample_times"])
+    return {**result, "as_modelled": statistics.mean(modelled)}
+
+
+def replay(rollouts, names, seed, num_resamples):
+    """
+    Whether `sampling_policies.swift` does in each rollout what ms-swift did, given which groups had spread. `names`
+    are the prompts of the dataset, in the order into which ms-swift has shuffled them before it trains.
+    """
+
+    class World:
+        trace = SimpleNamespace(num_prompts=len(names), seed=seed)
+
+        def begin(self, judged):
+            self.asked, self._judged = [], iter(judged)
+
+        def accepted(self, prompts):
+            self.asked.append([names[i] for i in prompts])
+            # The last resample, which ms-swift never looks at, counts for nothing here either.
+            return np.array(next(self._judged, [False] * len(prompts)))
+
+    world = World()
+    model = modelled_swift(world, NUM_PROMPTS, num_resamples, steps_per_generation=NUM_STEPS)
+    agree = []
+    for rollout in rollouts:
+        world.begin(rollout["judged"])
+        step = next(model)
+        full = step.num_distinct is not None
+        agree.append(
+            world.asked[: step.num_rounds] == rollout["asked"]
+            and step.num_trained == rollout["useful"]
+            and full != rollout["fell_back"]
+            and (not full or step.num_distinct == len(set(rollout["trained"])))
+        )
+    return agree
+
+
+def figures_of(result):
+    """A run's row of the CSV."""
+    last, rollouts = result["curve"][-1], result["rollouts"]
+    distinct = [len(set(rollout["trained"])) for rollout in rollouts if not rollout["fell_back"]]
+    return {
+        "rollouts": last["rollouts"],
+        "tokens": last["tokens"],
+        "rounds": sum(len(rollout["asked"]) for rollout in rollouts),
+        "fallbacks": sum(rollout["fell_back"] for rollout in rollouts),
+        "useful_groups": statistics.mean(rollout["useful"] for rollout in rollouts),
+        "distinct_prompts": statistics.mean(distinct) if distinct else "",
+        "fewest_distinct": min(distinct, default=""),
+        "grad_norm": statistics.mean(result["grad_norms"]),
+        "cpu_seconds": last["seconds"],
+        "before": result["curve"][0]["accuracy"],
+        "accuracy": last["accuracy"],
+        "as_modelled": result.get("as_modelled", ""),
+    }
+
+
+# ---- All runs ----
+
+
+def write_csv(results, path):
+    rows = []
+    for task, method, seed in sorted(
+        results, key=lambda key: (list(TASKS).index(key[0]), METHODS.index(key[1]), key[2])
+    ):
+        figures = figures_of(results[task, method, seed])
+        rounded = [round(value, 4) if isinstance(value, float) else value for value in figures.values()]
+        rows.append([task, method, seed, *rounded])
+    write_rows(path, ["task", "method", "seed", *FIGURES], rows)
+
+
+def read_csv(path=CSV):
+    """The runs of a CSV, by task and method."""
+    runs = {}
+    for row in read_rows(path):
+        figures = {name: float(row[name]) if row[name] else math.nan for name in FIGURES}
+        runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(figures)
+    return runs
+
+
+def differences(runs, task, method):
+    """From ms-swift's with as many rounds, seed by seed: points of accuracy, and the share of tokens above its."""
+    if method == REFERENCE or REFERENCE not in runs[task]:
+        return {}
+    pairs = list(zip(runs[task][method], runs[task][REFERENCE], strict=True))
+    return {
+        "accuracy": [100 * (mine["accuracy"] - theirs["accuracy"]) for mine, theirs in pairs],
+        "tokens": [mine["tokens"] / theirs["tokens"] - 1 for mine, theirs in pairs],
+    }
+
+
+def judge(runs):
+    """What stands behind each difference, by task, method and figure; the same runs once more are no comparison."""
+    found = {(task, method): differences(runs, task, method) for task, methods in runs.items() for method in methods}
+    same = {key for key, figures in found.items() if figures and not any(map(any, figures.values()))}
+    tested = {
+        (*key, name): p_value(values)
+        for key, figures in found.items()
+        if key not in same
+        for name, values in figures.items()
+        if len(values) > 1
+    }
+    said = dict.fromkeys(((*key, name) for key in found for name in ("accuracy", "tokens")), "")
+    said |= {(*key, name): ", the same runs" for key in same for name in ("accuracy", "tokens")}
+    for (key, p), adjusted in zip(tested.items(), holm(list(tested.values())), strict=True):
+        if p <= LEVEL:
+            said[key] = ": differs, by Holm too" if adjusted <= LEVEL else ": differs, by Holm not"
+    return said
+
+
+COLUMNS = (
+    *("task, method", "accuracy", "less ms-swift's", "tokens", "over ms-swift's", "rounds", "useful groups"),
+    *("different prompts (fewest)", "fallbacks", "gradient norm", "CPU s"),
+)
+
+
+def table_of(runs):
+    """
+    The table of a CSV's runs, line by line: means over seeds. Accuracy has its interval, and so has its difference
+    from ms-swift's with as many rounds, seed by seed; tokens are also given over ms-swift's. Behind a difference
+    stands whether it holds by itself, and by Holm's test of all differences of the table.
+    """
+    judged = judge(runs)
+    rows = [row_of(runs, task, method, judged) for task, methods in runs.items() for method in methods]
+    return markdown(COLUMNS, rows)
+
+
+def row_of(runs, task, method, judged):
+    seeds = runs[task][method]
+    mean = {name: np.mean([seed[name] for seed in seeds]) for name in FIGURES}
+    less = over = ""
+    if found := differences(runs, task, method):
+        less = "{:+.1f} ± {:.1f}".format(*interval(found["accuracy"])) + judged[task, method, "accuracy"]
+        share, half = interval(found["tokens"])
+        over = f"{1 + share:.2f} ± {half:.2f}{judged[task, method, 'tokens']}"
+    full = [seed for seed in seeds if not math.isnan(seed["distinct_prompts"])]
+    distinct = "never full"
+    if full:
+        fewest = min(seed["fewest_distinct"] for seed in full)
+        distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.2f} ({fewest:.0f})"
+    return (
+        f"{task}, {method}",
+        "{:.1f} % ± {:.1f}".format(*interval([100 * seed["accuracy"] for seed in seeds])),
+        less,
+        f"{mean['tokens']:,.0f}",
+        over,
+        f"{mean['rounds']:.0f}",
+        f"{mean['useful_groups']:.1f}",
+        distinct,
+        f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {sum(seed['rollouts'] for seed in seeds):.0f}",
+        f"{mean['grad_norm']:.2f}",
+        f"{mean['cpu_seconds']:.1f}",
+    )
+
+
+def filled_in(page, runs):
+    """The page with this table in place of the one that it has."""
+    lines, table = page.split("\n"), table_of(runs)
+    start = lines.index(table[0])
+    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
+    return "\n".join([*lines[:start], *table, *lines[end:]])
+
+
+def fill_in():
+    EVIDENCE.write_text(filled_in(EVIDENCE.read_text(), read_csv()))
+
+
+def plot(runs, path):
+    """What every run paid and reached, a row a method; the bar is the mean."""
+    columns = {
+        "tokens": "generated tokens",
+        "cpu_seconds": "CPU seconds",
+        "distinct_prompts": "different prompts of 16",
+        "accuracy": "accuracy held out",
+    }
+    figure = Figure(figsize=(15, 2.6 * len(runs)), layout="constrained")
+    panels = figure.subplots(len(runs), len(columns), squeeze=False, sharey=True)
+    for row, (task, methods) in zip(panels, runs.items(), strict=True):
+        for axes, (name, title) in zip(row, columns.items(), strict=True):
+            values = {method: [(seed[name], True) for seed in seeds] for method, seeds in methods.items()}
+            dots(
+                axes,
+                values,
+                [np.mean([seed[name] for seed in seeds]) for seeds in methods.values()],
+                f"{task}: {title}",
+            )
+            if name != "accuracy":
+                axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
+    panels[0, 0].invert_yaxis()  # of all panels, which share it
+    save(figure, path, dpi=100)
+
+
+def swift_environment(python):
+    """Python and version of an environment that has ms-swift."""
+    ask = "from importlib.metadata import version; print(version('ms_swift'), version('trl'), version('torch'))"
+    try:
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+    except OSError as error:
+        raise SystemExit(f"--swift-python {python} does not run: {error}") from error
+    if done.returncode:
+        raise SystemExit(
+            f"--swift-python {python} has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there"
+        )
+    # Not resolved: the Python of a virtual environment is a link, and what it links to has no ms-swift.
+    return {"python": str(Path(python).absolute()), "versions": done.stdout.split()}
+
+
+def jobs_of(seeds, num_rollouts, swift=None):
+    others, jobs = {"swift": {}, "code": fingerprint(time_to_accuracy.run)}, []
+    for task, num in num_rollouts.items():
+        settings = time_to_accuracy.settings_of("ours", TASKS[task].learning_rate)
+        how = {"num_rollouts": num, "probe_every": num}
+        for seed in seeds:
+            for name, options in PEERS.items() if swift else ():
+                told = {**settings, **options}
+                jobs.append(Job(task, name, seed, told, others=others | {"swift": swift}, **how))
+            jobs += [Job(task, name, seed, settings, others=others, **how) for name in OURS]
+    return jobs
+
+
+def main(
+    swift_python: str | None = None,
+    from_kept=False,
+    num_seeds=3,
+    quickstart_rollouts=30,
+    one_in_ten_rollouts=15,
+    num_warm_up_steps=250,
+    num_processes=2,
+    output_dir=Path("outputs/peers_ms_swift"),
+):
+    if from_kept:
+        fill_in()
+        return
+    swift = swift_environment(swift_python) if swift_python else None
+    checkpoint, start = time_to_accuracy.make_checkpoint(output_dir, num_warm_up_steps)
+    versions = "ms-swift {}, TRL {}, torch {}".format(*swift["versions"]) if swift else "ms-swift is left out"
+    say(f"{versions}. The checkpoint has {start:.1%} held out.")
+    jobs = jobs_of(range(num_seeds), dict(zip(TASKS, (quickstart_rollouts, one_in_ten_rollouts), strict=True)), swift)
+    results = run_all(run, jobs, checkpoint, output_dir, num_processes)
+    write_csv(results, output_dir / CSV.name)
+    runs = read_csv(output_dir / CSV.name)
+    plot(runs, output_dir / "runs.png")
+    print("\n".join(table_of(runs)))
+    modelled = [seed["as_modelled"] for methods in runs.values() for name in PEERS for seed in methods.get(name, ())]
+    if modelled:
+        print(f"As modelled in sampling_policies.py: {np.mean(modelled):.1%} of ms-swift's rollouts")
+    print(f"Written: {output_dir / CSV.name} and runs.png")

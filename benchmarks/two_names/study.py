@@ -1,0 +1,168 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learning rate.
+
+    python -m benchmarks two_names                 # both parts, hours of one core, in pieces that resume
+    python -m benchmarks two_names --part best     # each arm's best of four rates, then five seeds at it
+    python -m benchmarks two_names --part range    # five seeds at each rate of GRPO and of what two names give
+    python -m benchmarks two_names --from-kept     # tables and predictions from the runs that are kept
+
+Tasks, checkpoint, targets and limits are those of time_to_accuracy.py. The rates are 0.5, 1, 2 and 3 times the one at
+which GRPO got furthest there; the best has the fewest tokens to the target with seed 100, which does not count. Writes
+runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
+
+A new task is a line of `TASKS`, and a new arm one of `ARMS`: both come with predictions.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import time_to_accuracy
+from ..frame.kept import Study
+from ..frame.measures import at_equal, cost, spent_to, spread
+from ..frame.predictions import Prediction, Quantity
+from ..frame.runs import Job, run_all
+from ..frame.tables import print_table, say
+from ..frame.trainers import DAPO, GRPO, Arm
+
+
+BEST, RANGE = PARTS = "best", "range"
+FACTORS = (0.5, 1.0, 2.0, 3.0)  # of the rate that suits GRPO
+TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
+
+
+class Task(NamedTuple):
+    """Where its runs start, how one of them trains, and its target, rate, sizes and limit."""
+
+    make_checkpoint: Callable  # takes a folder; returns the checkpoint and its accuracy
+    train: Callable  # takes a job, the checkpoint, a folder and the arm; returns the curve, and what else is kept
+    sized: Callable  # takes prompts, optimizer steps and rate; returns the settings of rollouts
+    gain: float  # the target, above the checkpoint's accuracy
+    rate: float  # the one that suits GRPO
+    num_prompts: int
+    fewer_prompts: int  # as many a rollout as teach in one of GRPO's
+    num_steps: int
+    max_seconds: float
+
+
+def small(name, fewer_prompts):
+    """A task of time_to_accuracy.py."""
+    study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
+    sizes = study.NUM_PROMPTS, fewer_prompts, study.NUM_STEPS, study.MAX_SECONDS
+    return Task(study.make_checkpoint, study.train, study.sized, task.gain, task.learning_rate, *sizes)
+
+
+TASKS = {
+    "quickstart": small("quickstart", fewer_prompts=12),  # three in four teach
+    "one in ten": small("one in ten", fewer_prompts=2),  # one in eight
+}
+
+ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
+ARMS = {
+    ONE: Arm(GRPO, {}, num_steps=1),
+    FOUR: Arm(GRPO, {}),
+    AS_IS: Arm(DAPO, {}),
+    AS_PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
+    SMALLER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
+}
+RANGED = FOUR, AS_IS
+
+TOKENS = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
+AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), "%")
+PREDICTIONS = tuple(
+    Prediction(task, mine, other, quantity, direction, "this package's own")
+    for task in TASKS
+    for mine, other, quantity, direction in (
+        (AS_IS, FOUR, TOKENS[task], -1),
+        (AS_IS, ONE, TOKENS[task], -1),
+        (AS_IS, AS_PAPER, TOKENS[task], -1),
+        (SMALLER, AS_IS, TOKENS[task], -1),
+        (AS_IS, FOUR, AT_EQUAL, 1),
+    )
+)
+
+
+# ---- Runs ----
+
+
+def make_job(name, arm, factor, seed, start):
+    task = TASKS[name]
+    num_prompts = task.fewer_prompts if arm == SMALLER else task.num_prompts
+    settings = task.sized(num_prompts, ARMS[arm].num_steps or task.num_steps, factor * task.rate)
+    limits = {"target": start + task.gain, "max_seconds": task.max_seconds}
+    return Job(name, arm, seed, settings, rate=factor, **limits)
+
+
+def run(job, checkpoint):
+    """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
+    *curve, last = found["curve"]
+    figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
+    return figures | {"acceptance": found["acceptance"], "curve": [*curve[::4], last]}
+
+
+def tokens_to_target(result, task):
+    return cost(result, result["curve"][0]["accuracy"] + TASKS[task].gain, "tokens")
+
+
+def best_factor(results, task, arm):
+    """The fewest tokens to the target with the seed that does not count; where none reached it, the most right."""
+    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in FACTORS}
+    return min(FACTORS, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
+
+
+def at_best(results):
+    """The runs that count, by task, arm and seed: those at each arm's best rate."""
+    tried = {(task, arm) for task, arm, _, seed in results if seed == TRIAL}
+    best = {(task, arm): f"{best_factor(results, task, arm):g}" for task, arm in tried}
+    return {
+        (task, arm, seed): result
+        for (task, arm, rate, seed), result in results.items()
+        if seed != TRIAL and best[task, arm] == rate
+    }
+
+
+STUDY = Study(
+    Path(__file__).parent, ("task", "arm", "rate", "seed"), "## Two names changed\n", PREDICTIONS, counted=at_best
+)
+fill_in = STUDY.fill_in
+
+
+def print_tokens(results, task):
+    """Tokens to the target at each rate: median (lowest to highest), of how many seeds; a star at the best rate."""
+    counted = at_best(results)
+
+    def describe_seeds(arm, rate):
+        runs = {seed: results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results}
+        star = "*" if any(run is counted.get((task, arm, seed)) for seed, run in runs.items()) else ""
+        costs = [tokens_to_target(run, task) for run in runs.values()]
+        return f"{spread(costs)}{star}, {len(runs)} seeds" if runs else ""
+
+    rates = [f"{factor:g}" for factor in FACTORS]
+    rows = [[arm, *(describe_seeds(arm, rate) for rate in rates)] for arm in ARMS]
+    print_table(f"{task}: tokens to the target", ("arm", *(f"{rate} x" for rate in rates)), rows, left=5)
+
+
+def main(part=PARTS, task=tuple(TASKS), from_kept=False, num_processes=2, output_dir=Path("outputs/two_names")):
+    results = STUDY.read()
+    for name in () if from_kept else task:
+        checkpoint, start = TASKS[name].make_checkpoint(output_dir)
+
+        def run_those(*keys, name=name, checkpoint=checkpoint, start=start):
+            jobs = [make_job(name, *key, start) for key in keys]
+            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes))
+            STUDY.write(results)
+
+        if BEST in part:
+            run_those(*((arm, factor, TRIAL) for arm in ARMS for factor in FACTORS))
+            run_those(*((arm, best_factor(results, name, arm), seed) for seed in SEEDS for arm in ARMS))
+        if RANGE in part:
+            run_those(*((arm, factor, seed) for seed in SEEDS for factor in FACTORS for arm in RANGED))
+    for name in TASKS:
+        print_tokens(results, name)
+    say("* the best rate with seed 100; - for never")
+    STUDY.report()

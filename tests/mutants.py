@@ -1,0 +1,148 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the tests hold of the core: 300 mutants of it, one at a time, each against the tests of its room.
+
+    python tests/mutants.py [--part 2/10]
+
+prints the survivors and what share is killed, and fails below 95 %. It goes on by its notes, `mutants.jsonl`, and
+tries survivors again; `equivalent_mutants.txt` lists those that no test could tell. Mutants are chosen by a hash of
+what they change: an edit draws others for the function that it changes alone.
+"""
+
+import argparse
+import ast
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+import conftest  # noqa: F401 (it sets the environment)
+import pytest
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, NOTES, EQUIVALENT = ROOT / "trl_dapo", ROOT / "mutants.jsonl", ROOT / "tests/equivalent_mutants.txt"
+NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are choices
+ROOMS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
+IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
+PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
+SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
+OPTIONS = "-x -q -p no:cacheprovider -o addopts= --timeout=300 --timeout-method=thread".split()
+
+
+def other_than(node):
+    """With the other operator, the other truth value, one more, or without its `not`; `None` for the rest."""
+    op = getattr(node, "ops", [None])[0] or getattr(node, "op", None)
+    other = getattr(ast, SWAPPED.get(type(op).__name__, ""), type(None))()
+    match node:
+        case ast.Compare(left, [_], right) if other:
+            return ast.Compare(left, [other], right)
+        case ast.BoolOp(_, values):
+            return ast.BoolOp(other, values)
+        case ast.BinOp(left, _, right) if other:
+            return ast.BinOp(left, other, right)
+        case ast.UnaryOp(ast.Not(), operand):
+            return operand
+        case ast.Constant(bool(value)):
+            return ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)) if value in LOGIC:
+            return ast.Constant(value + 1)
+
+
+def mutants_of(path):
+    """A module's mutants, as bytes, by what each changes."""
+    source, found = path.read_bytes(), {}
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+
+    def add(node, other, where):
+        first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        name = f"{path.relative_to(PACKAGE)} {where}: {ast.unparse(node)} -> {ast.unparse(other)}"
+        name += f" #{sum(key.startswith(name) for key in found) + 1}"
+        found[name] = source[:first] + f"({ast.unparse(other)})".encode() + source[last:]
+
+    def visit(node, where):
+        # Not what is text, a type, a decorator, or a guard against what cannot happen.
+        if isinstance(node, ast.JoinedStr | ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+            return
+        if (other := other_than(node)) is not None:
+            add(node, other, where)
+        elif isinstance(node, ast.If | ast.IfExp) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
+            add(node.test, ast.UnaryOp(ast.Not(), node.test), where)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            where = f"{where}.{node.name}".lstrip(".")
+        skipped = [getattr(node, name, None) for name in ("annotation", "returns")]
+        for child in ast.iter_child_nodes(node):
+            if child not in [*skipped, *getattr(node, "decorator_list", ())]:
+                visit(child, where)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def passes(copy, room, stem):
+    """Whether a room's tests pass in a copy of the checkout: the fast ones, and those that name the module, first."""
+    rooms = ("engines", "trainer", "run") if room == "engines" else (room,)  # trainers go through all that it has
+    files = [file for name in rooms for file in sorted((copy / "tests" / name).glob("test_*.py"))]
+    files.sort(key=lambda file: stem not in file.read_text())
+    fast = [str(file) for file in files if "mark.fast" in file.read_text()]
+    if not (pid := os.fork()):
+        os.setsid()
+        os.chdir(copy)
+        os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
+        output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        _ = os.dup2(output, 1), os.dup2(output, 2), sys.modules.pop("conftest")
+        stages = fast, [str(file) for file in files if str(file) not in fast]
+        os._exit(any(pytest.main([*OPTIONS, f"--basetemp={copy}/tmp", *stage]) for stage in stages if stage))
+    _, status = os.waitpid(pid, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # what its tests left behind
+    return status == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth mutant, from the Ith on")
+    number, of = map(int, parser.parse_args().part.split("/"))
+    room_of = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))}
+    core = [path for path in room_of if room_of[path] in ROOMS]
+    found = {name: (path, text) for path in core for name, text in mutants_of(path).items()}
+    chosen = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())[:NUM]
+    found |= {f"none in {room_of[path]}": (path, path.read_bytes()) for path in core}  # whose tests must pass
+    equivalent = dict(line.split(" | ", 1) for line in EQUIVALENT.read_text().splitlines() if " | " in line)
+    if gone := equivalent.keys() - {*chosen}:
+        sys.exit(f"{EQUIVALENT.name} lists what is no mutant any more: {gone}")
+    NOTES.touch()
+    killed = {note["mutant"]: note["killed"] for note in map(json.loads, NOTES.read_text().splitlines())}
+    todo = [name for name in chosen[number - 1 :: of] if name not in equivalent and not killed.get(name)]
+    todo = [*(f"none in {room}" for room in ROOMS if f"none in {room}" not in killed), *todo]
+    _ = [importlib.import_module(name) for name in IMPORTED]
+    with tempfile.TemporaryDirectory() as folder, NOTES.open("a", buffering=1) as file:
+        copy = shutil.copytree(ROOT, Path(folder, "checkout"), ignore=shutil.ignore_patterns(".git", "__pycache__"))
+        for stamp, name in enumerate(todo, start=1):
+            path, text = found[name]
+            mutated = copy / path.relative_to(ROOT)
+            mutated.write_bytes(text)
+            os.utime(mutated, (stamp, stamp))  # by which, and by the size, Python tells what it has compiled
+            killed[name] = not passes(copy, room_of[path], path.stem)
+            mutated.write_bytes(path.read_bytes())
+            print(f"{stamp}/{len(todo)} {'killed' if killed[name] else 'survives'}: {name}", flush=True)
+            if killed[name] and name not in chosen:
+                sys.exit(f"Its tests fail as they are:\n{(copy / 'output').read_text()[-3000:]}")
+            file.write(json.dumps({"mutant": name, "killed": killed[name]}) + "\n")
+    tried = sorted(killed.keys() & {*chosen} - equivalent.keys())
+    num_killed, left = sum(killed[name] for name in tried), NUM - len(tried) - len(equivalent)
+    print("\nSurvivors:", *(name for name in tried if not killed[name]), sep="\n")
+    print(f"{num_killed} of {len(tried)} killed; {len(equivalent)} equivalent, {left} untried.")
+    return num_killed < LEAST * len(tried)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
