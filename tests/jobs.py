@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 from concurrent.futures import wait
+from contextlib import nullcontext
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -298,11 +299,17 @@ def sampled_run(model, folder, overrides):
             super()._save_rng_state(output_dir)
 
     settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "save_strategy": "steps", "save_steps": 1}
+    is_ahead = "rollouts_ahead" in overrides
+    settings |= ON_A_SERVER if is_ahead else {}
     args = tiny_config(folder / "run", **{**settings, "max_steps": 6, **overrides})
     dates = [date(2026, 1, 1 + i % 31) for i in range(40)]  # which JSON cannot hold
     datasets = {"train_dataset": prompts(40, asked=dates), "eval_dataset": prompts(5)}
-    trainer = Run(model, vowels, args, **datasets, callbacks=[Kill()])
-    trainer.train(resume_from_checkpoint=resume_from)
+    with stand_ins(model) if is_ahead else nullcontext():
+        trained, reward = (with_adapter(model), right) if is_ahead else (model, vowels)
+        trainer = Run(trained, reward, args, **datasets, callbacks=[Kill()])
+        if is_ahead:  # what a checkpoint lacks is sampled again, by another policy
+            trainer.add_callback(AwaitAnswers(trainer))
+        trainer.train(resume_from_checkpoint=resume_from)
     write_report(folder, {"weights": weights(trainer).tolist(), "logs": untimed(trainer.state.log_history)})
 
 

@@ -50,6 +50,7 @@ KILLED = {
     "two checkpoints kept": {"save_total_limit": 2},
     "carry and memory": CARRY,
     "screened": SCREENED,
+    "two rollouts ahead": {"rollouts_ahead": 2, **SCREENED},
     "reuse and evaluation": {"steps_per_generation": 8, "num_iterations": 2, **EVALUATION},
 }
 TIMEOUT = 1800  # seconds; the longest launch takes two minutes
