@@ -94,11 +94,11 @@ SETTINGS = [
     ({"vllm_request_timeout": 60.0}, "`vllm_request_timeout=60.0` has no effect without a vLLM server. Leave it out,"),
     ({"rollouts_ahead": 1}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got transformers generation"),
     ({**AHEAD, "vllm_mode": "colocate"}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got `vllm_mode="),
-    ({**AHEAD, "use_dynamic_sampling": False}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: the"),
+    ({**AHEAD, "use_dynamic_sampling": False}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: "),
     ({**AHEAD, "dynamic_sampling_surplus": "discard"}, "`rollouts_ahead=1` needs `dynamic_sampling_surplus='carry'`"),
     (
         {**AHEAD, "top_k": 20},
-        "`rollouts_ahead=1` contradicts `top_k=20`: the round sampled ahead trains with the serv",
+        "`rollouts_ahead=1` contradicts `top_k=20`: what is sampled ahead trains with the serv",
     ),
     ({**AHEAD, "min_p": 0.1}, "`rollouts_ahead=1` contradicts `min_p=0.1`"),
     ({**AHEAD, "repetition_penalty": 1.05}, "`rollouts_ahead=1` contradicts `repetition_penalty=1.05`"),

@@ -19,7 +19,7 @@ CELLS = {row[0]: row[1:] for row in ROWS[2:]}
 WAYS = {
     "in the trainer's process": {"vllm_mode": "colocate"},
     "server": {"vllm_mode": "server"},
-    "one rollout ahead": {"vllm_mode": "server", "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"},
+    "rollouts ahead": {"vllm_mode": "server", "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"},
 }
 # A value that leaves what is sampled another distribution, by the name on the page.
 SAMPLED = {
