@@ -272,7 +272,9 @@ def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again_of_the_poli
 
 
 def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(make, tmp_path):
-    make("ahead", **SAVES).train()
+    first = make("ahead", **SAVES)
+    first.add_callback(OnStep(lambda step: wait_for_the_others(first, 0)))
+    first.train()
     for num_rollouts in (0, 1):
         settings = {**SAVES, "rollouts_ahead": num_rollouts}
         resumed = make(f"{num_rollouts} ahead", **settings)
