@@ -3,9 +3,9 @@
 """
 The tables of README.md and docs/benchmarks.md that several studies make, from what these have left.
 
-Tokens and seconds to an accuracy are RESULTS.md's and those of larger/curves.csv; what each technique added on the
-ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is RESULTS.md's. Every method that
-was run has a row.
+Tokens and seconds to an accuracy are RESULTS.md's and those of larger/curves.csv, on README those of two_names/; what
+each technique added on the ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of
+RESULTS.md. Every method that was run has a row.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from .frame.kept import read_csv, read_rows
 from .frame.measures import cost
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
+from .two_names import study as two_names
 
 
 HERE = Path(__file__).parent
@@ -42,13 +43,12 @@ METHODS = {
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
 
-# Those of README's table.
+# README's rows: of two_names, and of the larger task and the real model, where settings are GRPO's.
 SHOWN = {
-    "GRPO": "`GRPOTrainer`: once, whatever comes",
-    "full batch again": "a full batch in every round, as SkyRL and ms-swift do",
-    "ours": '`DAPOTrainer`, `dynamic_sampling_mode="paper"`: rounds alone',
-    "ours, carry, memory": '`DAPOTrainer`, `dynamic_sampling_screen="off"`: groups are sampled whole',
-    "ours, carry, memory, auto": "`DAPOTrainer` as it is",
+    "`GRPOTrainer`": ((two_names.ONE, two_names.FOUR), "GRPO"),
+    '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': ((two_names.AS_PAPER,), "ours"),
+    '`DAPOTrainer`, `dynamic_sampling_screen="off"`': ((), "ours, carry, memory"),
+    "`DAPOTrainer` as it is": ((two_names.AS_IS,), "ours, carry, memory, auto"),
 }
 
 
@@ -143,26 +143,38 @@ def median_of(runs, name):
 
 
 def results_table():
-    """What README shows: each way to sample on four tasks."""
-    results, larger = of_results(), of_larger()
+    """What README shows: each way to sample on five tasks."""
+    larger = of_larger()
     columns = (
-        "how a batch is sampled",
-        "one prompt in ten can be learnt: tokens to 5 points more",
-        "Countdown: tokens to 10 points more",
-        *(f"SmolLM2: {part} right" for part in ("products", "sums")),
+        "",
+        "quickstart: tokens to +10 points",
+        "one prompt in ten can be learnt: tokens to +5",
+        "Countdown: tokens to +10",
+        *(f"SmolLM2, {part} right: before -> after 16 rollouts (tokens)" for part in ("products", "sums")),
     )
     rows = []
-    for method, name in SHOWN.items():
-        tokens = results["one in ten", method][0], larger.get(method, ["not run"])[0]
+    for name, (arms, method) in SHOWN.items():
+        tokens = *(least_tokens(task, arms) for task in TASKS), larger.get(method, ["not run"])[0]
         rows.append([name, *tokens, *(learnt(part, method) for part in ("products", "sums"))])
     return markdown(columns, rows)
 
 
+def least_tokens(task, arms):
+    """Median tokens to the target of the best of the arms, each at its best rate."""
+    tokens = {arm: [] for arm in arms}
+    for (part, arm, _), run in two_names.at_best(two_names.STUDY.read()).items():
+        if part == task and arm in tokens:
+            tokens[arm].append(two_names.tokens_to_target(run, task))
+    medians = [statistics.median(of_arm) for of_arm in tokens.values()]
+    return f"{min(medians):,.0f}" if medians else "not run"
+
+
 def learnt(part, arm):
-    """Medians before and after of the real model's runs, and their number."""
+    """Medians before and after of the real model's runs, their tokens and number."""
     if not (runs := of_real_model().get((part, arm))):
         return "not run"
-    return f"{median_of(runs, 'before'):.1f} -> {median_of(runs, 'after'):.1f} % ({len(runs)} seeds)"
+    before, after, tokens = (median_of(runs, name) for name in ("before", "after", "tokens"))
+    return f"{before:.1f} -> {after:.1f} % ({tokens:,.0f}), {len(runs)} seeds"
 
 
 def policies_table():

@@ -104,11 +104,10 @@ def load_math_dataset(
     r"""
     Load a math dataset for training or evaluation, without duplicates, from a local file or the Hugging Face hub.
 
-    docs/rewards.md lists the columns that it reads. A column `image` or `images` may have images, as the hub stores
-    them, or paths. A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`.
-    A list of one is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row
-    is bad if its answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without
-    a box.
+    docs/rewards.md lists its columns. A column `image` or `images` may have images, as the hub stores them, or paths.
+    A gold answer is one short answer. Of a worked solution it is the last box, or what follows `####`. A list of one
+    is unpacked, in JSON too: `["5"]` is 5. A comma is dropped only between groups of three digits. A row is bad if its
+    answer is missing, `proof`, a truth value, code or its tests, several answers, or a solution without a box.
 
     Of rows with the same problem and answer the first is kept: the 960 rows of DAPO's AIME file become 30. A problem
     with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and the

@@ -128,13 +128,14 @@ def server(make, **settings):
 
     with contextlib.ExitStack() as servers:
 
-        def client(**_):
-            started = servers.enter_context(Server(ctx=multiprocessing.get_context("spawn")))
-            engines.append(getattr(started, make.__name__)(**settings))
-            return Client(engines[-1])
+        class Asked(Client):
+            def __init__(self, **_):
+                started = servers.enter_context(Server(ctx=multiprocessing.get_context("spawn")))
+                super().__init__(getattr(started, make.__name__)(**settings))
+                engines.append(self.engine)
 
         usual = {name: vars(module).get(name) for name in ("is_vllm_available", "VLLMClient")}
-        module.is_vllm_available, module.VLLMClient = (lambda *args, **kwargs: True), client
+        module.is_vllm_available, module.VLLMClient = (lambda *args, **kwargs: True), Asked
         try:
             yield engines
         finally:

@@ -267,3 +267,10 @@ def test_tools_environments_and_images_keep_trls_loader(tiny_model, tmp_path, mo
     monkeypatch.setattr(trainer, feature, True)
     trainer.evaluate(prompts(3))
     assert [isinstance(loader, DataLoader) for loader in loaders] == [False, True]
+
+
+def test_scores_have_the_prefix_that_is_given_by_position(tiny_model, tmp_path):
+    trainer = evaluator(tiny_model, tmp_path)
+    metrics = trainer.evaluation_loop(trainer.get_eval_dataloader(prompts(3)), "Test", None, None, "test").metrics
+    assert "test_avg@4" in metrics
+    assert not [name for name in metrics if name.startswith("eval_")]

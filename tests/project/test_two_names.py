@@ -49,7 +49,8 @@ def test_of_each_arm_the_rate_counts_that_was_best_with_the_seed_that_does_not(t
     kept = study.STUDY._replace(folder=tmp_path)
     kept.write(results)
     assert kept.read() == results
-    said = [line for line in kept.filled_in(PAGE).splitlines() if line not in PAGE.splitlines()]
+    blank = study.STUDY._replace(folder=tmp_path / "nothing").filled_in(PAGE)
+    said = [line for line in kept.filled_in(PAGE).splitlines() if line not in blank.splitlines()]
     # 700 and 1,000 tokens with 10, 11 and 12 more; GRPO's curve has 54.06 % at 710 of 1,010.
     assert said == [
         "| quickstart | as it is, GRPO | fewer tokens | 711 beside 1,011: -300 (-300 to -300): shown | shown |",

@@ -270,7 +270,8 @@ def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
     sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40, "completions_trained": 32}
     history = [
         {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
-        {"step": 2, "loss": 0.1, "dynamic_sampling/acceptance_rate": None},
+        # All of what trains was carried.
+        {"step": 2, "loss": 0.1} | {f"dynamic_sampling/{name}": 0 for name in list(sampled)[1:]},
         {"step": 3, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
     ]
     history[2]["dynamic_sampling/skipped_by_memory"] = 4

@@ -8,7 +8,7 @@ import torch
 
 from trl_dapo.ranks import local_slice
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rounds import Round, Rows, assign_to_ranks, select_rewards
+from trl_dapo.sampling.rounds import Round, Rows, assign_to_ranks, carried_groups, select_rewards
 
 
 pytestmark = pytest.mark.fast
@@ -119,3 +119,12 @@ def test_rows_that_the_ranks_cannot_share_equally_are_refused():
     assert local_slice(6, 1, 3) == slice(2, 4)
     with pytest.raises(ValueError, match="7 rows cannot be split into equal parts for 2 processes"):
         local_slice(7, 0, 2)
+
+
+def test_carried_groups_are_one_rollout_older_and_know_what_the_policy_said_of_them():
+    fresh = round_of([2, 2])
+    fresh.ages = [0]
+    carried = carried_groups([fresh], [Group(0, 0)], 2, CPU, lambda rows: ["logps"] * len(rows))
+    assert (carried.ages, carried.rows.ages, carried.rows.old_logps) == ([1], [1, 1], ["logps"] * 2)
+    again = carried_groups([carried], [Group(0, 0)], 2, CPU, lambda rows: ["another policy's"] * len(rows))
+    assert (again.ages, again.rows.ages, again.rows.old_logps) == ([2], [2, 2], ["logps"] * 2)

@@ -347,6 +347,14 @@ def test_what_the_memory_expected_of_a_round_is_known_after_a_resume():
     assert resumed.promise.state_dict() == resumed.acceptance.state_dict()
 
 
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [({}, False), ({"screen": 4}, False), ({"screen": "auto"}, True), ({"memory": PromptMemory()}, True)],
+)
+def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_hangs_on_them(options, counts):
+    assert new(4, **options).counts_correct is counts
+
+
 def test_a_memory_that_knows_nothing_asks_for_as_many_as_none():
     """Of 16 completions of a pass rate that nobody knows 15 in 17 groups are mixed; of groups before, one in two."""
     sampler = Sampler(stream(), target=64, num_generations=16, memory=PromptMemory())

@@ -288,7 +288,14 @@ class EvaluationSeam(EngineSeam):
     _scores: EvaluationScores
     stopwatch: Stopwatch
 
-    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
         dataset = getattr(dataloader, "dataset", None)
         self._scores.begin(len(dataset) if has_length(dataset) else None)
@@ -301,13 +308,11 @@ class EvaluationSeam(EngineSeam):
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
         with self.stopwatch.timing("evaluation", how_much):
-            output = super().evaluation_loop(dataloader, *args, **kwargs)
-        scores, prefix = (
-            self._scores.means() if self._task.tells_right else {},
-            kwargs.get("metric_key_prefix", "eval"),
-        )
+            how = description, prediction_loss_only, ignore_keys, metric_key_prefix
+            output = super().evaluation_loop(dataloader, *how)
+        scores = self._scores.means() if self._task.tells_right else {}
         assert output.metrics is not None
-        output.metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
     def _evaluated_rows(self, inputs: list[dict], completions: list) -> list[tuple]:

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report draws of a run's log, panel by panel: one colour a run, one line style a metric.
 
-Lines are running means over a twentieth of the run; the values themselves are drawn faintly behind them. A theme is
-"light" or "dark".
+Lines are running means over a twentieth of the run, with the values faintly behind. A theme is "light" or "dark".
 """
 
 import io

@@ -114,9 +114,10 @@ class TaskReward:
                 full_score=weights_F[is_task_F].sum().item() * best,
             )
         else:
-            needs_right = {"min_accuracy": min_accuracy, "max_accuracy": max_accuracy}
-            for name, value in (needs_right | {"accuracy_threshold": accuracy_threshold}).items():
-                if value != (name == "max_accuracy"):  # the default, 1.0, or else 0.0
+            needs_right = {"min_accuracy": (min_accuracy, 0.0), "max_accuracy": (max_accuracy, 1.0)}
+            needs_right["accuracy_threshold"] = accuracy_threshold, 0.0
+            for name, (value, default) in needs_right.items():
+                if value != default:
                     raise ValueError(_ambiguous(f"`dynamic_sampling_{name}={value}`", listed))
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
         return cls(

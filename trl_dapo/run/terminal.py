@@ -196,13 +196,15 @@ def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | Non
 
 def _beside_grpo(log_history: Sequence[dict]) -> str:
     """What steps cost and taught beside those of `GRPOTrainer`, which samples a batch and trains on all of it."""
-    known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained")]
+    # All of what trains may be carried: then nothing was sampled, and no share accepted.
+    known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained") is not None]
 
     def total(name: str) -> float:
         return sum(entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known)
 
-    accepted = sum(e["dynamic_sampling/acceptance_rate"] * e["dynamic_sampling/groups_generated"] for e in known)
-    if not accepted:
+    rates = [entry.get("dynamic_sampling/acceptance_rate") or 0.0 for entry in known]
+    accepted = sum(rate * e["dynamic_sampling/groups_generated"] for rate, e in zip(rates, known, strict=True))
+    if not (accepted and total("completions_trained")):
         return ""
     tokens = total("completions_generated") / total("completions_trained")
     # What the memory skips is likely to be dropped.
