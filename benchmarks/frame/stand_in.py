@@ -4,6 +4,7 @@
 
 import contextlib
 import multiprocessing
+import threading
 import time
 from multiprocessing.managers import BaseManager
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import torch
 import transformers
 import trl.generation.vllm_generation
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 
@@ -28,29 +30,45 @@ class Engine:
     def push(self, weights):
         pass
 
-    def generate(self, prompts, n, max_tokens, temperature):
+    def generate(self, prompts, n, max_tokens, temperature, adapter=None):
         time.sleep(self.delay)
-        completions, logprobs = self.sample(prompts, n, max_tokens, temperature)
+        completions, logprobs = self.sample(prompts, n, max_tokens, temperature, adapter)
         return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
 
 
 class Model(Engine):
-    """Samples with the weights of the last push."""
+    """Samples with the weights of the last push, or with the adapter that a request names: a request at a time."""
 
     def __init__(self, path, seed):
         super().__init__()
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.path, self.lock, self.adapters = path, threading.Lock(), {}
+        self.model = self.load()
         torch.manual_seed(seed)
+
+    def load(self):
+        return AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+
+    def load_adapter(self, name, path):
+        with self.lock:
+            self.adapters[name] = PeftModel.from_pretrained(self.load(), path).eval()
+
+    def unload_adapter(self, name):
+        with self.lock:
+            self.adapters.pop(name, None)
 
     def push(self, weights):
         self.model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
 
+    def sample(self, prompts, n, max_tokens, temperature, adapter):
+        with self.lock:
+            return self._sample(self.adapters[adapter] if adapter else self.model, prompts, n, max_tokens, temperature)
+
     @torch.no_grad()
-    def sample(self, prompts, n, max_tokens, temperature):
-        rows, config = [ids for ids in prompts for _ in range(n)], self.model.config
+    def _sample(self, model, prompts, n, max_tokens, temperature):
+        rows, config = [ids for ids in prompts for _ in range(n)], model.config
         width = max(map(len, rows))
         ids = torch.tensor([[config.pad_token_id] * (width - len(row)) + list(row) for row in rows])
-        sampled = self.model.generate(
+        sampled = model.generate(
             input_ids=ids,
             attention_mask=(ids != config.pad_token_id).long(),
             do_sample=True,
@@ -78,7 +96,7 @@ class Script(Engine):
         super().__init__(delay)
         self.right, self.wrong = right, wrong
 
-    def sample(self, prompts, n, max_tokens, temperature):
+    def sample(self, prompts, n, max_tokens, temperature, adapter):
         completions = [self.wrong if i else self.right for _ in prompts for i in range(n)]
         return completions, [[[-1.0]] * len(ids) for ids in completions]
 
@@ -92,21 +110,32 @@ Server.register("Script", Script)
 
 
 class Client:
-    """In the place of TRL's client."""
+    """In the place of TRL's client, and of the requests that load adapters and unload them."""
 
-    base_url = "a stand-in"
+    base_url = _load_url = "a stand-in"
 
     def __init__(self, engine):
         self.engine = engine
-        config = {"vllm_config": self.get_server_info()}
+        config = {"vllm_config": self.get_server_info(), "data": []}
         answer = SimpleNamespace(status_code=200, raise_for_status=lambda: None, json=lambda: config)
-        self.session = SimpleNamespace(adapters={}, get=lambda url, **kwargs: answer)
+        get, close = (lambda url, **kwargs: answer), (lambda: None)
+        self.session = SimpleNamespace(adapters={}, get=get, post=self._load, close=close)
+        self._unload, self._leave = (lambda name, path: engine.unload_adapter(name)), close
+
+    def _load(self, url, json):
+        self.engine.load_adapter(json["lora_name"], json["lora_path"])
+        return SimpleNamespace(status_code=200, text="")
 
     def init_communicator(self, device):
         pass
 
     def get_server_info(self):
-        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        lora = {"max_lora_rank": 64, "max_loras": 3, "lora_dtype": "torch.float32"}
+        return {
+            "model_config": {"logprobs_mode": "processed_logprobs", "model": "a stand-in"},
+            "lora_config": lora,
+            "parallel_config": {"data_parallel_size": 1},
+        }
 
     def reset_prefix_cache(self):
         pass
@@ -114,8 +143,9 @@ class Client:
     def update_named_params(self, metadata, named_params):
         self.engine.push({name: value.detach().numpy() for name, value in named_params})
 
-    def generate(self, prompts, features=None, *, n, max_tokens, temperature, **sampling):
-        return self.engine.generate(prompts, n, max_tokens, temperature)
+    def generate(self, prompts, features=None, *, n, max_tokens, temperature, generation_kwargs=None, **sampling):
+        adapter = (generation_kwargs or {}).get("model", getattr(self, "model", None))
+        return self.engine.generate(prompts, n, max_tokens, temperature, adapter)
 
 
 @contextlib.contextmanager
