@@ -9,11 +9,12 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
+from helpers import errors_of_old_logps, number, prompts, right, untimed, watch_training, weights
 from peft import PeftModel
 from scripted_server import StandIn, ahead_config, stand_ins, with_adapter
 from test_ahead import OnStep, logged
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.engines.call import Calls
@@ -93,6 +94,26 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
     assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
     by_age = [logged(trainer, f"overlap/groups_by_age/{age}") for age in range(3)]
     assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
+
+
+def test_the_gradient_of_rows_of_three_policies_is_trls_on_the_same_rows(make):
+    trainer, ages, seen = make(max_steps=6), Counter(), []
+    compute, trained = trainer._compute_loss, [p for p in trainer.model.parameters() if p.requires_grad]
+
+    def compare(model, inputs):
+        loss = compute(model, inputs)
+        mine = torch.autograd.grad(loss, trained, retain_graph=True)
+        theirs = torch.autograd.grad(GRPOTrainer._compute_loss(trainer, model, seen.pop()), trained)
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-9) for a, b in zip(mine, theirs, strict=True))
+        assert any(part.abs().max() > 1e-4 for part in mine)
+        ages.update(inputs["age"].tolist() if "age" in inputs else [0] * len(inputs["completion_ids"]))
+        return loss
+
+    watch_training(trainer, seen.append)
+    trainer._compute_loss = compare
+    trainer.train()
+    assert sum(ages.values()) == 6 * 16  # 4 groups of 4 a rollout
+    assert all(ages[age] for age in range(3))
 
 
 def test_the_check_of_the_log_probabilities_sees_an_adapter_that_is_not_the_one_named(make, tiny_model, monkeypatch):

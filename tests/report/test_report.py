@@ -353,6 +353,18 @@ def test_a_servers_time_lies_above_the_trainers():
     assert heights[0] + axes.patches[0].get_height() <= heights[2]
 
 
+def test_what_is_in_flight_is_drawn_over_time_with_what_was_waited_for(tmp_path):
+    counts = {"overlap/in_flight": [40, 32], "overlap/waited_for": [8, 0], "overlap/overflow": [0, 1]}
+    log = [{**plain(i + 1), **{name: values[i] for name, values in counts.items()}} for i in range(2)]
+    page = Page(write_report([write_state(tmp_path / "run", log)]))
+    (alt,) = [image["alt"] for image in page.all("img") if "in flight" in image["alt"]]
+    assert alt == (
+        "Groups in flight, groups over optimizer steps. run, asked for: 40 at step 1, 32 at step 2, between 32 and 40. "
+        "run, waited for: 8 at step 1, 0 at step 2, between 0 and 8. "
+        "run, too many: 0 at step 1, 1 at step 2, between 0 and 1."
+    )
+
+
 def test_a_run_that_was_killed_is_shown_with_the_last_whole_checkpoint(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log_history.jsonl").write_text(json.dumps({**plain(12), "max_steps": 20}) + "\n")
