@@ -97,6 +97,7 @@ BENCHMARKS = {
     "drop_in": Benchmark("A drop-in for GRPOTrainer"),
     "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
     "overlap": Benchmark("One rollout ahead beside taking turns"),
+    "groups_ahead": Benchmark("Two rollouts ahead beside one"),
     "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
     "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
     "ledger": Benchmark("What the ledger costs"),

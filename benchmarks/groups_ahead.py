@@ -3,18 +3,18 @@
 """
 Two rollouts ahead, group by group, beside one: seconds of a rollout where a few completions take eight times the mean.
 
-    python benchmarks/groups_ahead.py          # about 12 minutes
+    python -m benchmarks groups_ahead    # about 20 minutes, most of them spent waiting
 
 The sampler, the requests and the way groups are taken in are the package's. The server is scripted: a completion has
 one of 256 slots for its time, which is lognormal, in the order of the requests. An update is held to a share of the
-seconds that a rollout's sampling takes in turns. Everything runs by the clock, as many times faster as `--mean` says.
+seconds that a rollout's sampling takes in turns. Everything runs by the clock, as many times faster as
+`--mean-seconds` says.
 
 The limit is a server that never idles, or the update where that is longer. A length is the time of a group; what
 trains is compared with all prompts that were asked for and are accepted. In the last rows long prompts are accepted
 more often.
 """
 
-import argparse
 import heapq
 import math
 import random
@@ -28,14 +28,14 @@ from typing import NamedTuple
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from rich.console import Console
-from rich.table import Table
 
 from trl_dapo.engines.ahead import GroupsAhead
 from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Recorded, Round, Rows, select_ages
 from trl_dapo.sampling.sampler import MAX_AGE, Sampler
+
+from .frame.tables import print_table, say
 
 
 TARGET, NUM_GENERATIONS, SLOTS, LONGEST, SIGMA = 32, 8, 256, 8.0, 1.0
@@ -185,42 +185,26 @@ def failures(load, one, two):
     ]
 
 
-def report(console, num_rollouts, mean):
-    table = Table("accepted", "update", title=f"Seconds of a rollout, over {num_rollouts}; {mean:g} s a completion")
-    for column in (*WAYS, "limit", "two over one", "trained length", "age", "overflow"):
-        table.add_column(column, justify="right")
-    failed, turns = [], {}
+def main(num_rollouts=20, mean_seconds=0.2):
+    failed, turns, rows = [], {}, []
     for load in LOADS:
         kind = load._replace(update=0.0)
-        turns[kind] = turns.get(kind) or run(load, "in turns", 0.0, num_rollouts, mean)
+        turns[kind] = turns.get(kind) or run(load, "in turns", 0.0, num_rollouts, mean_seconds)
         update = load.update * turns[kind].seconds
-        one, two = (run(load, way, update, num_rollouts, mean) for way in WAYS[1:])
+        one, two = (run(load, way, update, num_rollouts, mean_seconds) for way in WAYS[1:])
         failed += failures(load, one, two)
-        table.add_row(
-            f"{load.rate:.0%}{', long more' * load.favours_long}",
-            f"{load.update:.0%}",
-            *(f"{seconds:.2f}" for seconds in (turns[kind].seconds + update, one.seconds, two.seconds)),
-            f"{max(update, one.busy):.2f}",
-            f"{one.seconds / two.seconds:.2f}",
-            f"{two.length:.3f}",
-            f"{statistics.mean(two.ages):.2f}, {max(two.ages)}",
-            f"{two.overflow:.1%}",
+        seconds = turns[kind].seconds + update, one.seconds, two.seconds, max(update, one.busy)
+        rows.append(
+            [
+                f"{load.rate:.0%}{', long more' * load.favours_long}",
+                f"{load.update:.0%}",
+                *(f"{value:.2f}" for value in (*seconds, one.seconds / two.seconds)),
+                f"{two.length:.3f}",
+                f"{statistics.mean(two.ages):.2f}, {max(two.ages)}",
+                f"{two.overflow:.1%}",
+            ]
         )
-        console.print(f"{load}: {one.seconds:.2f} s one ahead, {two.seconds:.2f} s two ahead", style="dim")
-    console.print(table)
-    promise = (
-        f"{LEAST_OF_HALF:g}, {LEAST:g} and {LEAST_OF_ALL:g} times as fast, lengths within {LENGTHS}, age {MAX_AGE}"
-    )
-    console.print(f"Promise: {promise}: {'kept' if not failed else f'NOT KEPT: {failed}'}", soft_wrap=True)
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-rollouts", type=int, default=40, help="that are timed (default: %(default)s)")
-    parser.add_argument("--mean", type=float, default=0.08, help="seconds of a completion (default: %(default)s)")
-    args = parser.parse_args(argv)
-    report(Console(width=120), args.num_rollouts, args.mean)
-
-
-if __name__ == "__main__":
-    main()
+    columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "age", "overflow")
+    print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s a completion", columns, rows, left=2)
+    promise = f"{LEAST_OF_HALF:g}, {LEAST:g} and {LEAST_OF_ALL:g} times as fast, lengths {LENGTHS}, age {MAX_AGE}"
+    say(f"Promise: {promise}: {'kept' if not failed else f'NOT KEPT: {failed}'}")

@@ -359,7 +359,8 @@ def test_what_is_in_flight_is_drawn_over_time_with_what_was_waited_for(tmp_path)
     page = Page(write_report([write_state(tmp_path / "run", log)]))
     (alt,) = [image["alt"] for image in page.all("img") if "in flight" in image["alt"]]
     assert alt == (
-        "Groups in flight, groups over optimizer steps. run, asked for: 40 at step 1, 32 at step 2, between 32 and 40. "
+        "Groups in flight, groups over optimizer steps. "
+        "run, asked for: 40 at step 1, 32 at step 2, between 32 and 40. "
         "run, waited for: 8 at step 1, 0 at step 2, between 0 and 8. "
         "run, too many: 0 at step 1, 1 at step 2, between 0 and 1."
     )
