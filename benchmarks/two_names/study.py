@@ -8,9 +8,10 @@ GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learni
     python -m benchmarks two_names --part range    # five seeds at each rate of GRPO and of what two names give
     python -m benchmarks two_names --from-kept     # tables and predictions from the runs that are kept
 
-Tasks, checkpoint, targets and limits are those of time_to_accuracy.py. The rates are 0.5, 1, 2 and 3 times the one at
-which GRPO got furthest there; the best has the fewest tokens to the target with seed 100, which does not count. Writes
-runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
+Tasks, checkpoints and targets are those of time_to_accuracy.py and, of Countdown, larger/. The rates are 0.5, 1, 2
+and 3 times the one at which GRPO got furthest there; the best has the fewest tokens to the target with seed 100,
+which does not count. Writes runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md's
+outcomes.
 
 A new task is a line of `TASKS`, and a new arm one of `ARMS`: both come with predictions.
 """
@@ -27,6 +28,7 @@ from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
 from ..frame.tables import print_table, say
 from ..frame.trainers import DAPO, GRPO, Arm
+from ..larger import training as larger
 
 
 BEST, RANGE = PARTS = "best", "range"
@@ -45,19 +47,36 @@ class Task(NamedTuple):
     num_prompts: int
     fewer_prompts: int  # as many a rollout as teach in one of GRPO's
     num_steps: int
-    max_seconds: float
+    limits: dict
 
 
 def small(name, fewer_prompts):
     """A task of time_to_accuracy.py."""
     study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
-    sizes = study.NUM_PROMPTS, fewer_prompts, study.NUM_STEPS, study.MAX_SECONDS
+    sizes = study.NUM_PROMPTS, fewer_prompts, study.NUM_STEPS, {"max_seconds": study.MAX_SECONDS}
     return Task(study.make_checkpoint, study.train, study.sized, task.gain, task.learning_rate, *sizes)
+
+
+def countdown(folder):
+    """The checkpoint of larger/, and its accuracy on the problems that are asked on the way."""
+    path, start = larger.make_checkpoint(folder, num_steps=1000)
+    return path, start["curve"][0]["accuracy"]
 
 
 TASKS = {
     "quickstart": small("quickstart", fewer_prompts=12),  # three in four teach
     "one in ten": small("one in ten", fewer_prompts=2),  # one in eight
+    "Countdown": Task(
+        countdown,
+        larger.train,
+        larger.sized,
+        gain=0.10,
+        rate=larger.LEARNING_RATE,
+        num_prompts=larger.NUM_PROMPTS,
+        fewer_prompts=10,  # six in ten teach
+        num_steps=larger.NUM_STEPS,
+        limits={"max_tokens": 250_000, "probe_every": 2},
+    ),
 }
 
 ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
@@ -92,8 +111,7 @@ def make_job(name, arm, factor, seed, start):
     task = TASKS[name]
     num_prompts = task.fewer_prompts if arm == SMALLER else task.num_prompts
     settings = task.sized(num_prompts, ARMS[arm].num_steps or task.num_steps, factor * task.rate)
-    limits = {"target": start + task.gain, "max_seconds": task.max_seconds}
-    return Job(name, arm, seed, settings, rate=factor, **limits)
+    return Job(name, arm, seed, settings, rate=factor, target=start + task.gain, **task.limits)
 
 
 def run(job, checkpoint):
@@ -102,7 +120,8 @@ def run(job, checkpoint):
         found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
     *curve, last = found["curve"]
     figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
-    return figures | {"acceptance": found["acceptance"], "curve": [*curve[::4], last]}
+    curve = [point for point in curve if point["rollouts"] % 4 == 0]
+    return figures | {"acceptance": found["acceptance"], "curve": [*curve, last]}
 
 
 def tokens_to_target(result, task):

@@ -89,12 +89,13 @@ def test_the_script_for_80_gb_trains(tiny_model, tmp_path, monkeypatch):
         ("prompts_per_rollout=64", "prompts_per_rollout=4"),
         ("prompts_per_step=16", "prompts_per_step=2"),
         ("use_vllm=True", "use_vllm=False"),
+        ("from datasets import load_dataset\n", ""),
     ):
         assert given in script
         script = script.replace(given, small)
     monkeypatch.chdir(tmp_path)
     sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(8)]
-    names = {"dataset": Dataset.from_list(sums)}
+    names = {"load_dataset": lambda name, split: Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
 
