@@ -141,8 +141,7 @@ class DAPOConfig(GRPOConfig):
             where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
             prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. When the batch is
             full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"`
-            without tools, where no reward function compares completions, and but for transformers on a GPU, whose
-            rounds wait.
+            where no reward function compares completions, except with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
             The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered
