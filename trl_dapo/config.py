@@ -129,7 +129,7 @@ class DAPOConfig(GRPOConfig):
             an evaluation, else to the generation batch: transformers runs a round as one batch.
         batch_multiplier (`float`, *optional*):
             Size of every round, in rollout batches, as in verl's and NeMo RL's recipes (3.0 there). By default a round
-            asks for the missing groups divided by the acceptance rate so far.
+            asks for the missing groups divided by the acceptance rate so far, and for more where a round costs much.
         min_replace_ratio (`float`, *optional*, defaults to `0.3`):
             With `dynamic_sampling_mode="replace"`: share of the batch to accept before copies fill the rest.
         dynamic_sampling_surplus (`str`, *optional*):
@@ -140,8 +140,8 @@ class DAPOConfig(GRPOConfig):
             How many completions of a prompt to ask for first, such as `"4"`. The rest of its group is asked for only
             where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
             prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. When the batch is
-            full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"` where
-            no reward function compares completions, unless rounds wait for their longest (transformers on a GPU).
+            full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"`
+            where no reward function compares completions, except with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
             The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered
