@@ -70,6 +70,16 @@ def test_groups_are_counted_over_the_rounds():
     assert sampler.next_prompts() == []
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_screen_that_is_left_out_as_a_run_begins_asks_for_whole_groups_alone(ahead):
+    """As where a reward function turns out to compare the completions of a group."""
+    sampler = Sampler(stream(), target=4, num_generations=4, screen="3", carries=True, ahead=ahead)
+    sampler.screen = None
+    sampler.begin()
+    sampler.draw_ahead()
+    assert {ask.num for ask in [*sampler.in_flight, *sampler.next_prompts()]} == {4}
+
+
 def test_dropped_groups_are_counted_by_reason():
     sampler = play(play(new(4), ["all_wrong", YES, "all_correct", "all_wrong"]), ["masked"])
     assert sampler.rollout.reasons == {"all_wrong": 2, "all_correct": 1, "masked": 1}

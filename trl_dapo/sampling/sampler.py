@@ -55,8 +55,6 @@ class Sampler:
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
         self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
-        known = self.memory, self.population, self.screen
-        self._new = Draw(self.stream, *known, self.num_generations, self.multiple_of)  # prompts
         self.rollout = Rollout(self.target)
         self.totals = Totals()
         self.num_rollouts = 0
@@ -71,6 +69,11 @@ class Sampler:
         self._num_passes_warned_of = 0
 
     # One rollout
+
+    @property
+    def _new(self) -> Draw:
+        """Prompts of the stream, with today's screen: a run that begins may leave it out."""
+        return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
 
     @property
     def share_completed(self) -> float:
