@@ -128,3 +128,11 @@ def test_carried_groups_are_one_rollout_older_and_know_what_the_policy_said_of_t
     assert (carried.ages, carried.rows.ages, carried.rows.old_logps) == ([1], [1, 1], ["logps"] * 2)
     again = carried_groups([carried], [Group(0, 0)], 2, CPU, lambda rows: ["another policy's"] * len(rows))
     assert (again.ages, again.rows.ages, again.rows.old_logps) == ([2], [2, 2], ["logps"] * 2)
+
+
+def test_a_fresh_rest_knows_what_its_policy_said_though_the_first_few_of_its_group_are_older():
+    completed = round_of([2, 2])
+    completed.rows.old_logps, completed.rows.ages = ["an earlier policy's", None], [1, 0]
+    assert completed.ages == [1]  # its oldest row's
+    carried = carried_groups([completed], [Group(0, 0)], 2, CPU, lambda rows: ["logps"] * len(rows))
+    assert (carried.rows.old_logps, carried.rows.ages) == (["an earlier policy's", "logps"], [2, 1])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..ranks import exchange_bytes, rank_and_world_size
@@ -378,7 +379,8 @@ def carried_groups(
 ) -> Round:
     """Groups for the next rollout, with their log-probabilities under the policy that sampled them. Collective."""
     rows, ages = assign_to_ranks(rounds, groups, [], num_generations, device), select_ages(rounds, groups)
-    if 0 in ages:  # all rows, not those alone: ranks that share weights must make the same passes
+    is_new = [old is None for old in rows.old_logps]  # a fresh rest is, whose group is as old as its first few
+    if any(gather_object([any(is_new)])):  # all rows: ranks that share weights must make the same passes
         present = policy_logps(rows)
         rows.old_logps = [new if old is None else old for old, new in zip(rows.old_logps, present, strict=True)]
     rows.ages = [age + 1 for age in rows.ages]
