@@ -343,6 +343,17 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
 
+def test_a_round_of_an_earlier_version_is_sampled_anew_and_that_is_said(make, tmp_path, caplog):
+    make("ahead", save_strategy="steps", save_steps=2).train()
+    state = tmp_path / "ahead/checkpoint-2/dapo_state_rank0.pt"
+    local = torch.load(state, weights_only=True)
+    torch.save(local | {"ahead": {"is_asked": True}}, state)
+    resumed = make("again")
+    resumed.train(resume_from_checkpoint=str(state.parent))
+    assert caplog.text.count("The checkpoint's round ahead is an earlier version's. It is sampled again.") == 1
+    assert resumed.state.global_step == 4
+
+
 def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, tmp_path, caplog):
     make("ahead", save_strategy="steps", save_steps=2).train()
     resumed = make("afresh", ignore_data_skip=True)

@@ -4,6 +4,7 @@
 
 import itertools
 import json
+import math
 import threading
 from collections import Counter
 
@@ -318,26 +319,30 @@ def test_with_other_settings_the_answers_are_left_behind_and_no_prompt_is_lost(m
 # ---- Faults ----
 
 
-def answers_rubbish(trainer, num_times, to=10):
+def answers_rubbish(trainer, num_times, to=10, says_nan=False):
     """The first answers to a prompt are such that nothing can train on them; returns its requests."""
     generate, requests = trainer.client.generate, []
 
     def fail(prompts, **asked):
         if number(trainer.client.tokenizer.decode(prompts[0])) == to:
             requests.append(asked)
-            if len(requests) <= num_times:
+            if len(requests) <= num_times and not says_nan:
                 raise ServerFault("answered 3 completions where 4 were asked for")
-        return generate(prompts, **asked)
+        answer = generate(prompts, **asked)
+        if says_nan and 0 < len(requests) <= num_times:
+            answer["logprobs"][1][-1] = [math.nan]
+        return answer
 
     trainer.client.generate = fail
     return requests
 
 
-def test_what_cannot_be_trained_on_is_asked_for_once_more_by_the_same_adapter(make):
+@pytest.mark.parametrize("says_nan", [False, True])
+def test_what_cannot_be_trained_on_is_asked_for_once_more_by_the_same_adapter(make, says_nan):
     straight = make("straight", max_steps=3)
     straight.train()
     trainer = make("rubbish", max_steps=3)
-    requests = answers_rubbish(trainer, 1)
+    requests = answers_rubbish(trainer, 1, says_nan=says_nan)
     trainer.train()
     assert len(requests) == 2
     assert requests[0] == requests[1]
@@ -391,11 +396,21 @@ def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_ho
 # ---- What is refused ----
 
 
-def test_full_weights_are_refused_with_the_way_out(tiny_model, tmp_path):
-    args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None)
-    message = r"`rollouts_ahead=2` needs a LoRA adapter.*Set `use_peft=True`, or `rollouts_ahead=1`"
+@pytest.mark.parametrize(
+    ("kind", "settings", "why"),
+    [
+        (str, {}, "the model has no adapter"),
+        (with_adapter, {"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` says so"),
+    ],
+    ids=["full", "merged"],
+)
+def test_weights_that_are_pushed_are_refused_with_the_reason_and_the_way_out(
+    tiny_model, tmp_path, kind, settings, why
+):
+    args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None, **settings)
+    message = f"`rollouts_ahead=2` needs a LoRA adapter.*; but {why}. Change that.*, or set `rollouts_ahead=1`"
     with stand_ins(tiny_model), pytest.raises(ValueError, match=message):
-        DAPOTrainer(tiny_model, right, args, train_dataset=prompts(40))
+        DAPOTrainer(kind(tiny_model), right, args, train_dataset=prompts(40))
 
 
 def test_a_server_that_samples_with_fewer_adapters_at_a_time_is_refused(make, monkeypatch):

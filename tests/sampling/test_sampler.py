@@ -923,6 +923,20 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
     assert names(again.in_flight) == [str(i) for i in range(4, 12)]
 
 
+def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
+    sampler = two_ahead(monkeypatch, max_rounds=1)
+    sampler.draw_ahead()
+    play_asked(sampler, [YES] * 4)
+    end_rollout(sampler)
+    sampler.begin(1)
+    sampler.draw_ahead()
+    assert play_asked(sampler, [NO] * 4) == ["4", "5", "6", "7"]
+    assert play_asked(sampler, [YES, YES, NO, NO]) == ["8", "9", "10", "11"]  # no more than were missing each time
+    assert (sampler.rollout.num_rounds, sampler.num_missing) == (1, 2)
+    assert sampler.next_prompts() == []  # 12 to 15 were asked for in this rollout: a second round
+    assert names(sampler.in_flight) == ["12", "13", "14", "15"]
+
+
 def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fill_the_batch(monkeypatch):
     sampler = two_ahead(monkeypatch)
     sampler.draw_ahead()

@@ -37,7 +37,7 @@ class Answer:
 
     prompt_ids: np.ndarray
     completion_ids: list[np.ndarray]
-    logprobs: list[np.ndarray]  # of each token of each completion; NaN where the server could not say
+    logprobs: list[np.ndarray]  # of each token of each completion
 
     @classmethod
     def of(cls, output: dict[str, list]) -> "Answer":

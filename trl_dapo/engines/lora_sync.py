@@ -76,6 +76,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
     ) -> None:
         self.lora_sync, self._request_seconds = lora_sync, request_seconds
         self.serves_adapter = False
+        self.why_merged = ""  # where it does not
         self._adapter_dtype: torch.dtype | None = None  # vLLM's
         self.adapter_version = 0  # of the adapter that requests are answered with; 0: none yet
         # A server outlives the run that loaded an adapter: names of two runs must differ.
@@ -122,6 +123,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _agree_to_merge(self, why: str) -> None:
         """Refuses where an adapter was asked for, or merged weights cannot travel; warns where one was expected to."""
+        self.why_merged = why
         if self.lora_sync == "adapter":
             raise ValueError(
                 f"`vllm_lora_sync='adapter'` cannot be honoured, because {why}. Change that, or leave it `None` for "

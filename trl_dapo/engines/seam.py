@@ -190,7 +190,7 @@ class EngineSeam(RecordReplay):
         client = self.vllm_generation.vllm_client if asks else None
         if num_rollouts := self.args.rollouts_ahead:
             with self._describing_loss():
-                on_main_process(check_ahead, client, num_rollouts, self.vllm_generation.serves_adapter)
+                on_main_process(check_ahead, client, num_rollouts, self.vllm_generation.why_merged)
         self._prefetch = Prefetch(self._generate_for_evaluation)
         self._ahead = GroupsAhead(
             client=client,
@@ -419,6 +419,8 @@ class Checkpoints(EvaluationSeam):
             if self._sampler is not None and "answers" in local["ahead"] and not self.args.ignore_data_skip:
                 in_flight = self._sampler.in_flight
                 in_flight.lost = self._ahead.load_state_dict(local["ahead"], in_flight)
+            elif local["ahead"].get("is_asked"):
+                logger.warning_once("The checkpoint's round ahead is an earlier version's. It is sampled again.")
             self.load_update_state_dict(local["update"])
 
     def _save_rng_state(self, output_dir: str) -> None:

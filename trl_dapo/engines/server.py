@@ -101,15 +101,21 @@ class BoundClient(ClientBase):
         generate = self.generate  # when it is called another may stand in its place
 
         def ask() -> dict[str, list]:
+            answer = generate(**asked)
+            if any(math.isnan(top[0]) for row in answer["logprobs"] for top in row):
+                raise ServerFault("gave no log-probability of a token that it sampled")  # nobody else knows it later
+            return answer
+
+        def ask_twice() -> dict[str, list]:
             num_closings = self._num_closings
             try:
-                return generate(**asked)
+                return ask()
             except ServerFault:
                 if self._num_closings > num_closings:  # by what ends the run
                     raise
-                return generate(**asked)
+                return ask()
 
-        return call(ask)
+        return call(ask_twice)
 
     @property
     def _num_closings(self) -> int:
@@ -165,7 +171,7 @@ def _what_is_wrong(answer: Any, asked: dict, vocab_size: int) -> str | None:
     return None
 
 
-def check_ahead(client: BoundClient, rollouts_ahead: int, serves_adapter: bool) -> None:
+def check_ahead(client: BoundClient, rollouts_ahead: int, why_merged: str) -> None:
     """Refuses what is not exact: log-probabilities of another temperature, weights that change under a request."""
     config = client.server_config()
     if (mode := config["model_config"]["logprobs_mode"]) != "processed_logprobs":
@@ -175,10 +181,11 @@ def check_ahead(client: BoundClient, rollouts_ahead: int, serves_adapter: bool) 
         )
     if rollouts_ahead < 2:
         return
-    if not serves_adapter:
+    if why_merged:
         raise ValueError(
-            "`rollouts_ahead=2` needs a LoRA adapter that the server serves beside its base: weights that are pushed "
-            "change the policy in the middle of a completion. Set `use_peft=True`, or `rollouts_ahead=1`."
+            "`rollouts_ahead=2` needs a LoRA adapter that the server serves beside its base, since weights that are "
+            f"pushed change the policy in the middle of a completion; but {why_merged}. Change that (`use_peft=True` "
+            "trains an adapter), or set `rollouts_ahead=1`."
         )
     if (num := config["lora_config"]["max_loras"]) <= rollouts_ahead:
         raise ValueError(

@@ -121,11 +121,14 @@ class Sampler:
         number, num_missing = self.rollout.number, self.num_missing
         if due := self.in_flight.take_due(number):
             return due
-        if num_missing == 0 or self.is_exhausted:
+        if num_missing == 0:
             return []
         num = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing)))
-        if whole := self.in_flight.take_whole(num, self.multiple_of):
+        # All that was asked for in earlier rollouts is one round.
+        if whole := self.in_flight.take_whole(num, self.multiple_of, number if self.is_exhausted else math.inf):
             return whole
+        if self.is_exhausted:
+            return []
         asks = self._draw(self.rollout.half, self.rollout.shortfall)
         return [ask._replace(rollout=number, step=self._step) for ask in asks]
 
