@@ -148,6 +148,18 @@ def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tm
         given("trian.jsonl", train=QUESTIONS)
 
 
+@pytest.mark.parametrize(
+    ("words", "there", "file"),
+    [([], "adapter", "adapter_config.json"), (["--use_peft", "true"], "model", "config.json")],
+    ids=["a model", "an adapter"],
+)
+def test_a_model_is_not_saved_beside_an_adapter_nor_the_other_way_round(tmp_path, capsys, words, there, file):
+    (tmp_path / file).write_text("{}")
+    assert launch(["--output_dir", str(tmp_path), *ON_THE_CPU, *words]) == 2
+    said = f"`output_dir` {tmp_path} holds the {there} of another run (`{file}`), beside which what is saved could"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", "my_task"]) == 0

@@ -324,12 +324,13 @@ def answers_rubbish(trainer, num_times, to=10, says_nan=False):
     generate, requests = trainer.client.generate, []
 
     def fail(prompts, **asked):
-        if number(trainer.client.tokenizer.decode(prompts[0])) == to:
-            requests.append(asked)
-            if len(requests) <= num_times and not says_nan:
-                raise ServerFault("answered 3 completions where 4 were asked for")
+        if number(trainer.client.tokenizer.decode(prompts[0])) != to:
+            return generate(prompts, **asked)
+        requests.append(asked)
+        if (is_rubbish := len(requests) <= num_times) and not says_nan:
+            raise ServerFault("answered 3 completions where 4 were asked for")
         answer = generate(prompts, **asked)
-        if says_nan and 0 < len(requests) <= num_times:
+        if is_rubbish:
             answer["logprobs"][1][-1] = [math.nan]
         return answer
 

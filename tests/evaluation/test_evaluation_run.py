@@ -5,16 +5,18 @@
 import json
 import math
 import os
+import threading
 from collections import Counter
 from datetime import UTC, datetime
 
 import pyarrow.parquet as pq
 import pytest
+import tqdm
 from datasets import Dataset
 from evaluations import Deal, Echo, ask, asked, here, reply, sums, sums_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_dapo.evaluation import compare, estimate_mean, evaluate
+from trl_dapo.evaluation import compare, estimate_mean, evaluate, run
 
 
 # ---- The summary ----
@@ -236,6 +238,37 @@ def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd)
     with pytest.raises(OSError, match=r"^`modle/trained` is no folder here"):
         evaluate("modle/trained", sums(2), tmp_path, k=1)
     assert "completion" not in capfd.readouterr().err
+
+
+def test_the_first_line_says_what_is_asked_and_the_bar_is_drawn_though_nothing_comes(
+    serve, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(run, "SILENCE", 1e-3)
+    drawn = threading.Event()
+
+    class Bar(tqdm.tqdm):
+        def refresh(self, *args, **kwargs):
+            drawn.set()
+            return super().refresh(*args, **kwargs)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    ask(serve(lambda body: drawn.wait(60) and "Answer: 2"), sums(2), tmp_path, progress=True)
+    assert drawn.is_set()
+    assert capfd.readouterr().err.splitlines()[0] == "Asking for 8 answers."
+
+
+@pytest.mark.parametrize(
+    ("scorer", "style"), [("dapo_math", "Answer:"), ("math_verify", "boxed"), (lambda text, gold: (True, text), None)]
+)
+def test_a_file_is_asked_as_the_scorer_reads_and_completions_that_are_there_are_kept(
+    serve, tmp_path, problems_file, scorer, style
+):
+    server = serve(lambda body: "Answer: 2")
+    ask(server, problems_file, tmp_path / "run", scorer=scorer)
+    (asked,) = {body["messages"][-1]["content"] for _, _, body in server.requests if "1+1" in str(body)}
+    assert style in asked if style else asked == "1+1"
+    ask(server, problems_file, tmp_path / "run", scorer="last_number")
+    assert len(server.requests) == 2 * 4
 
 
 def test_problems_with_images_are_refused_and_not_asked_without_them(tmp_path):

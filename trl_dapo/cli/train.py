@@ -249,7 +249,18 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     settle_idle(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
+    refuse_other_kind(Path(output_folder(training_args)), model_args.use_peft)
     return launch_args, training_args, model_args
+
+
+def refuse_other_kind(folder: Path, is_adapter: bool) -> None:
+    """Refuses an adapter beside a whole model, or the other way round: of one folder neither is loaded right."""
+    there, file = ("model", "config.json") if is_adapter else ("adapter", "adapter_config.json")
+    if (folder / file).exists():
+        raise ValueError(
+            f"`output_dir` {folder} holds the {there} of another run (`{file}`), beside which what is saved could not "
+            "be loaded. Set another `output_dir`, or delete that one."
+        )
 
 
 def settle_idle(argv: Sequence[str], *settings: Any) -> None:

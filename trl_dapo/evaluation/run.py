@@ -6,7 +6,9 @@ import hashlib
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..rewards.dapo_math import completion_text, loggable
 from ..run.files import replacing
+from ..run.stopwatch import calling
 from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
 from ..version import __version__
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
-from .scorers import Scorer, Verdict, load_scorer, score, warn_without_answers
+from .scorers import STYLES, Scorer, Verdict, load_scorer, score, warn_without_answers
 from .statistics import estimate_mean, maj_at_k, problem_figures
 
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 PARQUET_FILE = "completions.parquet"
 ENGINES = ("transformers", "vllm")
+SILENCE = 15.0  # seconds, after which the bar is drawn again though nothing came
 _PATH = (str, os.PathLike)
 _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
@@ -62,7 +66,7 @@ def evaluate(
     offset: int = 0,
     limit: int | None = None,
     on_bad_rows: str = "error",
-    prompt_style: str = "answer_line",
+    prompt_style: str | None = None,
     k: int = 32,
     temperature: float = 1.0,
     top_p: float = 0.7,
@@ -118,9 +122,10 @@ def evaluate(
             Number of problems to take at most. Defaults to all.
         on_bad_rows (`str`, *optional*, defaults to `"error"`):
             What to do with rows without a problem or a gold answer: `"error"` refuses them, `"skip"` leaves them out.
-        prompt_style (`str`, *optional*, defaults to `"answer_line"`):
-            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. This and the
-            five settings before it are for a file or a hub dataset. A loaded dataset is taken as it is.
+        prompt_style (`str`, *optional*):
+            `"answer_line"`, `"boxed"`, `"think"` or `"as_is"`, see [`~trl_dapo.data.load_math_dataset`]. Defaults to
+            what the scorer reads: `"answer_line"`, with `"math_verify"` and `"accuracy_reward"` `"boxed"`, with any
+            other `"as_is"`. This and the five before it are not for a loaded dataset, which is taken as it is.
         k (`int`, *optional*, defaults to `32`):
             Completions a problem.
         temperature (`float`, *optional*, defaults to `1.0`):
@@ -183,6 +188,8 @@ def evaluate(
 
     chosen_by = ("split", "name", "offset", "limit", "on_bad_rows", "prompt_style")
     selection = {setting: arguments[setting] for setting in chosen_by}
+    if isinstance(dataset, _PATH) and prompt_style is None:
+        selection["prompt_style"] = _style_of(scorer, Path(output_dir) / JOURNAL_FILE)
     problems = read_problems(_load_rows(dataset, selection))
     sampling = Sampling(temperature, top_p, top_k, max_completion_length)
     settings = {
@@ -264,6 +271,13 @@ def _check_folder(model: str | os.PathLike) -> None:
         )
 
 
+def _style_of(scorer: str | Scorer, journal: Path) -> str:
+    """The prompt style of the completions that are there, else the one that asks for what the scorer reads."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads(journal.read_bytes().partition(b"\n")[0])["settings"]["prompt_style"]
+    return STYLES.get(scorer, "as_is") if isinstance(scorer, str) else "as_is"
+
+
 def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any]) -> "datasets.Dataset":
     if isinstance(dataset, _PATH):
         from ..data import load_math_dataset
@@ -323,10 +337,13 @@ def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: b
     todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]
     if not todo:
         return
+    if progress:  # what loads the model may be silent
+        print(f"Asking for {len(todo):,} answers.", file=sys.stderr)
     num_known = len(jobs) - len(todo)
     num_others = len(journal.completions) - num_known  # of a larger `k` or `limit`
     # With a delay nothing is drawn before the first completion: a model that is not found leaves its line alone.
-    with tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3) as bar:
+    bar = tqdm(total=len(jobs), initial=num_known, unit="completion", disable=not progress, delay=1e-3)
+    with bar, calling(bar.refresh, every=SILENCE):
 
         def keep(job: Job, completion: Completion) -> None:
             journal.append(job.problem, job.index, completion)

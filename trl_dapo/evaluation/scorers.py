@@ -21,6 +21,7 @@ SCORERS = {
     "last_number": "the last number, in any text",
     "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
 }
+STYLES = {"dapo_math": "answer_line", "math_verify": "boxed", "accuracy_reward": "boxed"}  # that ask for it
 GIVEN = ("prompts", "completions", "solution", "log_extra", "log_metric")
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
@@ -35,7 +36,7 @@ class Verdict(NamedTuple):
 Scorer = Callable[..., Any]
 
 
-def load_scorer(scorer: str | Scorer, prompt_style: str) -> Scorer:
+def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
     """What a name stands for: a function of a completion and a gold answer, or a reward function."""
     if scorer == "dapo_math" and prompt_style in ("boxed", "think"):
         raise ValueError(

@@ -1,11 +1,30 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rollout spends its time on."""
+"""What a rollout spends its time on, and what is to be said now and then."""
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
+
+
+@contextmanager
+def calling(function: Callable[[], object], every: float) -> Iterator[None]:
+    """A block beside which a function is called every so many seconds."""
+    ended = Event()
+
+    def watch() -> None:
+        while not ended.wait(every):
+            function()
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 class Stopwatch:

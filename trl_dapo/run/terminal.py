@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
-from threading import Event, Thread
 from typing import IO, Any, NamedTuple
 
 from accelerate import PartialState
@@ -30,7 +29,7 @@ from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .log import LOG_HISTORY_NAME
 from .stops import StopCallback
-from .stopwatch import Stopwatch
+from .stopwatch import Stopwatch, calling
 
 
 logger = transformers_logging.get_logger(__name__)
@@ -313,19 +312,8 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         if self not in callbacks or not PartialState().is_main_process:
             yield
             return
-        ended = Event()
-
-        def watch() -> None:
-            while not ended.wait(1.0):
-                self.break_silence(time.perf_counter())
-
-        watcher = Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
+        with calling(lambda: self.break_silence(time.perf_counter()), every=1.0):
             yield
-        finally:
-            ended.set()
-            watcher.join()
 
     def break_silence(self, now: float) -> None:
         if now - self._said_at < SILENCE:

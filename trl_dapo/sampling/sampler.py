@@ -71,8 +71,7 @@ class Sampler:
     # One rollout
 
     @property
-    def _new(self) -> Draw:
-        """Prompts of the stream, with today's screen: a run that begins may leave it out."""
+    def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
         return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
 
     @property
@@ -123,12 +122,11 @@ class Sampler:
             return due
         if num_missing == 0:
             return []
-        num = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing)))
+        num, is_exhausted = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing))), self.is_exhausted
         # All that was asked for in earlier rollouts is one round.
-        if whole := self.in_flight.take_whole(num, self.multiple_of, number if self.is_exhausted else math.inf):
+        whole = self.in_flight.take_whole(num, self.multiple_of, number if is_exhausted else math.inf)
+        if whole or is_exhausted:
             return whole
-        if self.is_exhausted:
-            return []
         asks = self._draw(self.rollout.half, self.rollout.shortfall)
         return [ask._replace(rollout=number, step=self._step) for ask in asks]
 
@@ -145,8 +143,7 @@ class Sampler:
         if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or self.in_flight)):
             return
         if self.ahead == 1:
-            missing = self.target - self._num_carried
-            asks = self._draw(self._half, missing) if missing > 0 else []
+            asks = self._draw(self._half, new) if (new := self.target - self._num_carried) > 0 else []
         else:
             share, num_whole = self.share_completed, sum(ask.first is None for ask in self.in_flight)
             if self._is_open:  # what is half asked by then is completed in the next one
