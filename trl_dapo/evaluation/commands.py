@@ -188,8 +188,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
     _refuse_other_problems((base, trained), found)
     keys = list(found[0])
-    names = ("num_correct", "num_completions", "maj")
-    figures = [problem_figures(*([problems[key][name] for key in keys] for name in names), k) for problems in found]
+    figures = [problem_figures([problems[key] for key in keys], k) for problems in found]
 
     def differences(source: str | None) -> dict[str, Any]:
         chosen = np.array([source in (None, key[0]) for key in keys])

@@ -20,7 +20,7 @@ from ..settings.secrets import without_secrets
 from ..version import __version__
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
 from .scorers import Scorer, Verdict, load_scorer, score, warn_without_answers
-from .statistics import estimate_mean, maj_at_k, problem_figures
+from .statistics import count_problem, estimate_mean, problem_figures
 
 
 if TYPE_CHECKING:
@@ -349,12 +349,8 @@ def summarise(
         raise ValueError(
             f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
         )
-    correct_PK = [[bool(verdict.correct) for verdict in verdicts_PK[i]] for i in scored]
-    answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
-    num_correct = [sum(correct) for correct in correct_PK]
-    num_completions = [len(correct) for correct in correct_PK]
-    maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
-    values = problem_figures(num_correct, num_completions, maj, k)
+    counts = [count_problem(*zip(*verdicts_PK[i], strict=True)) for i in scored]
+    values = problem_figures(counts, k)
 
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
@@ -372,14 +368,8 @@ def summarise(
         **figures(None),
         "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
         "problems": [
-            {
-                "id": problems[i].id,
-                "source": problems[i].source,
-                "num_correct": num_correct[j],
-                "num_completions": num_completions[j],
-                "maj": maj[j],
-            }
-            for j, i in enumerate(scored)
+            {"id": problems[i].id, "source": problems[i].source, **count}
+            for i, count in zip(scored, counts, strict=True)
         ],
     }
 
