@@ -157,7 +157,6 @@ def make_overlong_punishment(
 def choose_task_reward(
     args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor, reward_funcs: Sequence[Any] = ()
 ) -> TaskReward:
-    """The reward that decides, as the settings name it."""
     task = TaskReward.choose(
         reward_names,
         reward_weights,
@@ -200,7 +199,6 @@ def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
 
 
 def trains_float32(model: torch.nn.Module) -> bool:
-    """Whether any weight that trains is held in float32."""
     return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())
 
 

@@ -63,7 +63,6 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trl-dapo compare` to a parser."""
     parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
     parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
     parser.add_argument("trained", help="summary.json or folder of the other evaluation")

@@ -317,7 +317,6 @@ def _refuse_other_problems(journal: Journal, problems: list[Problem]) -> None:
 
 
 def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: bool) -> None:
-    """Ask for what the journal lacks."""
     from tqdm import tqdm
 
     todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]

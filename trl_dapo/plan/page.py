@@ -52,7 +52,6 @@ MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trl-dapo plan`."""
     parser.description = (
         "What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field value. Exit "
         "status: 0 where it fits, 1 where it does not, 2 after a mistake."
@@ -86,7 +85,6 @@ def _read_lengths(text: str) -> tuple[float, float]:
 
 
 def describe(planned: Plan) -> str:
-    """The page."""
     recipe, settings = planned.recipe, planned.recipe.settings
     sharding = recipe.sharding.kind.upper().replace("ZERO", "ZeRO-").replace("NONE", "one process")
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
@@ -177,7 +175,6 @@ def _suggestions(planned: Plan) -> list[str]:
 
 
 def assumptions(planned: Plan) -> list[str]:
-    """What the figures rest on."""
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     processor, of_what = ("CPU", "the memory") if cluster.gpu.name == "CPU" else ("GPU", "a GPU")
     allowed = f"{format_bytes(CONTEXT)} a process for CUDA and NCCL, " * (processor == "GPU")

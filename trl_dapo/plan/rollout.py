@@ -235,7 +235,6 @@ class Sampling:
 
     @cached_property
     def engine(self) -> Engine:
-        """One of the engines that sample."""
         settings, cluster = self.recipe.settings, self.recipe.cluster
         rows = self.batches.num_rows // cluster.num_train
         if not settings.use_vllm:
@@ -312,7 +311,6 @@ class Sampling:
 
     @property
     def num_groups(self) -> float:
-        """Groups that a rollout samples."""
         return sum(often * groups for often, groups in self.rounds)
 
     def seconds_of(self, num_rows: float, num_generations: int) -> tuple[float, float]:
