@@ -102,7 +102,9 @@ def check_rewards_and_data(
     for name, dataset in datasets.items():
         if dataset is None:
             continue
-        columns = _known_columns(dataset)
+        # A transform makes other columns, of which only its examples would tell.
+        is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+        columns = None if is_transformed else getattr(dataset, "column_names", None)
         if not has_environments:  # which may bring prompts of their own
             check_prompt_column(columns, name)
             if isinstance(dataset, Dataset) and columns is not None:
@@ -129,13 +131,6 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
                 "as with `dataset.filter(lambda row: row['prompt'])`."
             )
         place += len(prompts)
-
-
-def _known_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
-    """A dataset's columns; `None` where only its examples would tell."""
-    if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
-        return None
-    return getattr(dataset, "column_names", None)
 
 
 def make_overlong_punishment(

@@ -42,9 +42,10 @@ def _run(argv: list[str]) -> int:
     parser = _make_parser()
     if not argv:
         parser.exit(2, parser.format_help())
-    args, args.others = parser.parse_known_args(argv)
-    if args.others and args.run is not run_plan:  # any field of a recipe is an option of its plan
-        parser.error(f"unrecognized arguments: {' '.join(args.others)}")
+    args, others = parser.parse_known_args(argv)
+    args.others = others
+    if others and args.run is not run_plan:  # any field of a recipe is an option of its plan
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         return args.run(args)
     except BrokenPipeError:

@@ -35,8 +35,6 @@ class Job(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How completions are sampled."""
-
     temperature: float  # 0 takes the most probable token
     top_p: float
     top_k: int  # 0 is all tokens
@@ -44,8 +42,6 @@ class Sampling(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What the model said."""
-
     text: str  # without special tokens
     length: int | None  # tokens, with the one that ends it; `None` if the server does not say
     truncated: bool

@@ -39,14 +39,10 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 _CHOOSING = ("offset", "limit", "on_bad_rows", "problems", "k")
 # What each number may be.
 _RANGES = {
-    "k": COUNT,
+    **dict.fromkeys(("k", "max_completion_length", "batch_size", "tensor_parallel_size", "concurrency"), COUNT),
     "temperature": Range(0, hint="0 takes the most probable token."),
     "top_p": SHARE,
     "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
-    "max_completion_length": COUNT,
-    "batch_size": COUNT,
-    "tensor_parallel_size": COUNT,
-    "concurrency": COUNT,
     "request_timeout": POSITIVE,
     "num_retries": Range(0, is_whole=True),
 }

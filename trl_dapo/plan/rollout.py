@@ -57,7 +57,6 @@ class Lengths:
 
     @cached_property
     def mean_square(self) -> float:
-        """Mean of the squared length, in tokens squared."""
         # The integral of 2 x survival(x), by the midpoint rule.
         points = [(i + 0.5) / GRID for i in range(GRID)]
         return self.maximum**2 * sum(2 * x * self.survival(x) for x in points) / GRID
@@ -65,8 +64,6 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine that samples."""
-
     gpu: GPU
     num_gpus: int  # that share its weights (tensor parallelism)
     num_engines: int  # of its kind

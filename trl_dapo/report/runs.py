@@ -37,8 +37,6 @@ MAX_SOURCES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
-    """What a ledger says."""
-
     num_groups: int
     outcomes: list[dict[str, Any]]  # with their share of the groups and of the tokens, the largest first
     sources: list[dict[str, Any]]  # with acceptance in the first fifth of the run, the last and all; the largest first
