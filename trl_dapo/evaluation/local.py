@@ -35,7 +35,13 @@ def generate_with_transformers(
     prompt_ids = _encode_prompts(tokenizer, jobs)
     if isinstance(model, str | os.PathLike):
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
-    _warn_of_positions(model, max(map(len, prompt_ids)) + sampling.max_completion_length)
+    num_positions = max(map(len, prompt_ids)) + sampling.max_completion_length
+    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    if limit is not None and num_positions > limit:
+        logger.warning(
+            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
+            f"{limit}: what it says beyond may be noise."
+        )
     # The tokens that end a completion are the model's and the tokenizer's, as servers have it.
     eos = model.generation_config.eos_token_id
     eos_ids = ({eos} if isinstance(eos, int) else {*(eos or [])}) | ({tokenizer.eos_token_id} - {None})
@@ -103,15 +109,6 @@ def _encode_prompts(tokenizer: PreTrainedTokenizerBase, jobs: list[Job]) -> list
         text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
         known[job.problem] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in
     return [known[job.problem] for job in jobs]
-
-
-def _warn_of_positions(model: PreTrainedModel, num_positions: int) -> None:
-    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
-    if limit is not None and num_positions > limit:
-        logger.warning(
-            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
-            f"{limit}: what it says beyond may be noise."
-        )
 
 
 # ---- vLLM ----
