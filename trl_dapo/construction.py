@@ -102,7 +102,9 @@ def check_rewards_and_data(
     for name, dataset in datasets.items():
         if dataset is None:
             continue
-        columns = _known_columns(dataset)
+        # A transform makes other columns, of which only its examples would tell.
+        is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+        columns = None if is_transformed else getattr(dataset, "column_names", None)
         if not has_environments:  # which may bring prompts of their own
             check_prompt_column(columns, name)
             if isinstance(dataset, Dataset) and columns is not None:
@@ -131,13 +133,6 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
         place += len(prompts)
 
 
-def _known_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
-    """A dataset's columns; `None` where only its examples would tell."""
-    if isinstance(dataset, Dataset) and dataset.format["type"] == "custom":  # a transform makes other columns
-        return None
-    return getattr(dataset, "column_names", None)
-
-
 def make_overlong_punishment(
     args: DAPOConfig, max_completion_length: int, lengths: Callable[[], Sequence[int]]
 ) -> Callable[..., list[float | None]]:
@@ -157,7 +152,6 @@ def make_overlong_punishment(
 def choose_task_reward(
     args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor, reward_funcs: Sequence[Any] = ()
 ) -> TaskReward:
-    """The reward that decides, as the settings name it."""
     task = TaskReward.choose(
         reward_names,
         reward_weights,
@@ -200,7 +194,6 @@ def keep_gradients_of_quantized(model: torch.nn.Module) -> None:
 
 
 def trains_float32(model: torch.nn.Module) -> bool:
-    """Whether any weight that trains is held in float32."""
     return any(weight.requires_grad and weight.dtype == torch.float32 for weight in model.parameters())
 
 

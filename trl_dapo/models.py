@@ -123,7 +123,6 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """All weights."""
         norms = self.hidden_size * (2 * self.num_layers + 1)
         norms += 2 * self.head_dim * self.num_layers * self.has_qk_norm
         biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.num_layers * self.has_qkv_bias

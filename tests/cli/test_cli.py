@@ -35,6 +35,23 @@ def test_ctrl_c_while_a_command_is_imported_ends_in_one_line(monkeypatch, capsys
     assert capsys.readouterr().err == "trl-dapo: stopped before it began.\n"
 
 
+@pytest.mark.parametrize(
+    ("function", "argv", "said"),
+    [
+        ("run_compare", ["compare", "a", "b"], "trl-dapo compare: stopped. The same command continues from here.\n"),
+        ("_quickstart", ["quickstart"], "trl-dapo quickstart: stopped. A quickstart is not resumed: "),
+        ("run_plan", ["plan", "--config", "smoke_cpu"], "trl-dapo: stopped before it began.\n"),
+    ],
+)
+def test_ctrl_c_says_what_the_same_command_does(function, argv, said, monkeypatch, capsys):
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"trl_dapo.cli.commands.{function}", interrupt)
+    assert main(argv) == 130
+    assert capsys.readouterr().err.lstrip("\n").startswith(said)
+
+
 @pytest.mark.parametrize("argv", [[], ["retrain"], ["quickstart", "--sed", "1"]], ids=str)
 def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
     with pytest.raises(SystemExit) as stop:

@@ -14,18 +14,12 @@ from trl_dapo.cli import commands as cli
 from trl_dapo.evaluation import commands, compare
 
 
-def run(add_arguments, command, *argv):
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add_arguments(parser)
-    return command(parser.parse_args([str(arg) for arg in argv]))
-
-
 def run_eval(*argv):
-    return run(commands.add_eval_arguments, commands.run_eval, *argv)
+    return cli.main(["eval", *map(str, argv)])
 
 
 def run_compare(*argv):
-    return run(commands.add_compare_arguments, commands.run_compare, *argv)
+    return cli.main(["compare", *map(str, argv)])
 
 
 def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsys, monkeypatch):

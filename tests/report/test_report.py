@@ -166,7 +166,8 @@ def hostile_runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     runs = [root / "_a$\\frac$ <b>bold", root / "second"]
     for run, reward in zip(runs, (0.12, 0.1), strict=True):
-        history = [entry(step, reward=reward * step, entropy=10 * reward / step) for step in range(1, 41)]
+        asked = {"overlap/in_flight": 40.0}
+        history = [entry(step, reward=reward * step, entropy=10 * reward / step, **asked) for step in range(1, 41)]
         history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75}]
         write_state(run, [*history, {"step": 40, "train_runtime": 12.0}], max_steps=40)
         (run / "eval_final").mkdir()

@@ -19,7 +19,7 @@ from ..version import __version__
 from .fetch import add_fetch_arguments
 
 
-PIPE_CLOSED = 141  # as a shell says it of a program that SIGPIPE ended
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that Ctrl-C or SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:  # while a command is still being imported; later it says more
         print("trl-dapo: stopped before it began.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _run(argv: list[str]) -> int:
@@ -43,9 +43,8 @@ def _run(argv: list[str]) -> int:
     if not argv:
         parser.exit(2, parser.format_help())
     args, others = parser.parse_known_args(argv)
-    if args.run is run_plan:  # any field of a recipe is an option of its plan
-        return run_plan(args, others)
-    if others:
+    args.others = others
+    if others and args.run is not run_plan:  # any field of a recipe is an option of its plan
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         return args.run(args)
@@ -53,12 +52,18 @@ def _run(argv: list[str]) -> int:
         raise
     except args.mistakes as error:
         return _tell(args.command, error)
+    except KeyboardInterrupt:
+        if args.stopped is None:
+            raise
+        print(args.stopped, file=sys.stderr)
+        return INTERRUPTED
 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="trl-dapo", description="Train with DAPO on TRL.")
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
-    parser.set_defaults(mistakes=OSError)  # what a user can mend is told in one line, all else with its traceback
+    # What a user can mend is told in one line, all else with its traceback.
+    parser.set_defaults(mistakes=OSError, stopped=None)
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
     add = commands.add_parser
     shows_defaults: dict[str, Any] = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
@@ -66,14 +71,15 @@ def _make_parser() -> argparse.ArgumentParser:
     quickstart = add("quickstart", help="see a small model get better on this machine, now", **shows_defaults)
     quickstart.add_argument("--output_dir", default="outputs/quickstart", help="where models and plot are saved")
     quickstart.add_argument("--seed", type=RANGES["seed"].read, default=42, help="seed of everything random")
-    quickstart.set_defaults(run=_quickstart)
+    again = "stopped. A quickstart is not resumed: the same command starts again."
+    quickstart.set_defaults(run=_quickstart, stopped=f"\ntrl-dapo quickstart: {again}")
 
     options = "[--field value] [--num_processes N] [--accelerate_config fsdp2]"
     add("train", help=f"train by a recipe: trl-dapo train --config smoke_cpu {options}")
 
     planned = add("plan", help="what a recipe will need: memory, disk and time", allow_abbrev=False)
     add_plan_arguments(planned)
-    planned.set_defaults(run=run_plan)
+    planned.set_defaults(run=run_plan, mistakes=(ValueError, OSError))
 
     recipes = add("recipes", help="the recipes that come with the package, and what each is for")
     recipes.add_argument("--show", metavar="NAME", help="print one")
@@ -87,11 +93,14 @@ def _make_parser() -> argparse.ArgumentParser:
 
     evaluation = add("eval", help="measure a model: avg@k, pass@k and maj@k", **shows_defaults)
     add_eval_arguments(evaluation)
-    evaluation.set_defaults(run=_eval)
+    evaluation.set_defaults(run=run_eval)
 
     comparison = add("compare", help="compare two evaluations problem by problem", **shows_defaults)
     add_compare_arguments(comparison)
     comparison.set_defaults(run=run_compare)
+    for name, command in (("eval", evaluation), ("compare", comparison)):
+        stopped = f"trl-dapo {name}: stopped. The same command continues from here."
+        command.set_defaults(mistakes=(ValueError, OSError, ImportError, MemoryError), stopped=stopped)
 
     report = add("report", help="a page about one or several runs, from what they left on disk")
     report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
@@ -130,22 +139,12 @@ def _new(args: argparse.Namespace) -> int:
 def _quickstart(args: argparse.Namespace) -> int:
     # Before the hub client is imported, which reads them once.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
-    try:
-        check_output_dir(args.output_dir)
-        print("Loading torch and TRL.", flush=True)
-        from .quickstart import run_quickstart
-
-        run_quickstart(output_dir=args.output_dir, seed=args.seed)
-    except KeyboardInterrupt:
-        said = "stopped. A quickstart is not resumed: the same command starts again."
-        print(f"\ntrl-dapo quickstart: {said}", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _eval(args: argparse.Namespace) -> int:
     check_output_dir(args.output_dir)
-    return run_eval(args)
+    print("Loading torch and TRL.", flush=True)
+    from .quickstart import run_quickstart
+
+    run_quickstart(output_dir=args.output_dir, seed=args.seed)
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

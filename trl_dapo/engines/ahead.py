@@ -28,7 +28,7 @@ from .swap import swapped
 
 logger = logging.get_logger(__name__)
 
-Place = tuple[int, int]  # of a prompt in the stream
+Place = tuple[int, int] | None  # of a prompt in the stream
 
 
 @dataclass
@@ -187,7 +187,7 @@ class GroupsAhead:
 
     def load_state_dict(self, state: dict[str, Any], asks: Sequence[Ask]) -> set[Place]:
         """Goes on from what [`GroupsAhead.state_dict`] returned; returns where what has no answer stands."""
-        held = {tuple(place): Answer.from_state_dict(answer) for place, answer in state["answers"]}
+        held: dict[Place, Answer] = {tuple(place): Answer.from_state_dict(answer) for place, answer in state["answers"]}
 
         def find() -> tuple[list[Place], bool]:
             answered = [ask for ask in asks if ask.place in held]
@@ -202,7 +202,8 @@ class GroupsAhead:
                 "the dataset has changed. It is sampled again."
             )
         for place in places:
-            self._asked[place] = call = Future() if self._client is not None else None
+            call: Future | None = Future() if self._client is not None else None
+            self._asked[place] = call
             if call is not None:
                 call.set_result(held[place])
         return {ask.place for ask in asks} - {*places}

@@ -44,6 +44,7 @@ from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
 from .ahead import GroupsAhead
+from .lora_sync import AdapterGeneration
 from .server import check_ahead, describing_loss
 from .swap import swapped
 
@@ -181,6 +182,7 @@ def _empty_logs(logs: dict) -> dict:
 class EngineSeam(RecordReplay):
     """What samples: with which parameters, how long it is awake, what it samples ahead of its time."""
 
+    vllm_generation: AdapterGeneration
     _ahead: GroupsAhead
     _prefetch: Prefetch
 

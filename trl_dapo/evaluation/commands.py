@@ -6,8 +6,7 @@ import argparse
 import inspect
 import json
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..settings.arguments import one_line
+from ..settings.arguments import check_output_dir
 from ..settings.help import read_fields
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, has_fields
 from .run import evaluate
@@ -57,12 +56,13 @@ def add_eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_eval(args: argparse.Namespace) -> int:
     """Runs `trl-dapo eval` and prints its figures; the exit status."""
+    check_output_dir(args.output_dir)
     settings = {name: value for name, value in vars(args).items() if name in inspect.signature(evaluate).parameters}
-    return _reporting("eval", lambda: _print_summary(evaluate(**settings), args.output_dir))
+    _print_summary(evaluate(**settings), args.output_dir)
+    return 0
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trl-dapo compare` to a parser."""
     parser.description = "Paired differences between two evaluations of the same problems, with 95 % intervals."
     parser.add_argument("base", help="summary.json of an evaluation, or the folder that holds it")
     parser.add_argument("trained", help="summary.json or folder of the other evaluation")
@@ -71,20 +71,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Runs `trl-dapo compare` and prints what changed; the exit status."""
-    show = (lambda change: print(json.dumps(change, indent=1))) if args.json else print_comparison
-    return _reporting("compare", lambda: show(compare(args.base, args.trained)))
-
-
-def _reporting(name: str, command: Callable[[], None]) -> int:
-    """Exit status of a command; what the user can mend is one line on stderr."""
-    try:
-        command()
-    except KeyboardInterrupt:
-        print(f"trl-dapo {name}: stopped. The same command continues from here.", file=sys.stderr)
-        return 130  # as shells have it
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(f"trl-dapo {name}: {one_line(error)}", file=sys.stderr)
-        return 2
+    change = compare(args.base, args.trained)
+    if args.json:
+        print(json.dumps(change, indent=1))
+    else:
+        print_comparison(change)
     return 0
 
 
@@ -196,9 +187,7 @@ def compare(base: str | os.PathLike, trained: str | os.PathLike) -> dict[str, An
     found = [{(problem["source"], problem["id"]): problem for problem in summary["problems"]} for summary in summaries]
     _refuse_other_problems((base, trained), found)
     keys = list(found[0])
-    names = ("num_correct", "num_completions", "maj")
-    columns = [[[problems[key][name] for key in keys] for name in names] for problems in found]
-    figures = [problem_figures(num_correct, num_completions, maj, k) for num_correct, num_completions, maj in columns]
+    figures = [problem_figures([problems[key] for key in keys], k) for problems in found]
 
     def differences(source: str | None) -> dict[str, Any]:
         chosen = np.array([source in (None, key[0]) for key in keys])

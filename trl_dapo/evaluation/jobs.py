@@ -35,8 +35,6 @@ class Job(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How completions are sampled."""
-
     temperature: float  # 0 takes the most probable token
     top_p: float
     top_k: int  # 0 is all tokens
@@ -44,8 +42,6 @@ class Sampling(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What the model said."""
-
     text: str  # without special tokens
     length: int | None  # tokens, with the one that ends it; `None` if the server does not say
     truncated: bool
@@ -168,7 +164,17 @@ class Journal(AbstractContextManager):
             self._write({"settings": settings})
             self._sync()
             return
-        self._refuse_other_settings(entries[0], settings)
+        before = entries[0]["settings"]
+        differences = [
+            f"`{name}` was {before.get(name)!r}, is now {settings.get(name)!r}"
+            for name in {**settings, **before}
+            if before.get(name) != settings.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"`{self.path}` holds completions of other settings: {'; '.join(differences)}. Use another "
+                "`output_dir`, or delete that file to start over."
+            )
         for entry in entries[1:]:
             completion = Completion(*(entry[field] for field in Completion._fields))
             self.completions.setdefault((entry["problem"], entry["index"]), completion)
@@ -184,16 +190,3 @@ class Journal(AbstractContextManager):
             f"Line {number} of `{self.path}` is {line[:80]!r}, which no evaluation has written. Remove "
             f"{'the file' if number == 1 else 'that line'}, or use another `output_dir`."
         )
-
-    def _refuse_other_settings(self, header: dict[str, Any], settings: dict[str, Any]) -> None:
-        before = header["settings"]
-        differences = [
-            f"`{name}` was {before.get(name)!r}, is now {settings.get(name)!r}"
-            for name in {**settings, **before}
-            if before.get(name) != settings.get(name)
-        ]
-        if differences:
-            raise ValueError(
-                f"`{self.path}` holds completions of other settings: {'; '.join(differences)}. Use another "
-                "`output_dir`, or delete that file to start over."
-            )

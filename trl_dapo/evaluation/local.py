@@ -35,8 +35,16 @@ def generate_with_transformers(
     prompt_ids = _encode_prompts(tokenizer, jobs)
     if isinstance(model, str | os.PathLike):
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", device_map="auto")
-    _warn_of_positions(model, max(map(len, prompt_ids)) + sampling.max_completion_length)
-    eos_ids = _end_tokens(model, tokenizer)
+    num_positions = max(map(len, prompt_ids)) + sampling.max_completion_length
+    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    if limit is not None and num_positions > limit:
+        logger.warning(
+            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
+            f"{limit}: what it says beyond may be noise."
+        )
+    # The tokens that end a completion are the model's and the tokenizer's, as servers have it.
+    eos = model.generation_config.eos_token_id
+    eos_ids = ({eos} if isinstance(eos, int) else {*(eos or [])}) | ({tokenizer.eos_token_id} - {None})
     pad_id = min(eos_ids, default=0) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     how = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k") if sampling.temperature > 0}
     generation_config = transformers.GenerationConfig(
@@ -51,8 +59,11 @@ def generate_with_transformers(
         width = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (width - len(row)) + row for row in rows], device=model.device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
+        devices = [model.device] if model.device.type == "cuda" else []
         try:
-            with torch.no_grad(), _only(model, generation_config), _seeded(batch[0].seed, model.device):
+            # Afterwards come the random numbers that would have come.
+            with torch.no_grad(), _only(model, generation_config), torch.random.fork_rng(devices):
+                torch.manual_seed(batch[0].seed)
                 # Of a mixin that every model with a head has.
                 outputs = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]
         except torch.OutOfMemoryError as error:
@@ -80,14 +91,6 @@ def _only(model: PreTrainedModel, generation_config: transformers.GenerationConf
         model.train(was_training)
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of this seed, and afterwards those that would have come."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
 def _encode_prompts(tokenizer: PreTrainedTokenizerBase, jobs: list[Job]) -> list[list[int]]:
     """Token ids of each job's prompt; the completions of one problem share theirs."""
     known: dict[str, list[int]] = {}
@@ -106,22 +109,6 @@ def _encode_prompts(tokenizer: PreTrainedTokenizerBase, jobs: list[Job]) -> list
         text = tokenizer.apply_chat_template(job.prompt, tokenize=False, add_generation_prompt=True)
         known[job.problem] = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has put them in
     return [known[job.problem] for job in jobs]
-
-
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The tokens that end a completion: the model's and the tokenizer's, as servers have it."""
-    eos = model.generation_config.eos_token_id
-    ids = {eos} if isinstance(eos, int) else set(eos or [])
-    return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
-
-
-def _warn_of_positions(model: PreTrainedModel, num_positions: int) -> None:
-    limit = model.config.get_text_config().to_dict().get("max_position_embeddings")
-    if limit is not None and num_positions > limit:
-        logger.warning(
-            f"The longest prompt and `max_completion_length` come to {num_positions} tokens, the model is made for "
-            f"{limit}: what it says beyond may be noise."
-        )
 
 
 # ---- vLLM ----

@@ -23,7 +23,7 @@ from ..settings.secrets import without_secrets
 from ..version import __version__
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
 from .scorers import STYLES, Scorer, Verdict, load_scorer, score, warn_without_answers
-from .statistics import estimate_mean, maj_at_k, problem_figures
+from .statistics import count_problem, estimate_mean, problem_figures
 
 
 if TYPE_CHECKING:
@@ -43,14 +43,10 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 _CHOOSING = ("offset", "limit", "on_bad_rows", "problems", "k")
 # What each number may be.
 _RANGES = {
-    "k": COUNT,
+    **dict.fromkeys(("k", "max_completion_length", "batch_size", "tensor_parallel_size", "concurrency"), COUNT),
     "temperature": Range(0, hint="0 takes the most probable token."),
     "top_p": SHARE,
     "top_k": Range(0, is_whole=True, hint="0 is all tokens."),
-    "max_completion_length": COUNT,
-    "batch_size": COUNT,
-    "tensor_parallel_size": COUNT,
-    "concurrency": COUNT,
     "request_timeout": POSITIVE,
     "num_retries": Range(0, is_whole=True),
 }
@@ -331,7 +327,6 @@ def _refuse_other_problems(journal: Journal, problems: list[Problem]) -> None:
 
 
 def _complete(journal: Journal, jobs: list[Job], generate: Callable, progress: bool) -> None:
-    """Ask for what the journal lacks."""
     from tqdm import tqdm
 
     todo = [job for job in jobs if (job.problem, job.index) not in journal.completions]
@@ -366,12 +361,8 @@ def summarise(
         raise ValueError(
             f"The scorer can read none of the {len(problems)} gold answers, such as {problems[0].solution!r:.80}."
         )
-    correct_PK = [[bool(verdict.correct) for verdict in verdicts_PK[i]] for i in scored]
-    answers_PK = [[verdict.answer for verdict in verdicts_PK[i]] for i in scored]
-    num_correct = [sum(correct) for correct in correct_PK]
-    num_completions = [len(correct) for correct in correct_PK]
-    maj = [maj_at_k([answers], [correct]).item() for answers, correct in zip(answers_PK, correct_PK, strict=True)]
-    values = problem_figures(num_correct, num_completions, maj, k)
+    counts = [count_problem(*zip(*verdicts_PK[i], strict=True)) for i in scored]
+    values = problem_figures(counts, k)
 
     def figures(source: str | None) -> dict[str, Any]:
         chosen = [j for j, i in enumerate(scored) if source in (None, problems[i].source)]
@@ -389,14 +380,8 @@ def summarise(
         **figures(None),
         "sources": {source: figures(source) for source in dict.fromkeys(problems[i].source for i in scored)},
         "problems": [
-            {
-                "id": problems[i].id,
-                "source": problems[i].source,
-                "num_correct": num_correct[j],
-                "num_completions": num_completions[j],
-                "maj": maj[j],
-            }
-            for j, i in enumerate(scored)
+            {"id": problems[i].id, "source": problems[i].source, **count}
+            for i, count in zip(scored, counts, strict=True)
         ],
     }
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from .statistics import maj_at_k, problem_figures
+from .statistics import count_problem, problem_figures
 
 
 if TYPE_CHECKING:
@@ -82,13 +82,7 @@ class EvaluationScores:
     def _means_of(self, problems: list[_Problem], suffix: str) -> dict[str, float]:
         if not problems:
             return {}
-        right = [[bool(is_right) for is_right in problem.right] for problem in problems]
-        figures = problem_figures(
-            list(map(sum, right)),
-            list(map(len, right)),
-            [maj_at_k([problem.answers], [each]).item() for problem, each in zip(problems, right, strict=True)],
-            self.k,
-        )
+        figures = problem_figures([count_problem(problem.right, problem.answers) for problem in problems], self.k)
         names = [f"avg@{self.k}", f"pass@{self.k}"]
         is_stated = [answer is not None for problem in problems for answer in problem.answers]
         if 2 * sum(is_stated) >= len(is_stated):  # of plain answers nobody here knows which they are

@@ -135,8 +135,8 @@ class _Server:
         is_plain = isinstance(job.prompt, str)
         path = "/completions" if is_plain else "/chat/completions"
         fields = {**self._fields, "prompt" if is_plain else "messages": job.prompt, "seed": job.seed}
-        delay = _FIRST_DELAY
-        for num_left in reversed(range(self._num_retries + 1)):
+        delay, num_left = _FIRST_DELAY, self._num_retries
+        while True:
             try:
                 return self._post(path, fields)
             except _Transient as error:
@@ -144,8 +144,7 @@ class _Server:
                 if num_left == 0 or self.is_given_up.wait(delay * _jitter.uniform(0.5, 1.0)):
                     tries = f"asked {self._num_retries + 1} times"
                     raise ConnectionError(f"{self.base_url} does not answer ({tries}): {error}.") from error.__cause__
-            delay = min(2 * delay, _LONGEST_DELAY)
-        raise AssertionError("the last try returns or raises")
+            delay, num_left = min(2 * delay, _LONGEST_DELAY), num_left - 1
 
     def _post(self, path: str, fields: dict[str, Any]) -> Completion:
         url = self.base_url + path
@@ -174,17 +173,13 @@ class _Server:
         text = choice["text"] if message is None else completion_text([message])
         if not isinstance(text, str):
             raise TypeError(f"a completion is text, not {type(text).__name__}")
-        if not text.strip() and message is not None and any(message.get(field) for field in _REASONING_FIELDS):
-            self._warn_of_reasoning()
+        reasoned = not text.strip() and message is not None and any(message.get(field) for field in _REASONING_FIELDS)
+        if reasoned and self._first_of_reasoning.acquire(blocking=False):
+            logger.warning(
+                f"{self.base_url} answers with empty text and has put what the model wrote into `reasoning_content`, "
+                "which is not scored: such a completion counts as wrong. Start the server without a reasoning parser "
+                "(vLLM's `--reasoning-parser`), so that the whole completion is text; where completions are cut off "
+                f"while they reason, also raise `max_completion_length`, which is {self._fields['max_tokens']}."
+            )
         length = (answer.get("usage") or {}).get("completion_tokens")
         return Completion(text, length if isinstance(length, int) else None, choice.get("finish_reason") == "length")
-
-    def _warn_of_reasoning(self) -> None:
-        if not self._first_of_reasoning.acquire(blocking=False):
-            return
-        logger.warning(
-            f"{self.base_url} answers with empty text and has put what the model wrote into `reasoning_content`, "
-            "which is not scored: such a completion counts as wrong. Start the server without a reasoning parser "
-            "(vLLM's `--reasoning-parser`), so that the whole completion is text; where completions are cut off while "
-            f"they reason, also raise `max_completion_length`, which is {self._fields['max_tokens']}."
-        )

@@ -7,8 +7,8 @@ that took them for independent would be too narrow.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -49,18 +49,23 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.
     return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
 
 
-def problem_figures(
-    num_correct: Sequence[int], num_completions: Sequence[int], maj: Sequence[float], k: int
-) -> dict[str, np.ndarray]:
-    """Every metric of an evaluation, one value a problem."""
+def count_problem(correct: Sequence[bool | None], answers: Sequence[str | None]) -> dict[str, Any]:
+    """What is kept of a problem's completions, none of which is unscored."""
+    right = [*map(bool, correct)]
+    return {"num_correct": sum(right), "num_completions": len(right), "maj": _vote(answers, right)}
+
+
+def problem_figures(problems: Sequence[Mapping[str, Any]], k: int) -> dict[str, np.ndarray]:
+    """Every metric of an evaluation, one value a problem, from what [`count_problem`] counted."""
     # A problem that the dataset lists repeatedly has a multiple of `k` completions. pass@j is there for each power of
     # two below k and for k.
-    correct_P, completions_P = np.asarray(num_correct), np.asarray(num_completions)
-    tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]  # powers of two
+    names = ("num_correct", "num_completions", "maj")
+    correct_P, completions_P, maj_P = (np.array([problem[name] for problem in problems]) for name in names)
+    tries = [j for j in range(2, k) if j.bit_count() == 1] + [k]
     return {
         f"avg@{k}": correct_P / completions_P,
         **{f"pass@{j}": _pass_at(correct_P, completions_P, j) for j in tries},
-        f"maj@{k}": np.array(maj),
+        f"maj@{k}": maj_P,
     }
 
 
@@ -150,7 +155,7 @@ def _verdicts(correct: ArrayLike) -> np.ndarray:
     return correct_PK
 
 
-def _vote(answers: Sequence[str | None], correct_K: np.ndarray) -> float:
+def _vote(answers: Sequence[str | None], correct_K: Iterable[bool]) -> float:
     """Expected verdict of one problem's majority."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:

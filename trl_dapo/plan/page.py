@@ -5,7 +5,6 @@
 import argparse
 import json
 import math
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ import yaml
 
 from ..models import ModelShape
 from ..number_format import format_bytes, format_count, format_estimate
-from ..settings.arguments import one_line
 from ..settings.rules import why_refused
 from .memory import CONTEXT, HEAD_TILE, VLLM_ASLEEP, VLLM_WORK
 from .planning import ACCEPTANCE, FRAGMENTS, PUBLISHED, START, Plan, plan, shape_of
@@ -54,7 +52,6 @@ MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `trl-dapo plan`."""
     parser.description = (
         "What a recipe will need, before a GPU is rented. Any field of it can be overridden: --field value. Exit "
         "status: 0 where it fits, 1 where it does not, 2 after a mistake."
@@ -71,14 +68,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accelerate_config", metavar="CONFIG", help="of accelerate's (default: the recipe's)")
 
 
-def run_plan(args: argparse.Namespace, overrides: list[str]) -> int:
-    """Runs `trl-dapo plan`: 0 where the run fits, 1 where it does not, 2 after a mistake, told in one line."""
-    try:
-        lengths = None if args.lengths is None else _read_lengths(args.lengths)
-        planned = plan(args.config, args.gpus, lengths, args.acceptance, args.accelerate_config, overrides)
-    except (ValueError, OSError) as error:
-        print(f"trl-dapo plan: {one_line(error)}", file=sys.stderr)
-        return 2
+def run_plan(args: argparse.Namespace) -> int:
+    """Runs `trl-dapo plan`: 0 where the run fits, 1 where it does not."""
+    lengths = None if args.lengths is None else _read_lengths(args.lengths)
+    planned = plan(args.config, args.gpus, lengths, args.acceptance, args.accelerate_config, args.others)
     print(describe(planned))
     return 0 if planned.fits else 1
 
@@ -92,7 +85,6 @@ def _read_lengths(text: str) -> tuple[float, float]:
 
 
 def describe(planned: Plan) -> str:
-    """The page."""
     recipe, settings = planned.recipe, planned.recipe.settings
     sharding = recipe.sharding.kind.upper().replace("ZERO", "ZeRO-").replace("NONE", "one process")
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
@@ -183,7 +175,6 @@ def _suggestions(planned: Plan) -> list[str]:
 
 
 def assumptions(planned: Plan) -> list[str]:
-    """What the figures rest on."""
     recipe, settings, cluster = planned.recipe, planned.recipe.settings, planned.recipe.cluster
     processor, of_what = ("CPU", "the memory") if cluster.gpu.name == "CPU" else ("GPU", "a GPU")
     allowed = f"{format_bytes(CONTEXT)} a process for CUDA and NCCL, " * (processor == "GPU")

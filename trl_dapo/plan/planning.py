@@ -5,7 +5,6 @@
 import json
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -42,17 +41,14 @@ class Plan:
 
     @cached_property
     def batches(self) -> Batches:
-        """Rows, steps and micro-batches of a rollout."""
         return Batches(self.recipe, self.lengths.mean)
 
     @cached_property
     def training(self) -> Training:
-        """Bytes and seconds of updates."""
         return Training(self.recipe, self.shape, self.batches, self.lengths)
 
     @cached_property
     def sampling(self) -> Sampling:
-        """Who samples, and for how long."""
         held = self.training.weights.held
         return Sampling(self.recipe, self.shape, self.batches, self.lengths, self.acceptance, held)
 
@@ -148,14 +144,14 @@ class Plan:
         return calls * self.sampling.seconds_of(in_call, k)[0] + loss
 
     @property
-    def seconds_a_row(self) -> float:
-        """Of a rollout with its share of the evaluations, for a row that trains: rollouts of other sizes compare."""
-        return self.seconds_with_evaluation / self.batches.num_rows
-
-    @property
     def seconds_with_evaluation(self) -> float:
         """Seconds of a rollout with its share of the evaluations."""
         return self.rollout_seconds + self.evaluation_seconds / self.evaluation_every
+
+    @property
+    def seconds_a_row(self) -> float:
+        """The same for a row that trains: rollouts of other sizes compare."""
+        return self.seconds_with_evaluation / self.batches.num_rows
 
     # Verdict
 
@@ -311,8 +307,6 @@ def _from_hub(name: str, revision: str | None) -> str | None:
     cached = try_to_load_from_cache(name, "config.json", revision=revision)
     if isinstance(cached, str):
         return cached
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
-        return None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, of which nobody waits for the last
     ask = partial(hf_hub_download, name, "config.json", revision=revision, etag_timeout=HUB_SECONDS)
     return answer_within(HUB_SECONDS, ask)  # offline, no such model, no right to see it: the table may know it

@@ -95,8 +95,6 @@ def cpu() -> GPU:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The GPUs of a run."""
-
     gpu: GPU
     num_train: int  # a process each
     num_serve: int = 0  # that vLLM's server has for itself
@@ -190,7 +188,6 @@ class Recipe:
 
 @cache
 def _declarations() -> dict[str, ast.AnnAssign]:
-    """Every field that a recipe may have."""
     # Importing the dataclasses takes longer than planning all recipes.
     found: dict[str, ast.AnnAssign] = {}
     for package, file, name in DATACLASSES:

@@ -57,7 +57,6 @@ class Lengths:
 
     @cached_property
     def mean_square(self) -> float:
-        """Mean of the squared length, in tokens squared."""
         # The integral of 2 x survival(x), by the midpoint rule.
         points = [(i + 0.5) / GRID for i in range(GRID)]
         return self.maximum**2 * sum(2 * x * self.survival(x) for x in points) / GRID
@@ -65,8 +64,6 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine that samples."""
-
     gpu: GPU
     num_gpus: int  # that share its weights (tensor parallelism)
     num_engines: int  # of its kind
@@ -235,7 +232,6 @@ class Sampling:
 
     @cached_property
     def engine(self) -> Engine:
-        """One of the engines that sample."""
         settings, cluster = self.recipe.settings, self.recipe.cluster
         rows = self.batches.num_rows // cluster.num_train
         if not settings.use_vllm:
@@ -312,7 +308,6 @@ class Sampling:
 
     @property
     def num_groups(self) -> float:
-        """Groups that a rollout samples."""
         return sum(often * groups for often, groups in self.rounds)
 
     def seconds_of(self, num_rows: float, num_generations: int) -> tuple[float, float]:

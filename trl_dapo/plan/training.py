@@ -42,8 +42,6 @@ def makes_tiles() -> bool:
 
 @dataclass(frozen=True)
 class Training:
-    """What training takes of a GPU."""
-
     recipe: Recipe
     shape: ModelShape
     batches: Batches
@@ -100,16 +98,10 @@ class Training:
         head = weights.trained if self.adapter is None else weights.saved if "lm_head" in saved else weights.held
         gathered = memory.gathered_bytes(self.shape, sharding, head, num_copies=len(set(ENDS) & set(saved)))
         context = 0.0 if self.recipe.cluster.gpu.name == "CPU" else memory.CONTEXT
-        return {**state, "reference": self._reference, **activations, "gathered": gathered, "context": context}
-
-    @property
-    def _reference(self) -> float:
-        """Bytes of the model that the KL term compares with; an adapter is switched off instead."""
-        settings, sharding = self.recipe.settings, self.recipe.sharding
-        if settings.beta == 0 or self.adapter is not None:
-            return 0.0
         shards = self.recipe.cluster.num_train if sharding.shards_weights else 1
-        return self.weights.held * self.shape.num_parameters / shards
+        compares = settings.beta != 0 and self.adapter is None  # an adapter is switched off instead
+        reference = weights.held * self.shape.num_parameters / shards if compares else 0.0
+        return {**state, "reference": reference, **activations, "gathered": gathered, "context": context}
 
     @property
     def _optim(self) -> str:

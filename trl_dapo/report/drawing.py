@@ -211,28 +211,15 @@ BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a pictur
 # Okabe and Ito's colours, which the colour-blind can tell apart, as far as they stand out on white and on black.
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Tol's muted colours, for what does not stand for a run.
-OUTCOME_COLOURS = {
-    "accepted": "#44AA99",
-    "all_correct": "#DDCC77",
-    "all_wrong": "#882255",
-    "constant": "#BBBBBB",
-    "outside_band": "#88CCEE",
-    "unscored": "#AA4499",
-    "masked": "#999933",
-}
+OUTCOME_COLOURS = {"accepted": "#44AA99", "all_correct": "#DDCC77", "all_wrong": "#882255", "constant": "#BBBBBB"}
+OUTCOME_COLOURS |= {"outside_band": "#88CCEE", "unscored": "#AA4499", "masked": "#999933"}
 # For reward functions, and for the sources of prompts, the largest first.
 NAME_COLOURS = ("#44AA99", "#CC6677", "#DDCC77", "#999933", "#AA4499", "#88CCEE", "#7777CC", "#882255")
 # For the reasons of a user's own group filter.
 OTHER_COLOURS = ("#332288", "#CC6677", "#117733")
 # Of what the trainer and a server do.
-TIMELINE_COLOURS = {
-    "update": "#88CCEE",
-    "other": "#999933",
-    "sampling": "#44AA99",
-    "wait": "#CC6677",
-    "rewards": "#DDCC77",
-    "idle": "#BBBBBB",
-}
+TIMELINE_COLOURS = {"update": "#88CCEE", "other": "#999933", "sampling": "#44AA99", "wait": "#CC6677"}
+TIMELINE_COLOURS |= {"rewards": "#DDCC77", "idle": "#BBBBBB"}
 # What is done one after the other: where the trainer samples itself, and where a server does.
 TRAINER_LANE = ("update", "other", "sampling", "rewards")
 SERVER_LANES = (("sampling", "idle"), ("update", "other", "wait", "rewards"))
@@ -472,14 +459,12 @@ def _shares(log_history: list[dict]) -> dict[str, Points]:
     """Share of the groups sampled that was accepted, and that was dropped for each reason that ever occurred."""
     sampled = zip(*series(log_history, "dynamic_sampling/groups_generated"), strict=True)
     total = {step: count for step, count in sampled if count > 0}  # carried groups may have filled a rollout
-    dropped = {}
+    shares = {"accepted": np.ones(len(total))}
     prefix = "dynamic_sampling/dropped/"
     logged = (name.removeprefix(prefix) for entry in log_history for name in entry if name.startswith(prefix))
     for reason in dict.fromkeys([*REASONS, *logged]):
         counts = dict(zip(*series(log_history, prefix + reason), strict=True))
         if any(counts.values()):
-            dropped[reason] = [counts.get(step, 0) / total[step] for step in total]
-    if not total:
-        return {}
-    accepted = [1.0 - sum(shares) for shares in zip(*dropped.values(), strict=True)] if dropped else [1.0] * len(total)
-    return {outcome: (list(total), shares) for outcome, shares in {"accepted": accepted, **dropped}.items()}
+            shares[reason] = np.array([counts.get(step, 0) / total[step] for step in total])
+            shares["accepted"] -= shares[reason]
+    return {outcome: ([*total], share.tolist()) for outcome, share in shares.items()} if total else {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
@@ -28,12 +28,8 @@ NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
-
-
-class Picture(NamedTuple):
-    panel: Panel
-    by_run: list[dict[str, Points]]  # what it shows of each run
-    plot: Callable[..., Figure]  # takes a title and a theme
+# A panel, what it shows of each run, and what draws it with a title and in a theme.
+Picture = tuple[Panel, list[dict[str, Points]], Callable[..., Figure]]
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.PathLike | None = None) -> Path:
@@ -57,8 +53,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     # Outcomes of several runs do not fit into one small picture.
     overview = [panel for panel, _ in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
     (output_dir / OVERVIEW_NAME).write_bytes(drawing.render(drawing.plot_runs(histories, labels, overview), "png"))
-    pictures = [Picture(*each, partial(drawing.plot_panel, each[0], histories, labels)) for each in shown]
-    pictures += [Picture(*each, partial(drawing.plot_named, *each, labels)) for each in _named(runs)]
+    pictures: list[Picture] = [(*each, partial(drawing.plot_panel, each[0], histories, labels)) for each in shown]
+    pictures += [(*each, partial(drawing.plot_named, *each, labels)) for each in _named(runs)]
     for panel, _, plot in pictures:
         (output_dir / f"{panel.name}.png").write_bytes(drawing.render(plot(panel.title), "png"))
     path = output_dir / PAGE_NAME
@@ -70,7 +66,7 @@ def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
-    shown = [picture.panel for picture in pictures]
+    shown = [panel for panel, *_ in pictures]
     return template.render(
         version=__version__,
         runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,6 @@ MAX_SOURCES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFigures:
-    """What a ledger says."""
-
     num_groups: int
     outcomes: list[dict[str, Any]]  # with their share of the groups and of the tokens, the largest first
     sources: list[dict[str, Any]]  # with acceptance in the first fifth of the run, the last and all; the largest first
@@ -193,14 +192,9 @@ def _steps_or_none(max_steps: Any) -> int | None:
 def _read_samples(folder: Path, notes: list[str]) -> list[dict]:
     """The first prompts of the first and of the last readable table that `log_completions=True` left."""
     paths = sorted(folder.glob("completions_*.parquet"), key=lambda path: (len(path.name), path.name))
-    samples: dict[Path, list[dict]] = {}
-    for ordered in (paths, paths[::-1]):
-        for path in ordered:
-            if path not in samples:
-                samples[path] = _read_table(path, notes)
-            if samples[path]:
-                break
-    return [sample for path in paths for sample in samples.get(path, [])]
+    read = cache(partial(_read_table, notes=notes))
+    ends = dict.fromkeys(next(filter(read, ordered), None) for ordered in (paths, paths[::-1]))
+    return [sample for path in ends if path for sample in read(path)]
 
 
 def _read_table(path: Path, notes: list[str]) -> list[dict]:

@@ -62,7 +62,9 @@ def check_reward_columns(
                 f"The reward function {name!r} takes {_listed(by_position)} by position only; TRL passes every "
                 "argument by its name."
             )
-        if missing := [p.name for p in parameters if _is_required(p) and p.name not in given]:
+        defaults = {p.name: p.default for p in parameters if p.kind in _BY_KEYWORD}
+        required = [p for p, default in defaults.items() if default is inspect.Parameter.empty]
+        if missing := [p for p in required if p not in given]:
             if missing[0] in ("prompt", "completion"):
                 hint = f"TRL passes `{missing[0]}s`, a list."
             else:
@@ -77,8 +79,7 @@ def check_reward_columns(
             )
         if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             continue
-        accepted = {p.name for p in parameters if p.kind in _BY_KEYWORD}
-        if refused := sorted(given - accepted):
+        if refused := sorted(given - defaults.keys()):
             raise ValueError(
                 f"The reward function {name!r} does not accept {_listed(refused)}, which TRL passes to every reward "
                 "function. Add `**kwargs` to its parameters."
@@ -114,31 +115,23 @@ def check_reward_funcs(
 
 def check_reward_values(name: str, values: Any, num_rows: int) -> list:
     """What a reward function returned, as a list; refuses what it may not return."""
+    returned = f"The reward function {name!r} returned"
+    if inspect.iscoroutine(values):
+        values.close()
+        raise TypeError(f"{returned} a coroutine. Define it with `async def`.")
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        if inspect.iscoroutine(values):
-            values.close()
-            raise TypeError(f"The reward function {name!r} returned a coroutine. Define it with `async def`.")
-        raise TypeError(
-            f"The reward function {name!r} returned {values!r:.80} ({type(values).__name__}); expected a list of "
-            f"{num_rows} numbers, one a completion."
-        )
+        got = f"{values!r:.80} ({type(values).__name__})"
+        raise TypeError(f"{returned} {got}; expected a list of {num_rows} numbers, one a completion.")
     if getattr(values, "ndim", 1) == 0:
-        raise TypeError(
-            f"The reward function {name!r} returned {values!r:.80}, a single number; expected a list of {num_rows}, "
-            "one a completion."
-        )
+        got = f"{values!r:.80}, a single number"
+        raise TypeError(f"{returned} {got}; expected a list of {num_rows}, one a completion.")
     values = list(values)
     if len(values) != num_rows:
-        raise ValueError(
-            f"The reward function {name!r} returned {len(values)} values for {num_rows} completions; expected one "
-            "each."
-        )
+        raise ValueError(f"{returned} {len(values)} values for {num_rows} completions; expected one each.")
     for i, value in enumerate(values):
         if not _is_reward(value):
-            raise TypeError(
-                f"The reward function {name!r} returned {value!r:.80} ({type(value).__name__}) for completion {i} of "
-                f"{num_rows}; expected a number, or `None` for no reward."
-            )
+            got = f"{value!r:.80} ({type(value).__name__}) for completion {i} of {num_rows}"
+            raise TypeError(f"{returned} {got}; expected a number, or `None` for no reward.")
     return values
 
 
@@ -220,11 +213,6 @@ def _parameters(reward_func: Any) -> list[inspect.Parameter]:
         # Of the outermost function: what a decorator takes is what it is given.
         return list(inspect.signature(reward_func, follow_wrapped=False).parameters.values())
     return []
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    takes_the_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not takes_the_rest
 
 
 def _is_reward(value: Any) -> bool:

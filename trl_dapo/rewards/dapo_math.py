@@ -57,23 +57,8 @@ class DapoMathScore(NamedTuple):
 
 def _unwrap(line: str, macro: str) -> str:
     """Replace each `macro{x}` by `x`, where `x` ends at the first closing brace."""
-    opening = macro + "{"
-    pieces = []
-    position = 0
-    while (start := line.find(opening, position)) >= 0:
-        end = line.find("}", start + len(opening))
-        if end < 0:
-            break
-        pieces += [line[position:start], line[start + len(opening) : end]]
-        position = end + 1
-    return "".join(pieces) + line[position:]
-
-
-def _unwrap_boxed(line: str) -> str:
-    r"""Replace `\boxed{x}` by `x`, where `x` begins at the first `\boxed{` and ends at the last closing brace."""
-    before, opening, rest = line.partition("\\boxed{")
-    content, closing, after = rest.rpartition("}")
-    return before + content + after if opening and closing else line
+    closed, brace, rest = line.rpartition("}")  # behind it nothing is closed, which would be looked for each time
+    return re.sub(re.escape(macro) + r"\{([^}]*)\}", r"\1", closed + brace) + rest
 
 
 def normalize_answer(answer: str) -> str:
@@ -97,7 +82,10 @@ def normalize_answer(answer: str) -> str:
             line = f"${parts[1]}$"
         for macro in ("\\text", "\\textbf", "\\overline"):
             line = _unwrap(line, macro)
-        lines.append(_unwrap_boxed(line))
+        # From the first `\boxed{` to the last closing brace.
+        before, opening, boxed = line.partition("\\boxed{")
+        content, closing, after = boxed.rpartition("}")
+        lines.append(before + content + after if opening and closing else line)
     answer = "\n".join(lines)
 
     answer = _BARE_FRACTION.sub(r"frac{\1}{\2}", answer)

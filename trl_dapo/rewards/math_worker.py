@@ -26,13 +26,17 @@ _LOGGED_CHARACTERS = 200
 
 def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     """Scores batches from stdin until it is closed; ends at once if the lifeline is."""
+    import fcntl
+
     signals = {signal.SIGALRM, signal.SIGPROF, signal.SIGIO}
     for number in signals:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer decides
     signal.alarm(STARTUP_LIMIT)
-    _end_with(lifeline)
+    # The kernel ends this process with SIGIO, whatever it is doing, once the other end of the lifeline is closed.
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
     # The answers have stdout for themselves: whatever a library prints must not mix with them.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -87,14 +91,6 @@ def _address_space() -> float:
         return 0
     except MemoryError:
         return math.inf
-
-
-def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process with SIGIO, whatever it is doing, once the other end of `lifeline` is closed."""
-    import fcntl
-
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
 
 
 class _Scorer:

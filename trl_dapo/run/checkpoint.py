@@ -164,8 +164,12 @@ def keeping_dtypes(model: torch.nn.Module) -> Iterator[None]:
 def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:
     """The last checkpoint that was written to its end, which is where `trainer_state.json` is written."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE_NAME}")
-    whole = [path.parent for path in states if path.parent.name.rsplit("-")[-1].isdigit() and _is_json(path)]
-    return max(whole, key=lambda folder: int(folder.name.rsplit("-")[-1]), default=None)
+    steps = [(int(step), path) for path in states if (step := path.parent.name.rsplit("-")[-1]).isdigit()]
+    for _, path in sorted(steps, key=lambda found: -found[0]):
+        with suppress(ValueError, RecursionError):
+            json.loads(path.read_text())
+            return path.parent
+    return None
 
 
 def output_folder(args: TrainingArguments) -> str:
@@ -192,10 +196,3 @@ def warn_of_earlier_run(args: TrainingArguments) -> None:
             f"{deletes if limit else ''}overwrites its model. Name another `output_dir`, or go on with "
             "`resume_from_checkpoint=True`: from the checkpoint with the highest step, whichever run's it is."
         )
-
-
-def _is_json(path: Path) -> bool:
-    with suppress(ValueError, RecursionError):
-        json.loads(path.read_text())
-        return True
-    return False

@@ -199,7 +199,6 @@ def describe_groups(
     rewards_BF, lengths_B = of_rows("rewards_BF"), of_rows("lengths_B").int()
     task_B = task.of(rewards_BF)
     correct_B = is_correct(task_B, task.criterion)  # NaN is not
-    unknown = [None] * len(groups)
     numbers = [rollout.number_of(group) for group in groups]
     half = {group: ask.name for group, ask in rollout.half.items()}
     names = [half.get(group) or rollout.round_of(group).prompts[group.index] for group in groups]
@@ -215,7 +214,7 @@ def describe_groups(
         "source": _texts(rollout.round_of(group).sources[group.index] for group in groups),
         "outcome": pa.array([outcomes[group] for group in groups], pa.string()),
         "drop_reason": _texts(rollout.drop_reasons.get(group) for group in groups),
-        "correct": pa.array(total(correct_B) if task.tells_right else unknown, pa.int16()),
+        "correct": pa.array(total(correct_B) if task.tells_right else [None] * len(groups), pa.int16()),
         "scored": pa.array(total(~task_B.isnan()), pa.int16()),
         "tokens": pa.array(total(lengths_B), pa.int32()),
         "seconds": pa.array([rollout.sampled[n - 1].seconds if n else None for n in numbers], pa.float32()),
@@ -285,18 +284,15 @@ class Parts:
 
 
 def _replace(path: Path, rows: pa.Table) -> None:
+    # For each column as parquet names it: text is worth the time that it takes to make it small.
+    compression = {
+        field.name + ".list.element" * pa.types.is_list(field.type): "zstd" if field.name in TEXT else "snappy"
+        for field in rows.schema
+    }
     whole = pa.BufferOutputStream()  # one write to the disk, not one a column
-    pq.write_table(rows, whole, compression=_compression(rows.schema), write_statistics=False)
+    pq.write_table(rows, whole, compression=compression, write_statistics=False)
     with replacing(path) as temporary:
         temporary.write_bytes(whole.getvalue())
-
-
-def _compression(schema: pa.Schema) -> dict[str, str]:
-    """For each column as parquet names it: text is worth the time that it takes to make it small."""
-    return {
-        field.name + ".list.element" * pa.types.is_list(field.type): "zstd" if field.name in TEXT else "snappy"
-        for field in schema
-    }
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from accelerate import PartialState
 from tqdm.auto import tqdm
@@ -90,34 +90,26 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
 # ---- The table ----
 
 
-class Column(NamedTuple):
-    name: str
-    width: int
-    metric: str
-    format: Callable[[float], str]
-
-
-# 79 characters with a space between columns, and the time left at the end.
-COLUMNS = (
-    Column("reward", 7, "reward", format_number),
-    Column("right", 8, "task_accuracy", lambda share: f"{share:.1%}"),
-    Column("accepted", 8, "dynamic_sampling/acceptance_rate", lambda share: f"{share:.1%}"),
-    Column("rounds", 6, "dynamic_sampling/rounds", lambda rounds: f"{rounds:.1f}"),
-    Column("tokens", 7, "dynamic_sampling/tokens_generated", format_count),
-    Column("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
-    Column("entropy", 7, "entropy", format_number),
-    Column("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
+# Name, width, metric and how it is written: 79 characters with a space between columns, and the time left at the end.
+COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
+    ("reward", 7, "reward", format_number),
+    ("right", 8, "task_accuracy", "{:.1%}".format),
+    ("accepted", 8, "dynamic_sampling/acceptance_rate", "{:.1%}".format),
+    ("rounds", 6, "dynamic_sampling/rounds", "{:.1f}".format),
+    ("tokens", 7, "dynamic_sampling/tokens_generated", format_count),
+    ("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
+    ("entropy", 7, "entropy", format_number),
+    ("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
 )
-HEADER = " ".join([f"{'step':>6}", *(f"{column.name:>{column.width}}" for column in COLUMNS), f"{'left':>8}"])
+HEADER = " ".join([f"{'step':>6}", *(f"{name:>{width}}" for name, width, _, _ in COLUMNS), f"{'left':>8}"])
 
 
 def format_row(logs: Sequence[dict], step: int, seconds_left: float | None) -> str:
     """One line of the table: means over entries of the log; what none of them has is a dash."""
     cells = []
-    for column in COLUMNS:
-        values = [entry[column.metric] for entry in logs if entry.get(column.metric) is not None]
-        cell = column.format(sum(values) / len(values)) if values else "-"
-        cells.append(f"{cell:>{column.width}}")
+    for _, width, metric, text in COLUMNS:
+        values = [entry[metric] for entry in logs if entry.get(metric) is not None]
+        cells.append(f"{text(sum(values) / len(values)) if values else '-':>{width}}")
     left = "-" if seconds_left is None else format_duration(seconds_left)
     return " ".join([f"{step:6d}", *cells, f"{left:>8}"])
 
@@ -159,15 +151,8 @@ def count_empty_steps(log_history: Sequence[dict]) -> int:
     return empty
 
 
-class _Ends(NamedTuple):
-    """Entries of the first and the last tenth that were logged of a rollout: a single one is mostly noise."""
-
-    first: list[dict]
-    last: list[dict]
-    steps: str  # which they are of, in words
-
-
-def _ends(log_history: Sequence[dict]) -> _Ends:
+def _ends(log_history: Sequence[dict]) -> tuple[list[dict], list[dict], str]:
+    """Entries of the first and the last tenth of the rollouts, where one is mostly noise, and their steps in words."""
     trained = [entry for entry in log_history if "loss" in entry]
     # Steps on the rollout of an earlier one know of no reward.
     trained = [entry for entry in trained if "reward" in entry] or trained
@@ -181,16 +166,16 @@ def _ends(log_history: Sequence[dict]) -> _Ends:
         steps = "".join(f"step {entry['step']:,}" for entry in trained)
     else:
         steps = f"means of steps {span(first, 0)} -> {span(last, trained[-num - 1]['step'])}"
-    return _Ends(first, last, steps)
+    return first, last, steps
 
 
-def _change(ends: _Ends, metric: str, text: Callable[[float], str]) -> str | None:
+def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[float], str]) -> str | None:
     """A metric's mean at the first end and at the last; `None` where either knows nothing of it."""
-    values = [[e[metric] for e in entries if e.get(metric) is not None] for entries in (ends.first, ends.last)]
+    values = [[e[metric] for e in entries if e.get(metric) is not None] for entries in (first, last)]
     if not all(values):
         return None
     before, after = (text(sum(of_end) / len(of_end)) for of_end in values)
-    return after if ends.first == ends.last else f"{before} -> {after}"
+    return after if first == last else f"{before} -> {after}"
 
 
 def _beside_grpo(log_history: Sequence[dict]) -> str:
@@ -230,12 +215,12 @@ def summarize(
         moved = f"{empty:,} of them moved no weight" if empty else "Each step moved the weights"
     since = f" from step {resumed_at:,}" if resumed_at else ""
     lines = [f"Ended:     step {step:,} of {max_steps:,}, after {format_duration(seconds)}{since}. {moved}."]
-    ends = _ends(log_history)
+    first, last, steps = _ends(log_history)
     if totals is not None and totals.groups_sampled:
-        accepted = _change(ends, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
+        accepted = _change(first, last, "dynamic_sampling/acceptance_rate", "{:.1%}".format)
         lines.append(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
-            + (f"; accepted {accepted} ({ends.steps})." if accepted else ".")
+            + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
         lines.append(f"Tokens:    {totals.tokens_generated:,} generated{_beside_grpo(log_history)}.")
     timeline = {
@@ -244,25 +229,25 @@ def summarize(
     }
     if total := sum(timeline.values()):
         lines.append(f"Time:      {', '.join(f'{time / total:.0%} {word}' for word, time in timeline.items())}.")
-    metrics = dict.fromkeys(name for entry in ends.first for name in entry if re.fullmatch("rewards/.*/mean", name))
+    metrics = dict.fromkeys(name for entry in first for name in entry if re.fullmatch("rewards/.*/mean", name))
     changes = [
         f"{name.split('/')[1]} {change}"
         for name in metrics
-        if (change := _change(ends, name, format_number)) is not None
+        if (change := _change(first, last, name, format_number)) is not None
     ]
     if changes:
-        lines.append(f"Rewards:   {', '.join(changes)} ({ends.steps}).")
+        lines.append(f"Rewards:   {', '.join(changes)} ({steps}).")
     evaluations: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for entry in log_history:
         if (evaluation := _evaluation(entry)) is not None and evaluation[1]:
             evaluations.setdefault(evaluation[0], []).append((entry["step"], evaluation[1]))
     for name, scored in evaluations.items():
-        (first, before), (last, after) = scored[0], scored[-1]
+        (start, before), (end, after) = scored[0], scored[-1]
         changes = [
             f"{score} {before[score]} -> {value}" if len(scored) > 1 and score in before else f"{score} {value}"
             for score, value in after.items()
         ]
-        steps = f"steps {first:,} -> {last:,}" if len(scored) > 1 else f"step {last:,}"
+        steps = f"steps {start:,} -> {end:,}" if len(scored) > 1 else f"step {end:,}"
         lines.append(f"{name.replace('_', ' ', 1).capitalize() + ':':<10} {', '.join(changes)} ({steps}).")
     lines.append(f"Next:      trl-dapo report {output_dir} (each step: {LOG_HISTORY_NAME})")
     return lines
@@ -337,7 +322,6 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             print(text, file=file, flush=True)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.current_step = state.global_step
         self._window, self._num_rows = [], 0
         self._started, self._progress_at_start = time.perf_counter(), self._progress(state)
         if not state.is_world_process_zero:

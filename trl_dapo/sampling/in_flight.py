@@ -14,7 +14,7 @@ from .screening import asks_of, state_of
 class InFlight(list[Ask]):
     """What is asked for and no rollout has taken in, in the order in which it was asked for."""
 
-    lost: Collection[tuple[int, int]] = ()  # the places of those whose answers a checkpoint did not hold
+    lost: Collection[tuple[int, int] | None] = ()  # the places of those whose answers a checkpoint did not hold
 
     def begin(self, number: int, step: int) -> None:
         """A rollout begins, and what is lost is asked for again, of its policy."""

@@ -85,7 +85,7 @@ def in_equal_shares(
     return asks
 
 
-def state_of(asks: Mapping[tuple[int, int], Ask]) -> list[list]:
+def state_of(asks: Mapping[Group, Ask] | Mapping[tuple[int, int], Ask]) -> list[list]:
     """What a checkpoint keeps of what is asked: where examples stand, which JSON may not hold, each behind its key."""
     return [
         [*key, ask.name, ask.num, ask.place, _content(ask.example), ask.first, ask.rollout, ask.step, ask.due]
