@@ -27,7 +27,7 @@ from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run.ledger import Ledger, Parts, describe_groups, read_ledger
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
-from trl_dapo.sampling.rounds import Round, Rows
+from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
 from .frame.tables import markdown
@@ -55,9 +55,8 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
         rewards_BF = torch.stack([torch.randint(2, (num_rows,)).float(), penalties_B], dim=1)
         lengths_B = torch.randint(1, longest + 1, (num_rows,))
         truncated_B = lengths_B > 0.9 * longest
-        round_ = Round(
-            names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, sources=["math_dapo"] * num_groups
-        )
+        origin = {"sources": ["math_dapo"] * num_groups, "asks": [Ask(name, {}, G) for name in names]}
+        round_ = Round(names, Rows.empty(), rewards_BF, lengths_B, truncated_B, {}, {}, **origin)
         sampler.add_round(round_, [None if i % 2 else "all_wrong" for i in range(num_groups)])
         words = [str(number) for number in range(2000)]
         texts = {
