@@ -110,7 +110,7 @@ def rollouts_ahead(model, folder, num_runs, num_ahead=1):
     """So many runs one after the other with one stand-in for a server each; with answers ahead in checkpoints."""
     settings = {"batch_multiplier": 1.75}
     if int(num_ahead) == 2:
-        settings = {"rollouts_ahead": 2, "batch_multiplier": None, "dynamic_sampling_screen": "3"}
+        settings = {"rollouts_ahead": 2, "batch_multiplier": None}
     for i in range(int(num_runs)):
         sizes = {"per_device_train_batch_size": 4 // WORLD_SIZE, "per_device_eval_batch_size": 8 // WORLD_SIZE}
         saves = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}

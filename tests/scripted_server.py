@@ -92,7 +92,7 @@ class StandIn:
         self.begun.set()
         try:
             self.gate.wait()
-            for ids in prompts:
+            for ids in prompts if self.hold else ():
                 if (event := self.hold.get(number(self.tokenizer.decode(ids)))) is not None:
                     event.wait()
             if self.error is not None:

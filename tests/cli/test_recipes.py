@@ -33,6 +33,7 @@ from trl_dapo.cli import processes
 from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
 from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, load_datasets, make_parser
+from trl_dapo.evaluation.scorers import STYLES
 from trl_dapo.plan import plan
 from trl_dapo.settings.recipe_files import find_accelerate_config
 from trl_dapo.settings.sampling_defaults import SamplingChoice
@@ -173,7 +174,7 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
     assert _make_parser().parse_args(compare[1:]).trained == evaluate.output_dir
     # The evaluation stops where the rollouts do, and asks as they ask.
     assert evaluate.max_completion_length == settings["max_completion_length"]
-    assert evaluate.prompt_style == settings["prompt_style"]
+    assert getattr(evaluate, "prompt_style", STYLES.get(evaluate.scorer)) == settings["prompt_style"]
 
 
 @each_recipe

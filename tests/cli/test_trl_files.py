@@ -230,8 +230,8 @@ def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, su
     """It need not name every field of the recipe that shapes an adapter."""
     file = f"dataset_name: {sums}\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"
     assert launch(command(file)) == 0
-    assert launch(command(file, "--use_peft", "false")) == 0
-    assert launch(command(file, "--use-peft=false")) == 0
+    for i, word in enumerate((["--use_peft", "false"], ["--use-peft=false"])):
+        assert launch(command(file, *word, "--output_dir", f"{sums}-{i}")) == 0  # a folder for each
     with_adapter, *without = made
     assert with_adapter.model.peft_config["default"].r == 4
     assert [hasattr(trainer.model, "peft_config") for trainer in without] == [False, False]
