@@ -14,9 +14,9 @@ weights and the log-probabilities of all rows.
 
 Learning: the quickstart's model and problems as in `time_to_accuracy.py`, the same number of rollouts, in turns and
 ahead; the stand-in samples with the weights that it was given. Two rollouts ahead and in turns once more, an adapter
-of rank 16 trains, at ten times the rate. (Seconds of two ahead are those of groups_ahead.py.) Accuracy is read off
-the logits on held-out problems, so it has no sampling noise. The interval is Student's, of the differences of equal
-seeds.
+of rank 16 trains, at `--adapter-rate` times the rate. (Seconds of two ahead are those of groups_ahead.py.) Accuracy
+is read off the logits on held-out problems, so it has no sampling noise. The interval is Student's, of the
+differences of equal seeds.
 """
 
 import statistics
@@ -120,7 +120,7 @@ def learn(job, checkpoint):
     """Accuracy at every tenth rollout; shares of rows by age, clipped tokens, tokens sampled."""
     problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
     task, num_steps, is_adapter = TASKS["quickstart"], 4, job.arm in OF_ADAPTERS
-    rate = task.learning_rate * (10 if is_adapter else 1)
+    rate = task.learning_rate * (job.others["adapter_rate"] if is_adapter else 1)
     sizes = rollouts_of(16, 8, num_steps, learning_rate=rate, max_steps=num_steps * job.num_rollouts)
     with tempfile.TemporaryDirectory() as folder, server(Model, path=str(checkpoint), seed=job.seed):
         trainer = DAPO(
@@ -180,6 +180,7 @@ def main(
     num_seeds=5,
     num_rollouts=30,
     num_warm_up_steps=250,
+    adapter_rate=10.0,
     num_processes=2,
     output_dir=Path("outputs/overlap"),
 ):
@@ -189,7 +190,7 @@ def main(
         report_seconds(checkpoint, update_seconds, num_timed)
     if "learning" in part:
         seeds = range(num_seeds)
-        limits = {"num_rollouts": num_rollouts, "probe_every": 10}
+        limits = {"num_rollouts": num_rollouts, "probe_every": 10, "others": {"adapter_rate": adapter_rate}}
         jobs = [Job("learning", way, seed, **limits) for seed in seeds for way in AHEAD]
         results = run_all(learn, jobs, checkpoint, output_dir, num_processes, describe=describe)
         report_learning(results, seeds, start, num_rollouts)
