@@ -154,6 +154,20 @@ def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_aga
     assert session.post(f"{server.url}/", json={}).status_code == 200
 
 
+@pytest.mark.parametrize("answer", [None, drips_behind_its_headers])
+def test_what_is_ended_with_a_request_that_was_late_is_late_too(server, answer):
+    """Of many requests the first that is waited for need not be the first whose time is up."""
+    session = session_with(1000.0)
+    server.answers["/"] = [answer, drips]
+    with ThreadPoolExecutor(1) as executor:
+        call = executor.submit(session.post, f"{server.url}/", json={})
+        assert server.was_asked.acquire(timeout=30)
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            session.post(f"{server.url}/", json={}, timeout=0.2)
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            call.result(timeout=30)
+
+
 # ---- TRL's client and ours, and a server's bad days ----
 
 

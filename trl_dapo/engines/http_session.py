@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
-from requests.exceptions import ChunkedEncodingError, ReadTimeout
+from requests.exceptions import ChunkedEncodingError, ReadTimeout, RequestException
 from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
@@ -36,7 +36,7 @@ class TimedAdapter(HTTPAdapter):
 
     def __init__(self, adapter: HTTPAdapter, timeout: float) -> None:
         self.timeout = timeout
-        self.num_closings = 0
+        self.num_closings = self._num_late = 0
         self._lock = threading.Lock()
         self._pools: WeakSet[HTTPConnectionPool] = WeakSet()
         self._connections: WeakSet = WeakSet()
@@ -46,12 +46,18 @@ class TimedAdapter(HTTPAdapter):
         self.max_retries = retries
 
     def send(self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any) -> Response:
-        seconds = self.timeout if timeout is None else timeout
+        seconds, num_late = self.timeout if timeout is None else timeout, self._num_late
+        late = ReadTimeout(f"no whole answer in {seconds:g} s", request=request)
         call = Call(partial(self._whole, partial(super().send, request, stream=stream, timeout=seconds, **kwargs)))
         try:
             if not call.ends_within(seconds):
-                raise ReadTimeout(f"no whole answer in {seconds:g} s", request=request)
+                self._num_late += 1
+                raise late
             return call.result()
+        except RequestException:
+            if self._num_late > num_late:  # of this one or another, with which all under way are ended
+                raise late from None
+            raise
         finally:
             if not call.done():
                 self.close()
