@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to a server that hangs, fails or is given up, over real sockets. `requests` comes with vLLM."""
 
+import contextlib
 import json
 import math
 import socket
@@ -105,6 +106,15 @@ def session_with(timeout):
     return session
 
 
+@contextlib.contextmanager
+def under_way(session, server):
+    """A request that the server has, and has not answered."""
+    with ThreadPoolExecutor(1) as executor:
+        call = executor.submit(session.post, f"{server.url}/", json={})
+        assert server.was_asked.acquire(timeout=30)
+        yield call
+
+
 BUSY = (503, "", ("Retry-After", "30"))
 
 
@@ -144,9 +154,7 @@ def test_an_answer_that_breaks_off_is_asked_for_once_more(server):
 def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_again(server, answer):
     session = session_with(1000.0)
     server.answers["/"] = [answer, OK]
-    with ThreadPoolExecutor(1) as executor:
-        call = executor.submit(session.post, f"{server.url}/", json={})
-        assert server.was_asked.acquire(timeout=30)
+    with under_way(session, server) as call:
         session.close()
         with pytest.raises(requests.exceptions.RequestException):
             call.result(timeout=30)
@@ -159,9 +167,7 @@ def test_what_is_ended_with_a_request_that_was_late_is_late_too(server, answer):
     """Of many requests the first that is waited for need not be the first whose time is up."""
     session = session_with(1000.0)
     server.answers["/"] = [answer, drips]
-    with ThreadPoolExecutor(1) as executor:
-        call = executor.submit(session.post, f"{server.url}/", json={})
-        assert server.was_asked.acquire(timeout=30)
+    with under_way(session, server) as call:
         with pytest.raises(requests.exceptions.ReadTimeout):
             session.post(f"{server.url}/", json={}, timeout=0.2)
         with pytest.raises(requests.exceptions.ReadTimeout):

@@ -187,8 +187,7 @@ class GroupsAhead:
 
     def load_state_dict(self, state: dict[str, Any], asks: Sequence[Ask]) -> set[Place]:
         """Goes on from what [`GroupsAhead.state_dict`] returned; returns where what has no answer stands."""
-        held: dict[Place, Answer]
-        held = {tuple(place): Answer.from_state_dict(answer) for place, answer in state["answers"]}
+        held = dict[Place, Answer]((tuple(at), Answer.from_state_dict(answer)) for at, answer in state["answers"])
 
         def find() -> tuple[list[Place], bool]:
             answered = [ask for ask in asks if ask.place in held]

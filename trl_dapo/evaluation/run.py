@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rewards.dapo_math import completion_text, loggable
 from ..run.files import replacing
-from ..run.stopwatch import calling
+from ..run.stopwatch import SILENCE, calling
 from ..settings.arguments import check_model_path, naming_missing_folders
 from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check_value
 from ..settings.secrets import without_secrets
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 PARQUET_FILE = "completions.parquet"
 ENGINES = ("transformers", "vllm")
-SILENCE = 15.0  # seconds, after which the bar is drawn again though nothing came
 _PATH = (str, os.PathLike)
 _SAMPLED_VALUES = 1024  # of each parameter
 _BLOCK = 1 << 16  # bytes
@@ -269,8 +268,8 @@ def _check_folder(model: str | os.PathLike) -> None:
 
 def _style_of(scorer: str | Scorer, journal: Path) -> str:
     """The prompt style of the completions that are there, else the one that asks for what the scorer reads."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads(journal.read_bytes().partition(b"\n")[0])["settings"]["prompt_style"]
+    with suppress(OSError, ValueError, KeyError, TypeError), journal.open("rb") as file:
+        return json.loads(file.readline())["settings"]["prompt_style"]
     return STYLES.get(scorer, "as_is") if isinstance(scorer, str) else "as_is"
 
 

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 
+SILENCE = 15.0  # seconds, after which a command says what it is doing
+
+
 @contextmanager
 def calling(function: Callable[[], object], every: float) -> Iterator[None]:
     """A block beside which a function is called every so many seconds."""

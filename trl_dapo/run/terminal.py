@@ -29,13 +29,12 @@ from ..sampling.sampler import Sampler
 from .checkpoint import output_folder
 from .log import LOG_HISTORY_NAME
 from .stops import StopCallback
-from .stopwatch import Stopwatch, calling
+from .stopwatch import SILENCE, Stopwatch, calling
 
 
 logger = transformers_logging.get_logger(__name__)
 
 HEADER_EVERY = 30  # rows
-SILENCE = 15.0  # seconds, after which a run says what it is doing
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
 # What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
