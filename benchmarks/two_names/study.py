@@ -10,8 +10,8 @@ GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learni
 
 Tasks, checkpoints and targets are those of time_to_accuracy.py and, of Countdown, larger/. The rates are 0.5, 1, 2
 and 3 times the one at which GRPO got furthest there; the best has the fewest tokens to the target with seed 100,
-which does not count and ends where an earlier rate got there. Writes runs.csv, a line a run, curves.csv, a line every fourth rollout, and EVIDENCE.md's
-outcomes.
+which does not count: there a rate ends at the tokens with which an earlier one got there. Writes runs.csv, a line a
+run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
 
 A new task is a line of `TASKS`, and a new arm one of `ARMS`: both come with predictions.
 """
