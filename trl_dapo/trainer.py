@@ -14,6 +14,7 @@ TRL turns prompts into tensors in one private method, which is wrapped, not copi
 """
 
 import copy
+import math
 import sys
 import textwrap
 import time
@@ -32,7 +33,6 @@ from . import construction
 from .config import DAPOConfig
 from .engines.lora_sync import syncing_adapters
 from .engines.seam import Checkpoints
-from .engines.swap import swapped
 from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
@@ -56,21 +56,10 @@ from .settings.arguments import naming_missing_folders
 from .settings.warnings import warnings_at_start
 from .update.old_logps import restore_old_logps
 from .update.rows import mark_filler
+from .update.swap import swapped
 
 
 logger = logging.get_logger(__name__)
-
-PAPER = {
-    "title": "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
-    "id": "2503.14476",
-    "citation": textwrap.dedent("""\
-        @article{yu2025dapo,
-            title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
-            author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and others},
-            year         = 2025,
-            eprint       = {arXiv:2503.14476},
-        }"""),
-}
 
 
 class DAPOTrainer(Checkpoints):
@@ -119,7 +108,17 @@ class DAPOTrainer(Checkpoints):
     _weights_of_task: list[float] | None = None
     _tag_names = ["trl", "dapo"]  # noqa: RUF012 (TRL's name and type)
     _name = "DAPO"
-    _paper = PAPER
+    _paper = {  # noqa: RUF012 (TRL's name and type)
+        "title": "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+        "id": "2503.14476",
+        "citation": textwrap.dedent("""\
+            @article{yu2025dapo,
+                title        = {{DAPO: An Open-Source LLM Reinforcement Learning System at Scale}},
+                author       = {Qiying Yu and Zheng Zhang and Ruofei Zhu and Yufeng Yuan and others},
+                year         = 2025,
+                eprint       = {arXiv:2503.14476},
+            }"""),
+    }
 
     def __init__(
         self,
@@ -271,7 +270,8 @@ class DAPOTrainer(Checkpoints):
         sampler.begin(step)
         is_hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with progress_bar(sampler, bool(is_hidden)) as show, self._awake() if sampler.num_missing else nullcontext():
-            while asks := self._next_asks(sampler):
+            self._ask_ahead(sampler)
+            while asks := sampler.next_prompts():
                 started = time.perf_counter()
                 round_ = self._sample_round(sampler, asks)
                 for part in round_.by_size(sampler.rollout.rounds):
@@ -280,6 +280,7 @@ class DAPOTrainer(Checkpoints):
                     sampler.add_round(part, reasons, counts, step)
                 round_.seconds = time.perf_counter() - started
                 show()
+                self._ask_ahead(sampler)  # before the next is waited for
         batch = sampler.batch()
         self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
@@ -289,11 +290,6 @@ class DAPOTrainer(Checkpoints):
         num_tokens = int(rollouts["num_items_in_batch"])
         self._log_sampling(sampler, batch, tokens_trained=num_tokens, skipped_by_memory=sampler.num_skipped)
         return rollouts
-
-    def _next_asks(self, sampler: Sampler) -> list[Ask]:
-        """What the next round takes in; before that is waited for, the server is asked for more."""
-        self._ask_ahead(sampler)
-        return sampler.next_prompts()
 
     def _ask_ahead(self, sampler: Sampler) -> None:
         """Asks the server for what later rollouts train on."""
@@ -307,8 +303,8 @@ class DAPOTrainer(Checkpoints):
         mine = local_slice(len(examples), self.accelerator.process_index, self.accelerator.num_processes)
         # A copy a row, as TRL's data loader makes one: reward functions and rollout functions may change theirs.
         inputs = [copy.deepcopy(example) for example in examples[mine]]
-        # TRL asks a server for so many completions of every so-manieth prompt.
-        in_common = swapped(self, num_generations=rounds.completions_in_common(asks))
+        # TRL asks a server for so many completions of every so-manieth prompt: what divides the number for each.
+        in_common = swapped(self, num_generations=math.gcd(*(ask.num for ask in asks)))
         with in_common, self._recording() as recorded, self._ahead.answering(asks):
             super()._generate_and_score_completions(inputs)
         return Round.sampled(asks, recorded, sampler.rollout.number, self.accelerator)
@@ -372,10 +368,6 @@ class DAPOTrainer(Checkpoints):
             if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
                 metrics[name].extend(values)
         metrics["filtered_reward"].extend(self._replay_metrics["reward"])
-
-    def _append_metrics(self, log: dict[str, float]) -> None:
-        for name, value in log.items():
-            self._metrics["train"][name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`

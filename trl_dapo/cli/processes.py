@@ -22,9 +22,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..config import DAPOConfig
-from ..engines.swap import swapped
 from ..settings.ranges import COUNT_OR_NONE, check_value
 from ..settings.recipe_files import find_accelerate_config
+from ..update.swap import swapped
 
 
 OWN_OPTION = "accelerate_config"  # of `trl` and of this package: `--config_file` of accelerate's, by name

@@ -25,13 +25,13 @@ from trl.scripts.utils import DatasetConfig
 
 from .. import data
 from ..config import DAPOConfig
-from ..engines.swap import swapped
 from ..plan.recipe import read_values
 from ..rewards import bare_number_reward, dapo_math_reward, last_number_reward, math_verify_reward
 from ..run.checkpoint import find_checkpoint, last_complete_checkpoint, output_folder
 from ..settings.arguments import _read_recipe, check_model_path, load_function, one_line, refuse_unknown_fields
 from ..settings.help import help_from_docstring
 from ..tools import calculate
+from ..update.swap import swapped
 from . import processes
 from .processes import split_options, tell_once
 

@@ -22,8 +22,8 @@ from transformers.utils import logging
 from ..ranks import local_slice, on_main_process, rank_and_world_size
 from ..run.stopwatch import Stopwatch
 from ..sampling.rounds import Ask
+from ..update.swap import swapped
 from .call import Calls
-from .swap import swapped
 
 
 logger = logging.get_logger(__name__)

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls beside the training loop. Knows nothing of models."""
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import Future
 from typing import Any
 
 
@@ -16,27 +14,21 @@ MOST = 256  # at a time; more groups than a server samples at once
 GRACE, PATIENCE = 5.0, 0.25  # seconds that interrupted calls may take to end, in all and at each attempt
 
 
-class Call(Future):
+def call(function: Callable) -> Future:
     """One call of a function, in a thread of its own. It starts at once."""
+    future: Future = Future()
+    # Not one of an executor's: the interpreter waits for those when it ends, however long they take.
+    threading.Thread(target=_settle, args=(future, function), name="vllm-request", daemon=True).start()
+    return future
 
-    def __init__(self, function: Callable) -> None:
-        super().__init__()
-        self._started = time.perf_counter()
-        self.seconds = math.nan  # that the function took, once it has ended
-        # Not one of an executor's: the interpreter waits for those when it ends, however long they take.
-        threading.Thread(target=self._run, args=(function,), name="vllm-request", daemon=True).start()
 
-    def _run(self, function: Callable) -> None:
-        try:
-            end = partial(self.set_result, function())
-        except BaseException as error:
-            end = partial(self.set_exception, error)
-        self.seconds = time.perf_counter() - self._started
-        end()
-
-    def ends_within(self, seconds: float) -> bool:
-        """Waits until the function has ended, whatever came of it; whether it did in time."""
-        return self in wait([self], seconds).done
+def _settle(future: Future, function: Callable) -> None:
+    try:
+        outcome = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(outcome)
 
 
 class Calls:
@@ -69,11 +61,7 @@ class Calls:
                     return
                 future, function = self._waiting.popleft()
             future.set_running_or_notify_cancel()
-            try:
-                end = partial(future.set_result, function())
-            except BaseException as error:
-                end = partial(future.set_exception, error)
-            end()
+            _settle(future, function)
 
     def lap(self) -> float:
         """Seconds since the last lap in which any was under way."""

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
@@ -17,7 +18,7 @@ from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
 
-from .call import MOST, Call
+from .call import MOST, call
 
 
 class OneWait(Retry):
@@ -48,18 +49,18 @@ class TimedAdapter(HTTPAdapter):
     def send(self, request: PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any) -> Response:
         seconds, num_late = self.timeout if timeout is None else timeout, self._num_late
         late = ReadTimeout(f"no whole answer in {seconds:g} s", request=request)
-        call = Call(partial(self._whole, partial(super().send, request, stream=stream, timeout=seconds, **kwargs)))
+        answer = call(partial(self._whole, partial(super().send, request, stream=stream, timeout=seconds, **kwargs)))
         try:
-            if not call.ends_within(seconds):
+            if not wait([answer], seconds).done:
                 self._num_late += 1
                 raise late
-            return call.result()
+            return answer.result()
         except RequestException:
             if self._num_late > num_late:  # of this one or another, with which all under way are ended
                 raise late from None
             raise
         finally:
-            if not call.done():
+            if not answer.done():
                 self.close()
 
     def _whole(self, ask: Callable[[], Response], is_last: bool = False) -> Response:

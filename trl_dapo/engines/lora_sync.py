@@ -32,10 +32,10 @@ from ..construction import is_quantized
 from ..ranks import on_main_process
 from ..run.checkpoint import output_folder
 from ..settings.secrets import without_secrets
+from ..update.swap import swapped
 from .lora_adapters import as_peft, changed_weight, gather_adapter, max_lora_rank, why_not_served
 from .lora_client import AdapterClient, AdapterRefused
 from .server import BoundClient
-from .swap import swapped
 
 
 logger = logging.get_logger(__name__)

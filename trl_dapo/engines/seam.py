@@ -43,10 +43,10 @@ from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
+from ..update.swap import swapped
 from .ahead import GroupsAhead
 from .lora_sync import AdapterGeneration
 from .server import check_ahead, describing_loss
-from .swap import swapped
 
 
 logger = logging.get_logger(__name__)

@@ -16,7 +16,7 @@ from ..config import DAPOConfig
 from ..ranks import describe
 from ..run.checkpoint import last_complete_checkpoint, output_folder
 from ..settings.secrets import without_secrets
-from .swap import swapped
+from ..update.swap import swapped
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ log-probabilities as arrays: a rollout of 8,192 rows x 10k tokens is 0.3 GB of i
 """
 
 import itertools
-import math
 import pickle
 import zlib
 from bisect import bisect_left
@@ -164,11 +163,6 @@ class Ask(NamedTuple):
     due: int = 0  # the last rollout that may take it in
 
 
-def completions_in_common(asks: Sequence[Ask]) -> int:
-    """The largest number of completions that divides what is asked of every prompt."""
-    return math.gcd(*(ask.num for ask in asks))
-
-
 @dataclass
 class Round:
     """One round, whose groups have one size: of one that asked for several [`Round.by_size`] makes several."""
@@ -258,20 +252,18 @@ class Round:
     def _of_pieces(self, groups: list[list["Piece"]], asks: list[Ask], ages: list[int], num_known: int) -> "Round":
         """Groups of rows of several rounds, of which this is the last; each rank keeps the rows that it holds."""
         rows, places = Rows.empty(), list[int]()
-        pieces = [piece for group in groups for piece in group]
-        held = {id(round_): {place: i for i, place in enumerate(round_.places)} for round_, _ in pieces}
-        place = itertools.count()
-        for round_, wanted in pieces:
-            mine = held[id(round_)]
-            here = [(next(place), mine.get(i)) for i in wanted]
-            rows.extend(round_.rows.take([i for _, i in here if i is not None]))
-            places += [at for at, i in here if i is not None]
+        rows_of = [(round_, i) for group in groups for round_, wanted in group for i in wanted]
+        pieces = {id(round_): round_ for group in groups for round_, _ in group}
+        held = {key: {place: i for i, place in enumerate(round_.places)} for key, round_ in pieces.items()}
+        for place, (round_, i) in enumerate(rows_of):
+            if i in held[id(round_)]:
+                rows.extend(round_.rows.take([held[id(round_)][i]]))
+                places.append(place)
 
         def of_rows(column: str) -> Tensor:
-            return torch.cat([getattr(round_, column)[wanted.start : wanted.stop] for round_, wanted in pieces])
+            return torch.stack([getattr(round_, column)[i] for round_, i in rows_of])
 
-        rows_of = [(round_, i) for round_, wanted in pieces for i in wanted]
-        names = dict.fromkeys(name for round_, _ in pieces for name in round_.extra_logs)
+        names = dict.fromkeys(name for round_ in pieces.values() for name in round_.extra_logs)
         logs = {
             name: [round_.extra_logs[name][i] if name in round_.extra_logs else None for round_, i in rows_of]
             for name in names

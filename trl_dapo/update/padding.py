@@ -5,7 +5,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +16,7 @@ from transformers.utils import logging
 
 from ..models import has_plain_attention, why_positions_are_absolute
 from ..ranks import on_main_process
+from .swap import swapped
 
 
 logger = logging.get_logger(__name__)
@@ -88,21 +88,15 @@ def _exact(model: PreTrainedModel, accelerator: Accelerator) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(model.train, model.training)
         model.eval()
-        _put(accelerator, "autocast_handler", AutocastKwargs(enabled=False), stack)
+        stack.enter_context(swapped(accelerator, autocast_handler=AutocastKwargs(enabled=False)))
         for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
-            _put(setting, "fp32_precision", "ieee", stack)
+            stack.enter_context(swapped(setting, fp32_precision="ieee"))
         if "flash" in str(attention):  # 16 bits only
             stack.callback(model.set_attn_implementation, attention)
             model.set_attn_implementation("eager")
         if not any(isinstance(weight, DTensor) for weight in model.parameters()):  # which FSDP brings itself
             _bring_in_float32(model, accelerator.device, stack)
         yield
-
-
-def _put(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
-    """Sets an attribute until the stack is closed."""
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
 
 
 def _bring_in_float32(model: nn.Module, device: torch.device, stack: ExitStack) -> None:
@@ -124,9 +118,9 @@ def _in_float32(parts: list[nn.Module], device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(GatheredParameters(weights))  # with ZeRO-3
         for linear in [part for part in parts if hasattr(part, "compute_dtype")]:  # in 4 bits
-            _put(linear, "compute_dtype", torch.float32, stack)
+            stack.enter_context(swapped(linear, compute_dtype=torch.float32))
         for tensor in (*weights, *(buffer for part in parts for buffer in part.buffers(recurse=False))):
             dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
             if (tensor.device, tensor.dtype) != (device, dtype):
-                _put(tensor, "data", tensor.data.to(device, dtype), stack)
+                stack.enter_context(swapped(tensor, data=tensor.data.to(device, dtype)))
         yield

@@ -30,6 +30,7 @@ from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_is_felt
 from .passes import accumulating, ranks_are_in_step, run_trimmed
 from .rows import MODEL_INPUTS, check_keys
+from .swap import swapped
 from .tally import Tally, metrics_of_passes, metrics_of_tokens
 from .window import Cutter, weigh
 
@@ -183,11 +184,8 @@ class UpdatePhase(GRPOTrainer):
         if not self._passes_once:
             return super()._generate_and_score_completions(inputs)
         # TRL would pass over all rows to weigh what vLLM sampled. The objective does that.
-        corrects, self.vllm_importance_sampling_correction = self.vllm_importance_sampling_correction, False
-        try:
+        with swapped(self, vllm_importance_sampling_correction=False):
             return super()._generate_and_score_completions(inputs)
-        finally:
-            self.vllm_importance_sampling_correction = corrects
 
     # ---- The objective ----
 
@@ -251,12 +249,9 @@ class UpdatePhase(GRPOTrainer):
         if "weights" not in inputs:
             return super()._compute_loss(model, inputs)
         weight, factor = inputs["weights"]
-        beta, self.beta = self.beta, self.beta * factor
-        try:
-            # The policy term is in proportion to the advantages, the KL term to beta; the other terms keep their size.
+        # The policy term is in proportion to the advantages, the KL term to beta; the other terms keep their size.
+        with swapped(self, beta=self.beta * factor):
             return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
-        finally:
-            self.beta = beta
 
     # ---- The steps of the training loop ----
 
@@ -304,6 +299,9 @@ class UpdatePhase(GRPOTrainer):
                 self.entropy_coef = adapted_entropy_coef(self.entropy_coef, self._last_world_entropy, self.args)
             if mode == "train":
                 metrics["entropy_coef"] = self.entropy_coef
+        self._append_metrics(metrics, mode)
+
+    def _append_metrics(self, metrics: dict[str, float], mode: str = "train") -> None:
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
 
