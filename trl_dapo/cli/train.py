@@ -225,9 +225,12 @@ def launch(argv: Sequence[str]) -> int:
     # then asks for the interpreter's lock aborts the process, and with it a run that was complete. Its bar goes too.
     gc.collect()
     if status == INTERRUPTED and PartialState().is_main_process:
-        line = f"trl-dapo train: {describe_interruption(output_folder(settings[1]))}"
+        folder = output_folder(settings[1])
+        line = f"stopped. {folder} holds no checkpoint yet: the same command starts from the beginning."
+        if (checkpoint := last_complete_checkpoint(folder)) is not None:
+            line = f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
         # On a terminal `^C` stands where the cursor is.
-        print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, line), file=sys.stderr)
+        print("\n" * sys.stderr.isatty() + wrapped_for(sys.stderr, f"trl-dapo train: {line}"), file=sys.stderr)
     return status
 
 
@@ -249,18 +252,14 @@ def read_settings(parser: _Parser, argv: Sequence[str]) -> tuple[LaunchArguments
     settle_idle(argv, launch_args, model_args)
     refuse_missing_packages(training_args, model_args)
     training_args.resume_from_checkpoint = checkpoint_to_resume(training_args)
-    refuse_other_kind(Path(output_folder(training_args)), model_args.use_peft)
-    return launch_args, training_args, model_args
-
-
-def refuse_other_kind(folder: Path, is_adapter: bool) -> None:
-    """Refuses an adapter beside a whole model, or the other way round: of one folder neither is loaded right."""
-    there, file = ("model", "config.json") if is_adapter else ("adapter", "adapter_config.json")
-    if (folder / file).exists():
+    folder = Path(output_folder(training_args))
+    there, file = ("model", "config.json") if model_args.use_peft else ("adapter", "adapter_config.json")
+    if (folder / file).exists():  # of one folder with an adapter and a whole model neither is loaded right
         raise ValueError(
             f"`output_dir` {folder} holds the {there} of another run (`{file}`), beside which what is saved could not "
             "be loaded. Set another `output_dir`, or delete that one."
         )
+    return launch_args, training_args, model_args
 
 
 def settle_idle(argv: Sequence[str], *settings: Any) -> None:
@@ -310,13 +309,6 @@ def train(launch_args: LaunchArguments, training_args: DAPOConfig, given: dict[s
             trainer.push_to_hub(dataset_name=launch_args.dataset_name)
     trainer.accelerator.end_training()
     return FOUND_NOTHING if trainer.stop.found_nothing else 0
-
-
-def describe_interruption(output_dir: str) -> str:
-    checkpoint = last_complete_checkpoint(output_dir)
-    if checkpoint is None:
-        return f"stopped. {output_dir} holds no checkpoint yet: the same command starts from the beginning."
-    return f"stopped. The same command with `--resume_from_checkpoint true` goes on from {checkpoint}."
 
 
 class _Handed(Exception):
@@ -386,21 +378,17 @@ def load_datasets(
         if launch_args.eval_dataset_name is None and value != off:
             value = getattr(value, "value", value)  # of an enumeration
             raise ValueError(f"`{name}={value!r}` needs `eval_dataset_name`. Name one, or set `{name}: {off!r}`.")
-    as_they_are = keeps_rows(launch_args)
+    # Rows of a file are kept where `GRPOTrainer` takes them and nothing asks for the gold answers of problems in them.
+    # The math rewards do where they are alone: then no function reads a column that would be renamed.
+    rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
+    asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
+    as_they_are = not asked and data.has_prompts(str(launch_args.dataset_name))
     train_dataset = _load_dataset(launch_args, "", launch_args.dataset_train_split, as_they_are)
     assert train_dataset is not None
     eval_dataset = _load_dataset(launch_args, "eval_", launch_args.eval_dataset_split, as_they_are)
     if eval_dataset is not None:
         data.refuse_overlap(train_dataset, eval_dataset, None if as_they_are else "id")
     return train_dataset, eval_dataset
-
-
-def keeps_rows(launch_args: LaunchArguments) -> bool:
-    """Whether a file has rows that `GRPOTrainer` takes, and nothing asks for the gold answers of problems in them."""
-    rewards = launch_args.reward_funcs or [launch_args.reward_model_name_or_path or "dapo_math"]
-    # Of the math rewards alone: where they are, no function reads a column that would be renamed.
-    asked = launch_args.prompt_style is not None or launch_args.on_bad_rows != "error" or {*rewards} <= REWARDS.keys()
-    return not asked and data.has_prompts(str(launch_args.dataset_name))
 
 
 def _load_dataset(args: LaunchArguments, prefix: str, split: str, as_they_are: bool) -> datasets.Dataset | None:

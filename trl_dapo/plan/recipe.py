@@ -249,7 +249,16 @@ def read(
         refuse_unknown_fields(said_by, given, values, OPTIONS)
         values |= read_values(given)
     settings = SimpleNamespace(**values)
-    _check(settings)
+    # What a run would refuse, and what a plan cannot calculate with.
+    check_values(settings)
+    check_rules(settings)
+    check_value("lora_r", settings.lora_r, COUNT)
+    check_choice("dtype", settings.dtype, DTYPES)
+    for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
+        if getattr(settings, one) and getattr(settings, other):
+            raise ValueError(f"`{one}` and `{other}` contradict each other.")
+    if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
+        raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
     SamplingChoice(settings, {})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
@@ -275,19 +284,6 @@ def _read_prompts(settings: SimpleNamespace) -> tuple[float, float]:
             mean, most = prompt_lengths(settings.dataset_name, settings.prompt_style, settings.dataset_limit)
             return mean / CHARACTERS + TEMPLATE, most / CHARACTERS + TEMPLATE
     return PROMPT, LONGEST_PROMPT
-
-
-def _check(settings: SimpleNamespace) -> None:
-    """Refuses what a run would, and what a plan cannot calculate with."""
-    check_values(settings)
-    check_rules(settings)
-    check_value("lora_r", settings.lora_r, COUNT)
-    check_choice("dtype", settings.dtype, DTYPES)
-    for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
-        if getattr(settings, one) and getattr(settings, other):
-            raise ValueError(f"`{one}` and `{other}` contradict each other.")
-    if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
-        raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
 
 
 def read_header(path: str | Path) -> dict[str, str]:

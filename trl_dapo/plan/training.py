@@ -111,11 +111,6 @@ class Training:
     def attention(self) -> str:
         return self.recipe.settings.attn_implementation or "sdpa"
 
-    @property
-    def gathered_for_sync(self) -> float:
-        """Bytes of the largest weight as it is gathered for vLLM."""
-        return self.weights.trained * self.shape.num_embedding if self.recipe.sharding.shards_weights else 0.0
-
     def pass_seconds(
         self, rows: float, lengths: Lengths, passes: float, microbatches: float, gathers: int = 1, reduced: float = 0.0
     ) -> float:

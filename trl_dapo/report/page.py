@@ -16,7 +16,6 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from ..number_format import format_share
 from ..version import __version__
 from . import drawing
 from .drawing import BY_NAME, ONE_RUN_EACH, PANELS, PAPER, REWARDS, RUN_COLOURS, Panel, Points, smooth
@@ -64,7 +63,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
 
 def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(visible=_visible, cut=_cut, figure=_figure, percent=format_share)
+    environment.filters.update(visible=_visible, cut=_cut, figure=_figure)
+    environment.filters["percent"] = lambda share: "-" if share is None else f"{share:.1%}"
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     shown = [panel for panel, *_ in pictures]
     return template.render(

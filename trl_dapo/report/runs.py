@@ -105,7 +105,10 @@ def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
             "in itself or in a checkpoint. It is not the `output_dir` of a run, or the run has not logged yet."
         )
     path, log_history, max_steps = log
-    evaluations, rows = _read_evaluations(run_dir), read_ledger(run_dir, notes)
+    found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
+    dated = [(_finished(path, summary), path.parent.name, summary) for path, summary in found if _is_summary(summary)]
+    evaluations = {name: summary for _, name, summary in sorted(dated, key=lambda entry: entry[:2])}
+    rows = read_ledger(run_dir, notes)
     return Run(
         label=label or run_dir.resolve().name,
         log_history=log_history,
@@ -228,12 +231,6 @@ def _sample(group: list[dict]) -> dict:
             for row in chosen
         ],
     }
-
-
-def _read_evaluations(run_dir: Path) -> dict[str, dict]:
-    found = ((path, _parse(path.read_bytes())) for path in run_dir.glob(f"*/{SUMMARY_FILE}"))
-    dated = [(_finished(path, summary), path.parent.name, summary) for path, summary in found if _is_summary(summary)]
-    return {name: summary for _, name, summary in sorted(dated, key=lambda entry: entry[:2])}
 
 
 def _finished(path: Path, summary: dict) -> float:

@@ -55,12 +55,6 @@ class DapoMathScore(NamedTuple):
     answer: str
 
 
-def _unwrap(line: str, macro: str) -> str:
-    """Replace each `macro{x}` by `x`, where `x` ends at the first closing brace."""
-    closed, brace, rest = line.rpartition("}")  # behind it nothing is closed, which would be looked for each time
-    return re.sub(re.escape(macro) + r"\{([^}]*)\}", r"\1", closed + brace) + rest
-
-
 def normalize_answer(answer: str) -> str:
     r"""
     Minerva normalisation of a final answer, as DAPO's reference scorer applies it: `x = 1,234 dollars` becomes `1234`.
@@ -81,7 +75,10 @@ def normalize_answer(answer: str) -> str:
         if len(parts) == 3:  # `text $a$ text` becomes `$a$`: what is between the first two dollars
             line = f"${parts[1]}$"
         for macro in ("\\text", "\\textbf", "\\overline"):
-            line = _unwrap(line, macro)
+            # `macro{x}` becomes `x`, up to the first closing brace. Behind the last one nothing is closed, which would
+            # be looked for each time.
+            closed, brace, rest = line.rpartition("}")
+            line = re.sub(re.escape(macro) + r"\{([^}]*)\}", r"\1", closed + brace) + rest
         # From the first `\boxed{` to the last closing brace.
         before, opening, boxed = line.partition("\\boxed{")
         content, closing, after = boxed.rpartition("}")

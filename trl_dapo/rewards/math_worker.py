@@ -27,6 +27,7 @@ _LOGGED_CHARACTERS = 200
 def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     """Scores batches from stdin until it is closed; ends at once if the lifeline is."""
     import fcntl
+    import resource
 
     signals = {signal.SIGALRM, signal.SIGPROF, signal.SIGIO}
     for number in signals:
@@ -41,7 +42,10 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     scorer = _Scorer()
-    _limit_memory(memory_limit)
+    _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+    held = memory_limit if ceiling == resource.RLIM_INFINITY else min(memory_limit, ceiling)
+    with suppress(OSError, ValueError):  # macOS knows the limit but does not set it
+        resource.setrlimit(resource.RLIMIT_AS, (held, held))
     signal.alarm(0)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -70,16 +74,6 @@ def serve(timeout: float, memory_limit: int, lifeline: int) -> None:
             if _address_space() > memory_limit // 2:
                 # What sympy has cached may leave too little for the next completion, which would be blamed for it.
                 os._exit(RETIRED)
-
-
-def _limit_memory(memory_limit: int) -> None:
-    import resource
-
-    _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
-    if ceiling != resource.RLIM_INFINITY:
-        memory_limit = min(memory_limit, ceiling)
-    with suppress(OSError, ValueError):  # macOS knows the limit but does not set it
-        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
 
 
 def _address_space() -> float:

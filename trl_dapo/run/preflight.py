@@ -67,9 +67,18 @@ class Preflight(TrainerCallback):
         examples = self.examples()
         if not examples:
             raise SetupError("The training dataset holds no prompt.")
-        _check_prompt(examples[0])
         try:
-            warning = self._describe_context(examples[0]["prompt"])
+            check_prompt_column(list(examples[0]))
+        except ValueError as error:
+            raise SetupError(str(error)) from None
+        prompt = examples[0]["prompt"]
+        if not (isinstance(prompt, str) or (prompt and is_conversational({"prompt": prompt}))):
+            raise SetupError(
+                f"The first example's `prompt` is {prompt!r:.80} ({type(prompt).__name__}). Expected text, or a list "
+                "of messages with `role` and `content`."
+            )
+        try:
+            warning = self._describe_context(prompt)
         except ValueError as error:  # of a tokenizer without a chat template
             raise SetupError(
                 f"{error} Set `chat_template_path`, or give prompts that are plain text in place of messages."
@@ -186,20 +195,6 @@ def too_few_processes(num_processes: int) -> str | None:
         "`accelerate launch` was asked for several processes and started one, as it does on a CPU. Launch with "
         "`trl-dapo train --num_processes N` or `accelerate launch --multi_gpu --num_processes N`, which start them on "
         "a CPU too."
-    )
-
-
-def _check_prompt(example: dict) -> None:
-    try:
-        check_prompt_column(list(example))
-    except ValueError as error:
-        raise SetupError(str(error)) from None
-    prompt = example["prompt"]
-    if isinstance(prompt, str) or (prompt and is_conversational({"prompt": prompt})):
-        return
-    raise SetupError(
-        f"The first example's `prompt` is {prompt!r:.80} ({type(prompt).__name__}). Expected text, or a list of "
-        "messages with `role` and `content`."
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any
 
 from accelerate import PartialState
@@ -290,14 +290,11 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
         self._num_rows = self._num_batches = 0
         self._started = self._said_at = time.perf_counter()
 
-    @contextmanager
-    def speaking(self, callbacks: Sequence[Any]) -> Iterator[None]:
+    def speaking(self, callbacks: Sequence[Any]) -> AbstractContextManager[None]:
         """Has a run that is silent for a while say what it is doing, if it prints at all."""
         if self not in callbacks or not PartialState().is_main_process:
-            yield
-            return
-        with calling(lambda: self.break_silence(time.perf_counter()), every=1.0):
-            yield
+            return nullcontext()
+        return calling(lambda: self.break_silence(time.perf_counter()), every=1.0)
 
     def break_silence(self, now: float) -> None:
         if now - self._said_at < SILENCE:
