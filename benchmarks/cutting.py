@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from trl_dapo.models import ModelShape
 from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
-from trl_dapo.update.rows import padded_cost
+from trl_dapo.update.rows import widths
 
 from .frame.tables import print_promises, print_table
 
@@ -76,7 +76,7 @@ def measure(windows, plans, in_step):
     cut = list(zip(windows, plans, strict=True))
     real = mean(sum(map(sum, lengths)) / Rows(lengths).waited_cost(plan, in_step) for lengths, plan in cut)
     batches = ([lengths[row] for row in rows] for lengths, plan in cut for rank in plan for rows in rank if rows)
-    return Figures(mean(len(plan[0]) for plan in plans), real, max(map(padded_cost, batches)))
+    return Figures(mean(len(plan[0]) for plan in plans), real, max(len(rows) * sum(widths(rows)) for rows in batches))
 
 
 def within_budget(windows, num_ranks, budget, in_step):

@@ -29,7 +29,7 @@ from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reason
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.update.microbatches import cut
+from trl_dapo.update import microbatches
 from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
 
 from .frame.pictures import save
@@ -184,7 +184,7 @@ def make_microbatches(parts):
     lengths = [tuple(pair) for pair in row_lengths(rows["prompt_mask"], rows["completion_mask"]).tolist()]
     return [
         resize(index_rows(rows, torch.tensor(indices)), *widths([lengths[row] for row in indices]), pad_token_id=0)
-        for indices in cut(lengths, len(parts))
+        for indices in microbatches.Rows(lengths).cut(range(len(lengths)), len(parts))
     ]
 
 

@@ -23,17 +23,25 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from trl_dapo.models import ModelShape, attention_cost_of
 from trl_dapo.update.microbatches import (
     Rows,
-    cut,
     plan_window,
     plan_window_within_budget,
 )
-from trl_dapo.update.rows import padded_cost, widths
+from trl_dapo.update.rows import widths
 
 
 pytestmark = pytest.mark.fast
 
 
 FULL, SLIDING = ["full_attention"], ["sliding_attention"]
+
+
+def cut(lengths, num_microbatches, budget=None, **options):
+    return Rows(lengths, budget, **options).cut(range(len(lengths)), num_microbatches)
+
+
+def padded_cost(lengths, multiple_of=None):
+    """Tokens, padding included, of a micro-batch with rows of these lengths."""
+    return len(lengths) * sum(widths(lengths, multiple_of))
 
 
 def sizes(plan):

@@ -4,14 +4,13 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..update.swap import in_mode, swapped
 from .jobs import Completion, Job, OnCompletion, Sampling
 
 
@@ -61,11 +60,13 @@ def generate_with_transformers(
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
         devices = [model.device] if model.device.type == "cuda" else []
         try:
-            # Afterwards come the random numbers that would have come.
-            with torch.no_grad(), _only(model, generation_config), torch.random.fork_rng(devices):
-                torch.manual_seed(batch[0].seed)
-                # Of a mixin that every model with a head has.
-                outputs = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]
+            # With these settings alone: `generate` fills gaps from those that a model comes with.
+            with swapped(model, generation_config=generation_config), in_mode(model, training=False):
+                # Afterwards come the random numbers that would have come.
+                with torch.no_grad(), torch.random.fork_rng(devices):
+                    torch.manual_seed(batch[0].seed)
+                    # Of a mixin that every model with a head has.
+                    outputs = model.generate(input_ids=input_ids, attention_mask=mask)  # type: ignore[operator]
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{len(batch)} completions of up to {sampling.max_completion_length} tokens do not fit in the memory "
@@ -76,19 +77,6 @@ def generate_with_transformers(
             ids = output if end is None else output[: end + 1]
             text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))  # of one completion, no batch
             on_completion(job, Completion(text, len(ids), end is None))
-
-
-@contextmanager
-def _only(model: PreTrainedModel, generation_config: transformers.GenerationConfig) -> Iterator[None]:
-    """In evaluation mode, with these settings alone: `generate` fills gaps from those that a model comes with."""
-    own, was_training = model.generation_config, model.training
-    model.generation_config = generation_config
-    model.eval()
-    try:
-        yield
-    finally:
-        model.generation_config = own
-        model.train(was_training)
 
 
 def _encode_prompts(tokenizer: PreTrainedTokenizerBase, jobs: list[Job]) -> list[list[int]]:

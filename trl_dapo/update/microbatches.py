@@ -40,17 +40,6 @@ LEAST_GAIN = 0.01
 GATHER_COST = 1000.0
 
 
-def cut(
-    lengths: Lengths,
-    num_microbatches: int,
-    budget: int | None = None,
-    multiple_of: int | None = None,
-    attention: float = 0.0,
-) -> list[list[int]]:
-    """Groups rows of like length so that the costliest micro-batch costs as little as possible: it comes first."""
-    return Rows(lengths, budget, multiple_of, attention).cut(range(len(lengths)), num_microbatches)
-
-
 def plan_window(
     lengths: Sequence[Lengths], num_microbatches: int, can_exchange: bool = True, multiple_of: int | None = None
 ) -> Plan:
@@ -180,7 +169,8 @@ class Rows:
         return min(nums)
 
     def cut(self, pool: Sequence[int], num: int) -> list[list[int]]:
-        """As [`cut`]: the rows of each micro-batch; where there are fewer rows the last are empty."""
+        """Groups rows of like length so that the costliest micro-batch, the first, costs as little as possible."""
+        # Where there are fewer rows the last are empty.
         # Sorted by completion length, and by total length. Each order is filled into contiguous micro-batches up to
         # the smallest cost, within 0.1 %, that needs no more than `num`; where that leaves some over, the costliest
         # are halved. The better cut is taken: the one with the cheaper costliest micro-batch, of equals the cheaper in

@@ -1,9 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""
-Old log-probabilities: those of the policy that sampled a token. NaN, or no tensor at all, means the present policy,
-which the pass with gradient tells of. This is the one place that says so.
-"""
+"""Old log-probabilities: of the policy that sampled a token. This one place says that NaN means the present policy."""
 
 from collections.abc import Sequence
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-PRESENT_POLICY = torch.nan
+PRESENT_POLICY = torch.nan  # as no tensor at all does: the pass with gradient tells of it
 
 
 def of_present_policy(completion_ids: Tensor) -> Tensor:

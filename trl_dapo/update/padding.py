@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ..models import has_plain_attention, why_positions_are_absolute
 from ..ranks import on_main_process
-from .swap import swapped
+from .swap import in_mode, swapped
 
 
 logger = logging.get_logger(__name__)
@@ -86,8 +86,7 @@ def _exact(model: PreTrainedModel, accelerator: Accelerator) -> Iterator[None]:
     """While it lasts, no dropout, and float32 without TF32, whatever training computes in."""
     attention = model.config._attn_implementation
     with ExitStack() as stack:
-        stack.callback(model.train, model.training)
-        model.eval()
+        stack.enter_context(in_mode(model, training=False))
         stack.enter_context(swapped(accelerator, autocast_handler=AutocastKwargs(enabled=False)))
         for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
             stack.enter_context(swapped(setting, fp32_precision="ieee"))

@@ -191,7 +191,13 @@ class UpdatePhase(GRPOTrainer):
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         if self.loss_type != "dapo" or not self._is_made:
-            return self._compute_other_loss(model, inputs)
+            if "weights" not in inputs:
+                return super()._compute_loss(model, inputs)
+            # Without the rows that only fill the rollout. The policy term is in proportion to the advantages, the KL
+            # term to beta; the other terms keep their size.
+            weight, factor = inputs["weights"]
+            with swapped(self, beta=self.beta * factor):
+                return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
         # TRL's own is not wrapped: it divides by the rollout's tokens, knows no rows of the present policy among older
         # ones, moves the router on a step without a loss token, and hangs where ranks hold unequal numbers of rows.
         mask = inputs["completion_mask"]
@@ -243,15 +249,6 @@ class UpdatePhase(GRPOTrainer):
             select_tokens=select_tokens,
             off_policy_mask=off_policy_mask,
         )
-
-    def _compute_other_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss, without the rows that only fill the rollout."""
-        if "weights" not in inputs:
-            return super()._compute_loss(model, inputs)
-        weight, factor = inputs["weights"]
-        # The policy term is in proportion to the advantages, the KL term to beta; the other terms keep their size.
-        with swapped(self, beta=self.beta * factor):
-            return weight * super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] * factor})
 
     # ---- The steps of the training loop ----
 

@@ -98,11 +98,6 @@ def clear_of_nan(columns: tuple[int, int], multiple_of: int | None = None) -> tu
     return (prompt, completion + (multiple_of or 1)) if (prompt + completion) % 128 == 64 else columns
 
 
-def padded_cost(lengths: Sequence[tuple[int, int]], multiple_of: int | None = None) -> int:
-    """Tokens, padding included, of a micro-batch with rows of these lengths."""
-    return len(lengths) * sum(widths(lengths, multiple_of))
-
-
 def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: int) -> dict:
     """The batch with that many prompt and completion columns. Only padding may be trimmed."""
     left = prompt_width - batch["prompt_ids"].size(1)

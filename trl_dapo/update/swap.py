@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 
 @contextmanager
 def swapped(owner: Any, **values: Any) -> Iterator[None]:
@@ -18,3 +20,14 @@ def swapped(owner: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in usual.items():
             setattr(owner, name, value)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """A model that trains, or is evaluated, for the time of the block."""
+    was_training = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -14,14 +14,13 @@ from transformers.utils import logging
 
 from ..ranks import exchange
 from .loss import weights_without_filler
-from .microbatches import Rows, cut, plan_window, plan_window_within_budget
+from .microbatches import Rows, plan_window, plan_window_within_budget
 from .rows import (
     clear_of_nan,
     index_rows,
     is_cut_by_row,
     join_rows,
     no_rows,
-    padded_cost,
     resize,
     row_lengths,
     rows_from_bytes,
@@ -136,11 +135,9 @@ class Cutter:
 
     def cut_without_gradient(self, lengths: list[tuple[int, int]], batch_size: int) -> list[list[int]]:
         """Passes over this rank's rows: `batch_size` of them each in the mean, or within the budget."""
-        if self.budget is None:
-            return cut(lengths, -(-len(lengths) // batch_size), multiple_of=self.multiple_of)
         rows = Rows(lengths, self.budget, self.multiple_of, self.attention)
-        num_passes = rows.fewest()
-        if self.in_step:
+        num_passes = -(-len(lengths) // batch_size) if self.budget is None else rows.fewest()
+        if self.in_step and self.budget is not None:
             num_passes = int(self.accelerator.gather(self._tensor([num_passes])).max())
         return rows.cut(range(len(lengths)), num_passes)
 
@@ -161,20 +158,17 @@ class Cutter:
             [row for row, num in zip(*rank, strict=True) if num]
             for rank in zip(facts.lengths, facts.num_tokens, strict=True)
         ]
-        self._warn_of_length([row for rank in lengths for row in rank], self.budget)
-        cost = self.multiple_of, self.attention
-        plans = plan_window_within_budget(lengths, self.budget, self.in_step, may_exchange, *cost)
-        return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
-
-    def _warn_of_length(self, lengths: list[tuple[int, int]], budget: int) -> None:
-        longest = max((padded_cost([row], self.multiple_of) for row in lengths), default=0)
-        if longest > budget and not self.has_warned:
+        longest = max((sum(widths([row], self.multiple_of)) for rank in lengths for row in rank), default=0)
+        if longest > self.budget and not self.has_warned:
             self.has_warned = True
             if self.accelerator.is_main_process:
                 logger.warning(
-                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={budget}`. It is a "
+                    f"A row of {longest} tokens is longer than `max_tokens_per_microbatch={self.budget}`. It is a "
                     "micro-batch of its own, as others will be: memory must hold the longest prompt and completion."
                 )
+        cost = self.multiple_of, self.attention
+        plans = plan_window_within_budget(lengths, self.budget, self.in_step, may_exchange, *cost)
+        return [[[trains[row] for row in indices] for indices in plan] for plan in plans]
 
     def _deal(
         self, rows: dict, facts: RowFacts, plans: list[list[list[int]]]
