@@ -5,8 +5,8 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
-from itertools import islice, repeat
+from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from transformers.trainer_utils import has_length
 from trl.trainer.utils import get_config_model_id
 
 from .config import DAPOConfig
-from .rewards import SoftOverlongPunishment
 from .rewards.checks import check_prompt_column, check_reward_columns
 from .rewards.task_reward import TaskReward
 from .sampling.prompt_memory import PromptMemory
@@ -133,22 +132,6 @@ def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
         place += len(prompts)
 
 
-def make_overlong_punishment(
-    args: DAPOConfig, max_completion_length: int, lengths: Callable[[], Sequence[int]]
-) -> Callable[..., list[float | None]]:
-    """The reward function that `overlong_buffer_length` adds, of completions whose lengths the trainer has counted."""
-    assert args.overlong_buffer_length is not None
-    punishment = SoftOverlongPunishment(
-        max_completion_length, args.overlong_buffer_length, args.overlong_penalty_factor
-    )
-
-    def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
-        # Tool and environment tokens are not the model's: they are not counted.
-        return [*punishment(completion_ids=completion_ids, completion_lengths=[*lengths()])]
-
-    return soft_overlong_punishment
-
-
 def choose_task_reward(
     args: DAPOConfig, reward_names: Sequence[str], reward_weights: torch.Tensor, reward_funcs: Sequence[Any] = ()
 ) -> TaskReward:
@@ -256,8 +239,3 @@ def some_examples(dataset: Any, columns: Collection[str] | None) -> list[dict]:
     if has_length(dataset) and hasattr(dataset, "__getitem__"):
         rows += [dataset[i] for i in sorted({len(dataset) // 2, len(dataset) - 1}) if i > 0]
     return [{name: x for name, x in row.items() if columns is None or name in columns} for row in rows]
-
-
-def pace_dataset() -> IterableDataset:
-    """Examples without end that say nothing, for a data loader that only counts."""
-    return IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})

@@ -36,9 +36,9 @@ from .engines.seam import Checkpoints
 from .evaluation.scores import EvaluationScores
 from .models import context_length
 from .ranks import local_slice, raise_on_every_rank
-from .rewards.checks import check_reward_funcs, refuse_infinite, with_checked_values
+from .rewards import SoftOverlongPunishment
+from .rewards.checks import check_reward_funcs, with_checked_values
 from .run.checkpoint import find_checkpoint, output_folder, warn_of_earlier_run
-from .run.files import name_local_models
 from .run.ledger import Ledger
 from .run.log import LogHistoryCallback
 from .run.preflight import Preflight
@@ -48,7 +48,7 @@ from .run.terminal import bars_on_terminals_only, print_to_terminal, progress_ba
 from .sampling import rounds
 from .sampling.group_filter import GroupFilter, ask_group_filter
 from .sampling.refill import Batch
-from .sampling.report import drop_unknown, rollout_log
+from .sampling.report import rollout_log
 from .sampling.rounds import Ask, Round
 from .sampling.sampler import Sampler
 from .sampling.screening import to_carry
@@ -144,7 +144,18 @@ class DAPOTrainer(Checkpoints):
                 logger.warning(message)
         self._check_data()
         if args.overlong_buffer_length is not None:
-            self._add_overlong_punishment()
+            # As TRL adds an environment's own reward: a further column of weight 1.
+            buffer, factor = args.overlong_buffer_length, args.overlong_penalty_factor
+            punishment = SoftOverlongPunishment(self.max_completion_length, buffer, factor)
+
+            def soft_overlong_punishment(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
+                # Tool and environment tokens are not the model's: they are not counted.
+                return [*punishment(completion_ids, completion_lengths=[*self._completion_lengths])]
+
+            self.reward_funcs.append(soft_overlong_punishment)
+            self.reward_func_names.append(soft_overlong_punishment.__name__)
+            self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
+            self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
         self._choose_task()
         waits = not self._engine_schedules and self.accelerator.device.type != "cpu"
         self._choice = construction.choose_sampling(args, self._task, self._facts, waits=waits)
@@ -219,16 +230,6 @@ class DAPOTrainer(Checkpoints):
             self._weights_of_task, names = weights, self.reward_func_names
             self._task = construction.choose_task_reward(self.args, names, self.reward_weights, self.reward_funcs)
 
-    def _add_overlong_punishment(self) -> None:
-        """Adds the soft overlong punishment as TRL adds an environment's own reward: a further column of weight 1."""
-        punishment = construction.make_overlong_punishment(
-            self.args, self.max_completion_length, lambda: self._completion_lengths
-        )
-        self.reward_funcs.append(punishment)
-        self.reward_func_names.append(punishment.__name__)
-        self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
-        self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
-
     def _score_completions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
@@ -248,7 +249,11 @@ class DAPOTrainer(Checkpoints):
             rewards = self.accelerator.gather(rewards)
         if torch.isinf(rewards).any():
             raise_on_every_rank(error, "The reward functions failed")
-            refuse_infinite(rewards, self.reward_func_names)
+            name = self.reward_func_names[int(torch.isinf(rewards).any(dim=0).nonzero()[0])]
+            raise ValueError(
+                f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that "
+                "cannot be scored."
+            )
         self._task = self._task.having_seen(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
@@ -284,11 +289,25 @@ class DAPOTrainer(Checkpoints):
         batch = sampler.batch()
         self._ledger.end_rollout(sampler.rollout, batch, step)
         warn_of_shortfall(sampler, batch, self.args, self.reward_func_names)
-        self._carry(sampler, batch)
+        carried, half = to_carry(sampler.rollout, batch, self.num_generations, self.accelerator.num_processes)
+        how = self.accelerator.device, self.policy_logps
+        sampler.carry([rounds.carried_groups(sampler.rollout.rounds, *groups, *how) for groups in carried], half)
         self._ask_ahead(sampler)
         rollouts = self._train_on(sampler, batch)
-        num_tokens = int(rollouts["num_items_in_batch"])
-        self._log_sampling(sampler, batch, tokens_trained=num_tokens, skipped_by_memory=sampler.num_skipped)
+        # Metrics of one rollout: TRL's own over everything sampled, and the sampler's.
+        sampling = {"tokens_trained": float(rollouts["num_items_in_batch"]), "skipped_by_memory": sampler.num_skipped}
+        log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
+        log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
+        num_waited = self._ahead.end_lap()
+        if self.args.rollouts_ahead:
+            log["overlap/waited_for"] = num_waited
+        self._append_metrics(log | self.stopwatch.timeline())
+        metrics = self._metrics["train"]
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        for name, values in self._replay_metrics.items():
+            if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
+                metrics[name].extend(values)
+        metrics["filtered_reward"].extend(self._replay_metrics["reward"])
         return rollouts
 
     def _ask_ahead(self, sampler: Sampler) -> None:
@@ -329,7 +348,8 @@ class DAPOTrainer(Checkpoints):
         mine = local_slice(len(rewards), self.accelerator.process_index, self.accelerator.num_processes)
         extra_logs = rounds.select_extra_logs(sampled, groups, G).items()
         self._pending_extra_logs.update({column: values[mine] for column, values in extra_logs})
-        outcomes = sampler.rollout.describe_outcomes(batch)
+        reasons = [sampler.rollout.drop_reasons.get(group) for group in batch.fill]
+        outcomes = ["trained"] * len(batch.train) + [f"dropped: {why}" if why else "copy" for why in reasons]
         self._pending_extra_logs["dynamic_sampling"] = [outcomes[i // G] for i in range(len(rewards))[mine]]
         inputs = [{"prompt": p, "environment": e} for p, e in zip(rows.prompts, rows.environments, strict=True)]
         with self._replaying(rows, rewards.to(self.accelerator.device)) as self._replay_metrics:
@@ -346,37 +366,22 @@ class DAPOTrainer(Checkpoints):
             rollouts["age"] = torch.tensor(rows.ages, device=self.accelerator.device)
         return rollouts
 
-    def _carry(self, sampler: Sampler, batch: Batch) -> None:
-        """Hands the next rollout the groups that are carried, and what is half asked."""
-        sampled, how = sampler.rollout.rounds, (self.accelerator.device, self.policy_logps)
-        carried, half = to_carry(sampler.rollout, batch, self.num_generations, self.accelerator.num_processes)
-        sampler.carry([rounds.carried_groups(sampled, *groups, *how) for groups in carried], half)
-
     # ---- What the user sees ----
 
-    def _log_sampling(self, sampler: Sampler, batch: Batch, **sampling: float) -> None:
-        """Metrics of one rollout: TRL's own over everything sampled, and the sampler's."""
-        metrics = self._metrics["train"]
-        log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
-        num_waited = self._ahead.end_lap()
-        if self.args.rollouts_ahead:
-            log["overlap/waited_for"] = num_waited
-        self._append_metrics(log | self.stopwatch.timeline())
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-        for name, values in self._replay_metrics.items():
-            if name.startswith("sampling/"):  # needs the log-probabilities, which only rows that train have
-                metrics[name].extend(values)
-        metrics["filtered_reward"].extend(self._replay_metrics["reward"])
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        drop_unknown(self._metrics["train" if self.model.training else "eval"])  # a tracker takes no `None`
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
+            del metrics[name]  # a tracker takes no `None`
         super().log(logs, start_time)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            name_local_models(Path(output_folder(self.args), "README.md"), self.model.config._name_or_path)
+            # It knows models of the Hub, and says `None` of others.
+            card, base = Path(output_folder(self.args), "README.md"), self.model.config._name_or_path
+            named = f"`{Path(base).name}`" if base else "a model that was made in memory"
+            text = card.read_text().replace("[None](https://huggingface.co/None)", named)
+            card.write_text(text.replace('model="None"', f'model="{card.parent}"'))
 
     # ---- The loop ----
 

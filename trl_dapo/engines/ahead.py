@@ -74,12 +74,10 @@ def hand_over(answers: Sequence[Answer], prompts: list[list[int]], *, n: int, **
 
 
 class GroupsAhead:
-    """
-    What is in flight: asked for in [`GroupsAhead.ask`], handed over in [`GroupsAhead.answering`].
+    """What is in flight: asked for in [`GroupsAhead.ask`], handed over in [`GroupsAhead.answering`]."""
 
-    Every process has one and calls its methods in the same order; requests and answers are the main process's, which
-    alone has a `client`, TRL's.
-    """
+    # Every process has one and calls its methods in the same order; requests and answers are the main process's, which
+    # alone has a `client`, TRL's.
 
     def __init__(
         self,
@@ -125,10 +123,7 @@ class GroupsAhead:
 
     @contextmanager
     def answering(self, asks: Sequence[Ask]) -> Iterator[None]:
-        """
-        A block in which TRL samples one round. Where it was asked for, the server is asked for nothing, and what it
-        answered is handed over.
-        """
+        """A block in which TRL samples one round. Where it was asked for, what the server answered is handed over."""
         if self._asked.keys().isdisjoint(ask.place for ask in asks):
             yield
             return
@@ -175,10 +170,8 @@ class GroupsAhead:
     # ---- Checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """
-        What a checkpoint keeps of the answers that are there, loadable with `weights_only=True`. What is lost is left
-        out, and its error raised when it is due: the checkpoint need not be lost too.
-        """
+        """What a checkpoint keeps of the answers that are there, loadable with `weights_only=True`."""
+        # What is lost is left out, and its error raised when it is due: the checkpoint need not be lost too.
         calls = {place: call for place, call in self._asked.items() if call is not None}
         if self._is_waited_for:
             wait(calls.values())

@@ -51,10 +51,6 @@ class AdapterClient(BoundClient):
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """Joins no group: an adapter needs none."""
 
-    def join_group(self, device: torch.device | str | int) -> None:
-        """As TRL's client does at once: for weights that are merged."""
-        super().init_communicator(device)
-
     def serve_adapter(self, name: str, path: Path) -> None:
         """Loads an adapter and asks for it from now on."""
         response = self.session.post(self._load_url, json={"lora_name": name, "lora_path": str(path)})

@@ -46,8 +46,7 @@ ADAPTER_NAME = "trl-policy"
 FOLDER_NAME = "_vllm_lora"
 
 
-@contextmanager
-def syncing_adapters(args: DAPOConfig) -> Iterator[None]:
+def syncing_adapters(args: DAPOConfig) -> AbstractContextManager[None]:
     """For the time of TRL's construction, the engine that it makes is an [`AdapterGeneration`]."""
     engine = partial(
         AdapterGeneration,
@@ -55,8 +54,7 @@ def syncing_adapters(args: DAPOConfig) -> Iterator[None]:
         output_dir=output_folder(args),
         request_seconds=args.vllm_request_seconds,
     )
-    with swapped(grpo_trainer, VLLMGeneration=engine):
-        yield
+    return swapped(grpo_trainer, VLLMGeneration=engine)
 
 
 class AdapterGeneration(vllm_generation.VLLMGeneration):
@@ -93,7 +91,15 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             super()._init_vllm()  # says so
         why = self._why_merged()
         if why is None and self.mode == "server":
-            why = self._connect()
+            with self._asking_by(AdapterClient):
+                super()._init_vllm()
+            why, self._adapter_dtype = on_main_process(self._ask_server)
+            if why is None:
+                why = on_main_process(self._why_refused, self._gather_adapter())
+            self.serves_adapter = why is None
+            if why is not None:  # else the server joins no group of TRL's weight sync
+                self._agree_to_merge(why)
+                on_main_process(self._join_group, why)
         elif why is None:
             self.serves_adapter = True
             with swapped(vllm_generation, LLM=partial(self._make_engine, vllm_generation.LLM)):
@@ -179,19 +185,6 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     # ---- On a server ----
 
-    def _connect(self) -> str | None:
-        """Connects to the server, and takes it into the group of TRL's weight sync only if weights must be merged."""
-        with self._asking_by(AdapterClient):
-            super()._init_vllm()
-        why, self._adapter_dtype = on_main_process(self._ask_server)
-        if why is None:
-            why = on_main_process(self._why_refused, self._gather_adapter())
-        self.serves_adapter = why is None
-        if why is not None:
-            self._agree_to_merge(why)
-            on_main_process(self._join_group, why)
-        return why
-
     def _asking_by(self, client: type) -> AbstractContextManager[None]:
         """For the time of TRL's construction, the client that it makes is also one of ours."""
         if self.mode != "server":
@@ -203,7 +196,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
 
     def _join_group(self, why: str) -> None:
         try:
-            self.vllm_client.join_group(self.accelerator.device)
+            BoundClient.init_communicator(self.vllm_client, self.accelerator.device)  # ours joins none
         except Exception as error:
             raise RuntimeError(
                 f"The server cannot get the adapter alone, because {why}. It takes no merged weights either: {error}"

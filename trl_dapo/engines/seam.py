@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +29,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, ha
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from ..construction import pace_dataset
 from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
 from ..rewards.task_reward import SCORES_LEFT_OUT, TaskReward
-from ..run.checkpoint import begin_checkpoint, keeping_dtypes, load_state, rule_of, save_state
+from ..run.checkpoint import WHOLE_NAME, load_state, rule_of, save_state
 from ..run.stops import StopCallback
 from ..run.stopwatch import Stopwatch
 from ..sampling.example_names import problem_id, problem_source
@@ -43,7 +43,7 @@ from ..sampling.sampler import Sampler
 from ..update.compat import end_tokens
 from ..update.old_logps import put_rows
 from ..update.phase import UpdatePhase
-from ..update.swap import swapped
+from ..update.swap import in_mode, swapped
 from .ahead import GroupsAhead
 from .lora_sync import AdapterGeneration
 from .server import check_ahead, describing_loss
@@ -53,11 +53,11 @@ logger = logging.get_logger(__name__)
 
 
 class RecordReplay(UpdatePhase):
-    """The update phase with a way from prompts to tensors that can be recorded and replayed."""
+    """The update phase with its engine, and a way from prompts to tensors that can be recorded and replayed."""
 
-    # What samples and what scores is overridden in `_sample_completions` and `_score_completions`, in place of TRL's
-    # `_generate` and `_calculate_rewards`, which know the two halves.
-
+    vllm_generation: AdapterGeneration
+    _ahead: GroupsAhead
+    _prefetch: Prefetch
     # In a trainer that was made without `__init__` neither half runs.
     _recorded: Recorded | None = None
     _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
@@ -103,9 +103,6 @@ class RecordReplay(UpdatePhase):
             self._recorded.truncated = [ids[-1] not in ends for ids in completion_ids]
         return generated
 
-    def _sample_completions(self, prompts: list) -> tuple:
-        return super()._generate(prompts)
-
     def _calculate_rewards(self, *batch: Any) -> Tensor:  # the four of TRL, by position
         if self._replayed is not None:
             return self._replayed[1]
@@ -114,7 +111,7 @@ class RecordReplay(UpdatePhase):
             self._recorded.rewards = rewards
         return rewards
 
-    def _score_completions(self, *batch: Any) -> Tensor:
+    def _score_completions(self, *batch: Any) -> Tensor:  # overridden in place of TRL's own
         return super()._calculate_rewards(*batch)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
@@ -137,19 +134,15 @@ class RecordReplay(UpdatePhase):
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
-        was_training = self.model.training
-        self.model.train()  # what is evaluated is kept for the scores
-        try:
-            with (
-                # TRL reports how long each function takes, and no tracker is open yet.
-                swapped(self.args, report_to=[]),
-                swapped(self, reward_funcs=funcs, _completion_lengths=list(map(len, completion_ids))),
-                swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
-                self._recording(),
-            ):
-                return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
-        finally:
-            self.model.train(was_training)
+        with (
+            in_mode(self.model, training=True),  # what is evaluated is kept for the scores
+            # TRL reports how long each function takes, and no tracker is open yet.
+            swapped(self.args, report_to=[]),
+            swapped(self, reward_funcs=funcs, _completion_lengths=list(map(len, completion_ids))),
+            swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
+            self._recording(),
+        ):
+            return self._calculate_rewards(rows, [row["prompt"] for row in rows], completions, completion_ids)
 
     def policy_logps(self, rows: Rows) -> list[np.ndarray]:
         """Log-probabilities of the rows' completions under the present policy, one array a row."""
@@ -169,22 +162,7 @@ class RecordReplay(UpdatePhase):
             )
         return [row[: len(row_ids)].float().cpu().numpy() for row, row_ids in zip(logps, ids, strict=True)]
 
-
-def _empty_metrics() -> dict[str, dict[str, list[float]]]:
-    return {"train": defaultdict(list), "eval": defaultdict(list)}
-
-
-def _empty_logs(logs: dict) -> dict:
-    """The structure of TRL's `_logs`, empty and without a bound."""
-    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
-
-
-class EngineSeam(RecordReplay):
-    """What samples: with which parameters, how long it is awake, what it samples ahead of its time."""
-
-    vllm_generation: AdapterGeneration
-    _ahead: GroupsAhead
-    _prefetch: Prefetch
+    # ---- What samples: with which parameters, how long it is awake, what it samples ahead of its time ----
 
     def _open_engine(self, stopwatch: Stopwatch) -> None:
         """Makes what samples ahead: evaluation batches, and with a server groups of later rollouts."""
@@ -219,7 +197,7 @@ class EngineSeam(RecordReplay):
 
     def _sample_completions(self, prompts: list) -> tuple:
         if not self._is_made:
-            return super()._sample_completions(prompts)
+            return super()._generate(prompts)
         if not self.model.training and (generated := self._prefetch.take(prompts)) is not None:
             return generated
         self._ahead.join()
@@ -228,7 +206,7 @@ class EngineSeam(RecordReplay):
             asked = {name: getattr(self.args, f"eval_{name}") for name in ("temperature", "top_p", "top_k")}
             parameters = self._sampling_with(**{name: value for name, value in asked.items() if value is not None})
         with self._describing_loss(), self._ahead.timing_engine(), parameters:
-            return super()._sample_completions(prompts)
+            return super()._generate(prompts)
 
     def _tool_call_loop(self, *args: Any) -> tuple:
         with getattr(getattr(self, "vllm_generation", None), "tool_turns", nullcontext)():  # of our own
@@ -283,7 +261,16 @@ class EngineSeam(RecordReplay):
             engine._llm_weights_sleeping = True
 
 
-class EvaluationSeam(EngineSeam):
+def _empty_metrics() -> dict[str, dict[str, list[float]]]:
+    return {"train": defaultdict(list), "eval": defaultdict(list)}
+
+
+def _empty_logs(logs: dict) -> dict:
+    """The structure of TRL's `_logs`, empty and without a bound."""
+    return {name: defaultdict(list) if isinstance(value, defaultdict) else deque() for name, value in logs.items()}
+
+
+class EvaluationSeam(RecordReplay):
     """Evaluation during training, with scores."""
 
     _task: TaskReward
@@ -363,7 +350,9 @@ class Checkpoints(EvaluationSeam):
         folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.stopwatch.timing("checkpoint"):
             local = None if self.args.save_only_model else self._local_state()
-            begin_checkpoint(folder, self.args)
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.args.should_save:  # one of an earlier run that is written over is not whole any more
+                (folder / WHOLE_NAME).unlink(missing_ok=True)
             self.accelerator.wait_for_everyone()
             if local is not None:
                 save_state(folder, self.args, self._sampler, local)
@@ -431,10 +420,14 @@ class Checkpoints(EvaluationSeam):
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        with keeping_dtypes(self.model):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            if len(getattr(self.model, "peft_config", ())) > 1 and not self.is_fsdp_enabled:  # until 5.23 left out
-                self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+        dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if len(getattr(self.model, "peft_config", ())) > 1 and not self.is_fsdp_enabled:  # until 5.23 left out
+            self.model.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+        # TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32.
+        for name, parameter in self.model.named_parameters():
+            if parameter.dtype != dtypes.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(dtypes[name])
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -450,7 +443,8 @@ class Checkpoints(EvaluationSeam):
             return super().get_train_dataloader()
         # The sampler reads the stream. TRL's loader only sets the pace: reading it too would cost as much again, and
         # where it starts over differs after a resume.
-        with swapped(self, train_dataset=pace_dataset()):
+        pace = IterableDataset.from_generator(repeat, gen_kwargs={"object": {"prompt": ""}})
+        with swapped(self, train_dataset=pace):
             return super().get_train_dataloader()
 
     def get_batch_samples(self, *args: Any) -> tuple[list, Tensor | int | None]:

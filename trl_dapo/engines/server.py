@@ -93,11 +93,8 @@ class BoundClient(ClientBase):
         return {"prompt_ids": prompts, **{name: [answer[name][0] for answer in answers] for name in EMPTY}}
 
     def asking(self, call: Callable[[Callable], Future], **asked: Any) -> Future:
-        """
-        Asks as `generate` does now, by way of `call`. What the server refuses, or answers in a way that cannot be
-        trained on, is asked for once more. The other requests that fail were repeated before.
-        """
-
+        """Asks as `generate` does now, by way of `call`. What cannot be trained on is asked for once more."""
+        # So is what the server refuses. The other requests that fail were repeated before.
         generate = self.generate  # when it is called another may stand in its place
 
         def ask() -> dict[str, list]:

@@ -169,22 +169,11 @@ def wrap_reward(
     return wrapped
 
 
-def refuse_infinite(rewards_BF: Tensor, names: Sequence[str]) -> None:
-    """Names the reward function that returned an infinite reward, which there is."""
-    name = names[int(torch.isinf(rewards_BF).any(dim=0).nonzero()[0])]
-    raise ValueError(
-        f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that cannot be "
-        "scored."
-    )
-
-
 def find_comparison(
     score: Callable[[slice], Tensor], whole_BF: Tensor, names: Sequence[str]
 ) -> tuple[str | None, list[str]]:
-    """
-    What shows that a reward function compares the completions of a group, and the names of those of which nothing can
-    tell, as they score the same rows twice otherwise. `score` gives the rewards of some of its rows, as if alone.
-    """
+    """What shows that a reward function compares a group's completions, and those of which nothing can tell."""
+    # Those score the same rows twice otherwise. `score` gives the rewards of some of a group's rows, as if alone.
     parts = slice(2), slice(2, None)
     scale_F = whole_BF.nan_to_num().abs().amax(0).clamp(min=1e-30)
 

@@ -5,8 +5,8 @@
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,6 @@ def _name_of(value: Any) -> str:
     """A function's or a class's name, or that of an object's class; an address would differ in the next run."""
     named = getattr(value, "func", value)  # of a `functools.partial`
     return getattr(named, "__qualname__", type(named).__qualname__)
-
-
-def begin_checkpoint(folder: Path, args: TrainingArguments) -> None:
-    """Makes the folder of a checkpoint. One of an earlier run that is written over is not whole any more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if args.should_save:
-        (folder / WHOLE_NAME).unlink(missing_ok=True)
 
 
 def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, local: dict[str, Any]) -> None:
@@ -149,16 +142,6 @@ def _read_local(path: Path) -> tuple[dict | None, str | None]:
     if not isinstance(local, dict) or not {"update", "metrics", "carried", "ahead", "num_processes"} <= local.keys():
         return None, f"its {path.name} is not what this version of trl_dapo writes"
     return local, None
-
-
-@contextmanager
-def keeping_dtypes(model: torch.nn.Module) -> Iterator[None]:
-    """TRL holds a quantized model's adapter in bfloat16, and peft would bring it back in float32."""
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    yield
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != dtypes.get(name, parameter.dtype):
-            parameter.data = parameter.data.to(dtypes[name])
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike) -> Path | None:

@@ -22,10 +22,3 @@ def keep_earlier(path: Path) -> None:
     if path.exists():
         names = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in itertools.count(1))
         path.rename(next(free for free in names if not free.exists()))
-
-
-def name_local_models(card: Path, base: str) -> None:
-    """Names folders in TRL's model card, which knows models of the Hub and says `None` of others."""
-    base = f"`{Path(base).name}`" if base else "a model that was made in memory"
-    text = card.read_text().replace("[None](https://huggingface.co/None)", base)
-    card.write_text(text.replace('model="None"', f'model="{card.parent}"'))

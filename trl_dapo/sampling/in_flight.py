@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked for beside the training loop. Knows nothing of requests; every process holds the same."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from .prompts import PromptStream
@@ -24,15 +24,8 @@ class InFlight(list[Ask]):
                 self[i] = ask._replace(rollout=number, step=step, due=ask.due + more)
         self.lost = ()
 
-    def send(
-        self,
-        whole: Sequence[Ask],
-        parts: Sequence[Ask],
-        now: tuple[int, int],  # the rollout that asks, and the optimizer steps behind its policy
-        num_rollouts: int,
-    ) -> None:
-        """Adds groups that are asked for as a whole, which may take so many rollouts, and parts, which take one."""
-        number, step = now
+    def send(self, whole: list[Ask], parts: list[Ask], number: int, step: int, num_rollouts: int) -> None:
+        """Adds what a rollout asks for: whole groups, which may take so many rollouts, and parts, which take one."""
         for asks, due in ((parts, number + 1), (whole, number + num_rollouts)):
             self += [ask._replace(rollout=number, step=step, due=due) for ask in asks]
 

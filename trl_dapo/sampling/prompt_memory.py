@@ -15,9 +15,8 @@ from .example_names import digest
 
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
-    unseen = _log_beta(correct, wrong)
-    all_correct = math.exp(_log_beta(correct + num_generations, wrong) - unseen)
-    all_wrong = math.exp(_log_beta(correct, wrong + num_generations) - unseen)
+    all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
+    all_wrong = math.exp(_log_likelihood(0, num_generations, correct, wrong))
     return max(1.0 - all_correct - all_wrong, 0.0)
 
 
@@ -127,7 +126,11 @@ class PromptMemory:
         """Learns from one generated group, or from the rest of one whose first few it knows."""
         record = self._records.setdefault(prompt_id, _Record(last_age=self._age))
         if not is_rest:  # the rest of a group that passed is no look of its own
-            self._notice_change(record, num_correct, num_scored)
+            look = num_correct, num_scored - num_correct
+            whole, half = (_log_likelihood(*look, *self._posterior(record, by)) for by in (1, self.KEPT))
+            self._surprise = max(self._surprise + half - whole, 0.0)
+            if self._surprise > self.MOST_SURPRISE:  # half of what is known would have foretold the last looks better
+                self.halve()
             self.population.update(num_correct, num_scored, record.num_passes)
             record.num_passes = 1
         kept = self._fade(record) * (1.0 if is_rest or num_scored == 0 else self.KEPT)
@@ -137,14 +140,6 @@ class PromptMemory:
         record.num_correct += num_correct
         record.num_scored += num_scored
         record.last_step, record.last_age = step, self._age
-
-    def _notice_change(self, record: _Record, num_correct: int, num_scored: int) -> None:
-        """Makes all that is known count half where half of it would have foretold the latest looks better."""
-        num_wrong = num_scored - num_correct
-        whole, half = (_log_likelihood(num_correct, num_wrong, *self._posterior(record, by)) for by in (1, self.KEPT))
-        self._surprise = max(self._surprise + half - whole, 0.0)
-        if self._surprise > self.MOST_SURPRISE:
-            self.halve()
 
     def halve(self) -> None:
         """Makes all that is known count half, of each prompt and of the population."""

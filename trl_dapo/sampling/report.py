@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured of a rollout, and what is said about it. Pure."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -43,9 +42,8 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
     ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended
     metrics["completions/clipped_ratio"] = truncated_B.double().mean().item()
     for name, values in (("", lengths_B), ("terminated_", ended_B)):
-        metrics[f"completions/mean_{name}length"] = values.mean().item()
-        metrics[f"completions/min_{name}length"] = values.min().item()
-        metrics[f"completions/max_{name}length"] = values.max().item()
+        for statistic in (torch.mean, torch.min, torch.max):
+            metrics[f"completions/{statistic.__name__}_{name}length"] = statistic(values).item()
     return metrics
 
 
@@ -84,9 +82,22 @@ def rollout_log(
     if is_screened and (groups := rollout.sampled_groups):  # TRL knows groups of one size alone
         totals = [_total_rewards(rollout, group, weights_F).unique() for group in groups]
         metrics["frac_reward_zero_std"] = sum(len(values) < 2 for values in totals) / len(groups)
-    refill_seconds = sum(round_.seconds for round_ in rollout.sampled[1:])
-    sampling = {**sampling, "refill_seconds": refill_seconds}
-    sampling |= sampling_metrics(rollout, batch, sampler.num_generations) | {"passes": sampler.passes}
+    sampling = {
+        **sampling,
+        "refill_seconds": sum(round_.seconds for round_ in rollout.sampled[1:]),
+        "rounds": rollout.num_rounds,
+        "groups_generated": rollout.num_groups,
+        "groups_trained": len(batch.train),
+        "completions_generated": sum(len(round_.rewards_BF) for round_ in rollout.sampled),
+        "completions_trained": len(batch.train) * sampler.num_generations,
+        "tokens_generated": rollout.num_tokens,
+        "surplus": max(rollout.num_found - max(rollout.target, len(rollout.carried)), 0),
+        "carried": len(rollout.carried),
+        "shortfall": rollout.shortfall,
+        **{f"dropped/{reason}": rollout.reasons[reason] for reason in dict.fromkeys([*REASONS, *rollout.reasons])},
+        **({"acceptance_rate": rollout.acceptance_rate} if rollout.num_groups else {}),
+        "passes": sampler.passes,
+    }
     metrics |= {f"dynamic_sampling/{name}": float(value) for name, value in sampling.items()}
     if sampler.screen is not None:
         metrics["dynamic_sampling/half_asked"] = float(len(batch.half))
@@ -96,11 +107,6 @@ def rollout_log(
         metrics["overlap/in_flight"] = float(len(sampler.in_flight))
         metrics["overlap/overflow"] = float(rollout.num_found - len(batch.train) - len(batch.carry))
     return metrics
-
-
-def drop_unknown(metrics: dict[str, list[float]]) -> None:
-    for name in [name for name, values in metrics.items() if all(map(math.isnan, values))]:
-        del metrics[name]
 
 
 def _mean_and_std(values: Tensor) -> tuple[float, float]:
@@ -126,36 +132,14 @@ def _merged(rounds: list[tuple[dict[str, list[float]], int]]) -> dict[str, float
     return merged
 
 
-def sampling_metrics(rollout: Rollout, batch: Batch, num_generations: int) -> dict[str, float]:
-    """The sampler's own metrics of one rollout, without their prefix `dynamic_sampling/`."""
-    num_trained = len(batch.train)
-    metrics: dict[str, float] = {
-        "rounds": rollout.num_rounds,
-        "groups_generated": rollout.num_groups,
-        "groups_trained": num_trained,
-        "completions_generated": sum(len(round_.rewards_BF) for round_ in rollout.sampled),
-        "completions_trained": num_trained * num_generations,
-        "tokens_generated": sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled),
-        "surplus": max(rollout.num_found - max(rollout.target, len(rollout.carried)), 0),
-        "carried": len(rollout.carried),
-        "shortfall": rollout.shortfall,
-        **{f"dropped/{reason}": rollout.reasons[reason] for reason in dict.fromkeys([*REASONS, *rollout.reasons])},
-    }
-    if rollout.num_groups:
-        metrics["acceptance_rate"] = rollout.acceptance_rate
-    return {name: float(value) for name, value in metrics.items()}
-
-
 def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     """Which reward functions scored nothing of a rollout of which others left something: all may be others' tasks."""
     if not rollout.num_rounds:
         return None
     rewards_BF = torch.cat([round_.rewards_BF for round_ in rollout.sampled])
-    if not rewards_BF.isnan().all(dim=1).any():
-        return None
     silent_F = rewards_BF.isnan().all(dim=0).tolist()
     silent = [repr(name) for name, is_silent in zip(names, silent_F, strict=True) if is_silent]
-    if not silent:
+    if not silent or not rewards_BF.isnan().all(dim=1).any():
         return None
     return (
         f"Of the {len(rewards_BF):,} completions of the first rollout {' and '.join(silent)} scored none, returning "

@@ -73,6 +73,10 @@ class Rollout:
         return len(self.accepted) + len(self.dropped)
 
     @property
+    def num_tokens(self) -> int:
+        return sum(int(round_.lengths_B.sum()) for round_ in self.sampled)
+
+    @property
     def num_found(self) -> int:
         """Groups that can train."""
         return len(self.carried) + len(self.accepted)
@@ -80,11 +84,6 @@ class Rollout:
     @property
     def shortfall(self) -> int:
         return max(self.target - self.num_found, 0)
-
-    def describe_outcomes(self, batch: Batch) -> list[str]:
-        """For each group that trains or fills the batch, in its order: what became of it, and why."""
-        fill = [self.drop_reasons.get(group) for group in batch.fill]
-        return ["trained"] * len(batch.train) + [f"dropped: {reason}" if reason else "copy" for reason in fill]
 
     @property
     def acceptance_rate(self) -> float:
@@ -103,5 +102,5 @@ class Totals:
     def add(self, rollout: Rollout, batch: Batch) -> None:
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
-        self.tokens_generated += sum(int(round_.lengths_B.sum()) for round_ in rollout.sampled)
+        self.tokens_generated += rollout.num_tokens
         self.barren_rollouts = 0 if batch.train else self.barren_rollouts + 1

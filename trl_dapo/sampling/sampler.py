@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from .draw import Draw
 from .in_flight import InFlight
 from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
@@ -15,7 +14,7 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import apart, in_equal_shares, num_first, rest_of, state_of, within_rows
+from .screening import Draw, apart, in_equal_shares, num_first, rest_of, state_of, within_rows
 
 
 # What of the header says in which order prompts come.
@@ -113,10 +112,8 @@ class Sampler:
         return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
 
     def next_prompts(self) -> list[Ask]:
-        """
-        What the next round takes in; nothing where the rollout has ended. First what would be too old for the next
-        rollout, then no more of what is in flight than is missing, in the order in which it was asked for.
-        """
+        """What the next round takes in; nothing where the rollout has ended."""
+        # First what would be too old for the next rollout, then no more of what is in flight than is missing, in turn.
         number, num_missing = self.rollout.number, self.num_missing
         if due := self.in_flight.take_due(number):
             return due
@@ -135,10 +132,8 @@ class Sampler:
         return -(-num // self.multiple_of) * self.multiple_of
 
     def draw_ahead(self, num_left: float = math.inf) -> None:
-        """
-        Draws what is asked for now, of the policy that is present: for the next rollout, once this one is complete, or
-        for as many as fill two, while this one is sampled too. `num_left` rollouts are to come.
-        """
+        """Draws what is asked for now, of the policy that is present; `num_left` rollouts are to come."""
+        # For the next rollout, once this one is complete, or for as many as fill two, while this one is sampled too.
         num_rollouts, G = min(self.ahead, num_left), self.num_generations
         if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or self.in_flight)):
             return
@@ -159,7 +154,7 @@ class Sampler:
         # Groups that are asked for as a whole may take two rollouts; the rest of others must come before that.
         whole, parts = apart(asks, G, self.multiple_of) if self.ahead > 1 else ([], asks)
         parts = in_equal_shares(parts, G, self.num_ranks, self._new.take)
-        self.in_flight.send(whole, parts, (self.num_rollouts - 1, self._step), self.ahead)
+        self.in_flight.send(whole, parts, self.num_rollouts - 1, self._step, self.ahead)
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
         """What a round asks for."""

@@ -1,13 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many completions of a prompt are asked for first: all of its group, or a few that say whether the rest pays."""
+"""What a round draws, and asks for first: all of a group, or a few completions that say whether the rest pays."""
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .example_names import prompt_name
-from .prompt_memory import expected_acceptance
+from .prompt_memory import Population, PromptMemory, expected_acceptance
 from .prompts import PromptStream
 from .refill import Batch, Group
 from .rollout import Rollout
@@ -49,6 +50,44 @@ def most_first(screen: int | str | None, num_generations: int) -> int:
     """How many completions are asked for first where there is no room for a whole group."""
     few = max((first for first in FIRST_FEW if first < num_generations), default=num_generations)
     return few if screen in (None, "auto") else int(screen)
+
+
+@dataclass
+class Draw:
+    """One round's draws."""
+
+    stream: PromptStream
+    memory: PromptMemory | None
+    population: Population
+    screen: int | str | None
+    num_generations: int
+    multiple_of: int  # prompts
+
+    def take(
+        self, num: int, least: float = 0, enough: float = math.inf, room: float = math.inf, ahead: float = 0.0
+    ) -> list[Ask]:
+        """The next `num` prompts, or fewer; the share `ahead` is for the rollout after this one."""
+        # Fewer where the completions have no `room`, or where the memory expects `enough` groups of `least`.
+        memory, known, G = self.memory, self.memory or self.population, self.num_generations
+        nums, expected, of_few, few = list[int](), 0.0, 0.0, most_first(self.screen, G)
+
+        def skip(name: str, may_skip: bool) -> bool:
+            return memory is not None and memory.draw_skip(name, G, may_skip)
+
+        def is_enough(name: str) -> bool:
+            nonlocal expected, of_few, room
+            nums.append(num_first(self.screen, known.pass_rate(name), G))
+            if memory is not None:
+                expected += (new := memory.expected_acceptance(name, nums[-1]))
+                of_few += new * (nums[-1] < G)
+            room -= min(nums[-1], few)
+            # Of what is asked ahead only first few can wait: whole groups would be surplus of this rollout.
+            share = 1.0 - ahead * (1.0 - of_few / expected) if expected else 1.0
+            is_found = expected >= share * enough and len(nums) >= share * least
+            return (is_found and len(nums) % self.multiple_of == 0) or room < few
+
+        prompts = self.stream.take(num if room >= few else 0, skip if memory else None, is_enough)
+        return [Ask(*p, n, place=at) for p, n, at in zip(prompts, nums, self.stream.taken_at, strict=True)]
 
 
 def within_rows(asks: list[Ask], most: int, num_generations: int) -> list[Ask]:
