@@ -455,6 +455,12 @@ def test_an_unreadable_file_is_refused(tmp_path, name, text, message):
         load_math_dataset(tmp_path / name)
 
 
+def test_a_line_that_is_no_json_is_named_by_its_own_number_alone(tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+2" "answer": "3"}\n')
+    with pytest.raises(ValueError, match=r"cannot be read as jsonl: line 2: Expecting ',' delimiter$"):
+        load_math_dataset(tmp_path / "sums.jsonl")
+
+
 def test_a_json_file_without_rows_is_refused(write, tmp_path):
     with pytest.raises(ValueError, match="is empty: expected rows with `prompt` and `reward_model"):
         load_math_dataset(write([], "sums.json"))

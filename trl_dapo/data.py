@@ -219,7 +219,7 @@ def load_math_dataset(
     return dataset.add_column("images", images, feature=datasets.List(datasets.Image())) if any(images) else dataset
 
 
-def load_rows(file: str, offset: int = 0, limit: int | None = None) -> datasets.Dataset:
+def load_rows(file: str | os.PathLike, offset: int = 0, limit: int | None = None) -> datasets.Dataset:
     """The rows of a file as they are, with every column, from `offset` on and at most `limit`."""
     check_value("dataset_offset", offset, Range(0, is_whole=True))
     check_value("dataset_limit", limit, Range(1, is_whole=True, or_none=True, hint="Leave it out for all rows."))
@@ -235,7 +235,7 @@ def load_rows(file: str, offset: int = 0, limit: int | None = None) -> datasets.
     return dataset.select(range(offset, min(offset + (limit or len(dataset)), len(dataset))))
 
 
-def has_prompts(path_or_hub_id: str) -> bool:
+def has_prompts(path_or_hub_id: str | os.PathLike) -> bool:
     """Whether the first row of a file has a `prompt`, of which `GRPOTrainer` asks no more."""
     path = find_file(path_or_hub_id)
     return path is not None and any("prompt" in row for _, row in islice(_file_rows(path), 1))
@@ -353,7 +353,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"line {number}: {error}") from error
+                    raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
                 yield f"line {number}", row
 
 
@@ -376,6 +376,8 @@ def _recognise(label: str, row: dict[str, Any]) -> _Schema:
         if {path.split(".")[0] for path in schema[1:]} <= row.keys():
             return schema
     found = ", ".join(f"`{column}`" for column in row) or "none"
+    if near := get_close_matches("prompt", row.keys() - {"prompt", "prompts"}, n=1):
+        found += f" (is `{near[0]}` the `prompt`?)"
     raise ValueError(f"{label} has none of the known schemas: found columns {found}; expected {_expected_columns()}.")
 
 

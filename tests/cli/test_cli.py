@@ -76,6 +76,7 @@ def test_a_mistake_on_the_command_line_ends_with_exit_status_2(argv):
         (["train", "--config", "nowhere.yaml"], "`--config nowhere.yaml` names no file, and is none of "),
         (["train", "--config", "qwen3_1.7_dapo"], ", qwen3_1.7b_dapo, "),
         (["train", "--config", "smollm2_135m"], ". Nearest: smollm2_135m_cpu."),
+        (["train", "--config", "lits.yaml"], ". Nearest: list.yaml."),
         (["train", "--config", "latin_1.yaml"], "latin_1.yaml is not YAML: "),
         (["train", "--config", "torn.yaml"], "torn.yaml is not YAML: line 2: "),
         (["train", "--config", "list.yaml"], "list.yaml must be a mapping of fields to values"),

@@ -118,6 +118,8 @@ def test_a_file_without_prompts_is_one_of_problems(given, capsys):
         given(train=[{"text": "1 + 1?"}])
     tell_mistake(told.value)
     assert capsys.readouterr().err.endswith("if neither `prompt_style` nor `on_bad_rows` is set.\n")
+    with pytest.raises(ValueError, match=r"found columns `promt`, `animal` \(is `promt` the `prompt`\?\); expected "):
+        given(train=[{"promt": "Which one moos?", "animal": "cow"}])
 
 
 def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_how_to_keep_the_files_own(

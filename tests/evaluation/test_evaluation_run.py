@@ -204,7 +204,10 @@ def test_aime_is_thirty_problems_of_thirty_two_completions_by_default(serve, tmp
         ({"base_url": "http://x", "processing_class": object()}, "by the engine 'transformers' only"),
         ({"model": object()}, "A loaded model needs its tokenizer as `processing_class`"),
         ({"limit": 3}, "{'limit': 3} applies to a file or a hub dataset"),
-        ({"dataset": Dataset.from_dict({"prompt": ["1+1"]})}, "has no column 'solution'; found 'prompt'"),
+        (
+            {"dataset": Dataset.from_dict({"prompt": ["1+1"]})},
+            "has no column 'solution', for which the scorer asks; found 'prompt'",
+        ),
         (
             {"dataset": sums(2, id=["a", "a"])},
             "Two rows of the source 'dataset' have the id 'a', but the `prompt` of one is '1.1' and of the other '1.2",

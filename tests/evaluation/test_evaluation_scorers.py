@@ -6,7 +6,7 @@ import argparse
 import math
 
 import pytest
-from evaluations import Deal, ask, asked, completions, mixed_prompts, sums
+from evaluations import Deal, ask, asked, completions, mixed_prompts, sums, sums_of
 
 from trl_dapo import evaluation
 from trl_dapo.evaluation.jobs import Completion, Problem
@@ -112,14 +112,27 @@ def test_a_reward_that_is_nan_says_nothing_as_in_training():
     assert verdicts == [[(None, "2"), (True, "3")]]
 
 
-@pytest.mark.fast
-def test_a_reward_function_that_asks_for_another_column_is_refused_before_anything_is_asked(serve, tmp_path):
-    def reward(completions, letter, **kwargs):
-        return [0.0] * len(completions)
+def has_letter(completions, letter, **kwargs):
+    return [float(wanted in text) for text, wanted in zip(completions, letter, strict=True)]
 
+
+def test_a_reward_function_gets_the_columns_that_it_names_of_a_users_file_as_in_training(serve, tmp_path):
+    server, file = serve(in_turn(["a", "b"])), tmp_path / "letters.jsonl"
+    file.write_text('{"prompt": "1+1", "letter": "a"}\n{"prompt": "1+2", "letter": "c"}\n')
+    summary = ask(server, file, tmp_path, k=1, scorer=has_letter)
+    assert [problem["num_correct"] for problem in summary["problems"]] == [1, 0]
+    assert ask(server, file, tmp_path / "second", k=1, scorer=has_letter, offset=1)["num_problems"] == 1
+
+
+@pytest.mark.fast
+def test_a_column_that_a_scorer_asks_for_must_be_there_before_anything_is_asked(serve, tmp_path):
     server = serve(lambda body: pytest.fail("it was asked"))
-    with pytest.raises(ValueError, match=r"argument: 'letter'\. An evaluation gives prompts, completions, solution"):
-        ask(server, sums(1), tmp_path, scorer=reward)
+    with pytest.raises(ValueError, match="no column 'letter', for which the scorer asks; found 'prompt', 'solution'"):
+        ask(server, sums(1), tmp_path, scorer=has_letter)
+    with pytest.raises(
+        ValueError, match=r"but the `columns` of one is .'letter': 'a'. and of the other .'letter': 'b'."
+    ):
+        ask(server, sums_of([1, 1], letter=["a", "b"]), tmp_path, scorer=has_letter)
 
 
 def test_a_scorer_that_is_not_there_is_named_before_anything_is_asked(serve, tmp_path, module):

@@ -131,6 +131,19 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_ef
     assert re.search(r"(\d+\.\d s) -> \1", page) is None
 
 
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"save_strategy": "no"}, "no checkpoint"),
+        ({"save_strategy": "steps"}, " a checkpoint, all of which are kept"),
+        ({"save_strategy": "steps", "save_total_limit": 2}, " while the oldest of 3 is there"),
+    ],
+)
+def test_a_page_says_which_checkpoints_take_up_the_disk(write, capsys, saved, said):
+    assert main(["plan", "--config", write("one GPU of 80 GB", ONE_GPU | saved)]) == 0
+    assert capsys.readouterr().out.partition("\nDisk\n")[2].splitlines()[0].endswith(said)
+
+
 def test_a_page_says_how_logits_are_made(write, capsys, monkeypatch):
     recipe = write("one GPU of 80 GB", TINY_RUN)
     assert main(["plan", "--config", recipe]) == 0

@@ -67,7 +67,7 @@ def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, f
         fields = {**fields, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     path = str(fields) if hardware is None else write(hardware, fields)
     found, recipe = suggest(plan(path), most=100), yaml.safe_load(Path(path).read_text())
-    assert found
+    assert found or path.endswith("smollm2_135m_cpu.yaml")  # a run of minutes
     for words, other in found:
         settings, changed = other.recipe.settings, re.findall(r"(\w+): ", re.sub(r"\{.*\}", "", words))
         given = {**recipe, **{name: getattr(settings, name) for name in changed}}
@@ -75,6 +75,13 @@ def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, f
         launched_on(other.recipe.cluster.num_train)
         _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])
         assert args.batch_arithmetic == other.batches.arithmetic, words
+
+
+def test_no_evaluation_is_put_behind_the_last_step(write):
+    evaluates = ONE_GPU | {"eval_strategy": "steps", "eval_dataset_name": "aime.parquet", "max_steps": 15}
+    for eval_steps, helps in ((7, True), (8, False)):  # 14 and 16 of 15
+        found = suggest(plan(write("one GPU of 80 GB", evaluates | {"eval_steps": eval_steps})), most=100)
+        assert any("eval_steps" in words for words, _ in found) == helps
 
 
 def replanned(words, path, **options):

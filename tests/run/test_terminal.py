@@ -118,13 +118,13 @@ def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_o
     with watch.timing("engine"):
         say(14.9)
         say(15.0)
-    with watch.timing("evaluation", "24 prompts x 4"):
+    with watch.timing("evaluation", "24 prompts x 4 in 2 batches"):
         terminal.on_prediction_step(None, None, None)
         say(16.0)
     say(75.0)
     assert file.getvalue().splitlines() == [
         "       sampling 2 of 8 groups after 1 rounds (0:00:15)",
-        "       evaluating 24 prompts x 4, 1 batches done (0:00:16)",
+        "       evaluating 24 prompts x 4 in 2 batches, 1 done (0:00:16)",
         "       updating (0:01:15)",
     ]
     assert 0 <= terminal._said_at - said_at < 60  # and what was said ends the silence

@@ -236,7 +236,7 @@ def run_quickstart(
     model = build_model(tokenizer, seed)
     console.print(
         f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
-        f"(seed {seed}, no network).",
+        f"(seed {seed}, no network). Answers are written from the units up: 17+05=220.",
         soft_wrap=True,
     )
 

@@ -45,6 +45,8 @@ WAYS_OUT = {
     "asks for `solution`, which": "`--prompt_style as_is` has the gold answers of math problems read as `solution`.",
     "its columns are `prompt`, `solution`, `source`, `id`": "The math loader has read these from the file's. Without "
     "`prompt_style` and `on_bad_rows` a file with a column `prompt` keeps its own.",
+    "number of generations used for evaluation": "Set `per_device_eval_batch_size` to a multiple of "
+    "`num_generations_eval`, which is `num_generations` where it is not set.",
     "not found in the base model": "`--lora_target_modules all-linear` names every linear layer of any model.",
 }
 MISTAKE, FOUND_NOTHING, INTERRUPTED = 2, 3, 130  # exit statuses; a shell's own for Ctrl-C

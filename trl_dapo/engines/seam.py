@@ -286,7 +286,9 @@ class EvaluationSeam(RecordReplay):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """TRL's, with scores in what it returns, and with an engine asked once for as many batches as fit."""
-        dataset = getattr(dataloader, "dataset", None)
+        dataset, how_much = getattr(dataloader, "dataset", None), ""
+        if has_length(dataset):
+            how_much = f"{len(dataset)} prompts x {self.num_generations_eval} in {len(dataloader)} batches"
         self._scores.begin(len(dataset) if has_length(dataset) else None)
         self._metrics["eval"].clear()
         if self._engine_schedules and not (
@@ -295,7 +297,6 @@ class EvaluationSeam(RecordReplay):
             round_size = self.args.dynamic_sampling_max_round_size
             num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
-        how_much = f"{len(dataset)} prompts x {self.num_generations_eval}" if has_length(dataset) else ""
         with self.stopwatch.timing("evaluation", how_much):
             how = description, prediction_loss_only, ignore_keys, metric_key_prefix
             output = super().evaluation_loop(dataloader, *how)

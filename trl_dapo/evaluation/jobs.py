@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ class Problem(NamedTuple):
     prompt: str | list[dict[str, str]]
     solution: str
     num_rows: int
+    columns: dict[str, Any] = {}  # noqa: RUF012 (that a reward function asks for, beside the solution)
 
     @property
     def key(self) -> str:
@@ -65,18 +66,19 @@ class Problem(NamedTuple):
         return digest(json.dumps([self.source, self.id, self.prompt]), "sha256")
 
 
-def read_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
+def read_problems(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> list[Problem]:
     """Rows of equal source and id are one problem; raises `ValueError` where they do not agree otherwise."""
     problems: dict[tuple[str, str], Problem] = {}
     for row in rows:
         source, id_ = str(row.get("source") or "dataset"), problem_id(row)
         if id_ is None:
             raise ValueError(f"A prompt is text or messages, got {row['prompt']!r:.200}.")
-        problem = Problem(id_, source, row["prompt"], str(row["solution"]), num_rows=1)
+        others = {name: row[name] for name in columns if name != "solution"}
+        problem = Problem(id_, source, row["prompt"], str(row.get("solution", "")), num_rows=1, columns=others)
         first = problems.setdefault((source, id_), problem)
         if first is problem:
             continue
-        for column in ("prompt", "solution"):
+        for column in ("prompt", "solution", "columns"):
             one, other = getattr(first, column), getattr(problem, column)
             if one != other:
                 raise ValueError(

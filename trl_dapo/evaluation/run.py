@@ -22,7 +22,7 @@ from ..settings.ranges import COUNT, POSITIVE, SHARE, Range, check_choice, check
 from ..settings.secrets import without_secrets
 from ..version import __version__
 from .jobs import JOURNAL_FILE, SUMMARY_FILE, Completion, Job, Journal, Problem, Sampling, make_jobs, read_problems
-from .scorers import STYLES, Scorer, Verdict, load_scorer, score, warn_without_answers
+from .scorers import STYLES, Scorer, Verdict, columns_of, load_scorer, score, warn_without_answers
 from .statistics import count_problem, estimate_mean, problem_figures
 
 
@@ -185,14 +185,15 @@ def evaluate(
     selection = {setting: arguments[setting] for setting in chosen_by}
     if isinstance(dataset, _PATH) and prompt_style is None:
         selection["prompt_style"] = _style_of(scorer, Path(output_dir) / JOURNAL_FILE)
-    problems = read_problems(_load_rows(dataset, selection))
+    columns = columns_of(scorer_function)
+    problems = read_problems(_load_rows(dataset, selection, columns), columns)
     sampling = Sampling(temperature, top_p, top_k, max_completion_length)
     settings = {
         "model": str(model) if isinstance(model, _PATH) else model.config.name_or_path,
         "weights": _weights_digest(model),
         "engine": "server" if base_url else engine or "transformers",
         **({"dataset": str(dataset), **selection} if isinstance(dataset, _PATH) else {}),
-        "problems": hashlib.sha256(json.dumps(problems).encode()).hexdigest()[:16],
+        "problems": hashlib.sha256(json.dumps([problem[:5] for problem in problems]).encode()).hexdigest()[:16],
         "k": k,
         **sampling._asdict(),
         "seed": seed,
@@ -273,18 +274,25 @@ def _style_of(scorer: str | Scorer, journal: Path) -> str:
     return STYLES.get(scorer, "as_is") if isinstance(scorer, str) else "as_is"
 
 
-def _load_rows(dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any]) -> "datasets.Dataset":
+def _load_rows(
+    dataset: "str | os.PathLike | datasets.Dataset", selection: dict[str, Any], columns: list[str]
+) -> "datasets.Dataset":
     if isinstance(dataset, _PATH):
-        from ..data import load_math_dataset
+        from ..data import has_prompts, load_math_dataset, load_rows
 
-        dataset = load_math_dataset(dataset, **selection)
+        # A reward function that asks for other columns than gold answers gets them as in training.
+        is_math = columns == ["solution"] or selection["prompt_style"] != "as_is" or selection["on_bad_rows"] == "skip"
+        if not is_math and has_prompts(dataset):
+            dataset = load_rows(dataset, selection["offset"], selection["limit"])
+        else:
+            dataset = load_math_dataset(dataset, **selection)
     else:
         known = inspect.signature(evaluate).parameters
         if given := {name: value for name, value in selection.items() if value != known[name].default}:
             raise ValueError(f"{given} applies to a file or a hub dataset, not to a loaded dataset.")
-        if missing := {"prompt", "solution"} - set(dataset.column_names):
-            lacks, found = " and no ".join(map(repr, sorted(missing))), ", ".join(map(repr, dataset.column_names))
-            raise ValueError(f"The dataset has no column {lacks}; found {found}.")
+    if missing := {"prompt", *columns} - set(dataset.column_names):
+        lacks, found = " and no ".join(map(repr, sorted(missing))), ", ".join(map(repr, dataset.column_names))
+        raise ValueError(f"The dataset has no column {lacks}, for which the scorer asks; found {found}.")
     if images := {"image", "images"} & set(dataset.column_names):
         raise ValueError(
             f"The dataset has {' and '.join(sorted(images))}, which would not be shown to the model. Evaluate such a "

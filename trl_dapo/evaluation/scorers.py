@@ -22,7 +22,8 @@ SCORERS = {
     "accuracy_reward": "as 'math_verify', by TRL's reward function of this name",
 }
 STYLES = {"dapo_math": "answer_line", "math_verify": "boxed", "accuracy_reward": "boxed"}  # that ask for it
-GIVEN = ("prompts", "completions", "solution", "log_extra", "log_metric")
+GIVEN = ("prompts", "completions", "log_extra", "log_metric")  # to a reward function, beside a row's columns
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_ANSWER = {None, "", "[INVALID]", "[unparseable]", "[skipped]", "[killed]"}  # in the words of the scorers
 
 
@@ -44,21 +45,20 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
             "`Answer:` line only. Use the scorer 'math_verify', or the prompt style 'answer_line'."
         )
     if not isinstance(scorer, str):
-        return _checked(scorer)
+        return scorer
     known: dict[str, Scorer] = {"dapo_math": lambda *row: score_dapo_math(*row)[1:], "math_verify": MathVerifyReward()}
     known |= {"last_number": last_number_reward}
     name = "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer
-    return _checked(load_function("scorer", name, known))
+    return load_function("scorer", name, known)
 
 
-def _checked(scorer: Scorer) -> Scorer:
-    """A reward function must do with what an evaluation has; others are called with a completion and its gold."""
-    if "completions" in (signature := inspect.signature(scorer)).parameters:
-        try:
-            signature.bind(**dict.fromkeys(GIVEN))
-        except TypeError as error:
-            raise ValueError(f"The scorer fails: {error}. An evaluation gives {', '.join(GIVEN)}.") from None
-    return scorer
+def columns_of(scorer: Scorer) -> list[str]:
+    """The columns that a reward function asks for; others are called with a completion and its gold answer."""
+    parameters = inspect.signature(scorer).parameters
+    if "completions" not in parameters:
+        return ["solution"]
+    asked = [each.name for each in parameters.values() if each.default is each.empty and each.kind not in _ANY]
+    return [name for name in asked if name not in GIVEN]
 
 
 def score(problems: list[Problem], completions_PK: list[list[Completion]], scorer: Scorer) -> list[list[Verdict]]:
@@ -91,6 +91,7 @@ def _reward_verdicts(rows: list[tuple[Problem, str]], reward: Scorer) -> list[tu
                 else [{"role": "assistant", "content": text}]
                 for problem, text in rows
             ],
+            **{name: [problem.columns[name] for problem, _ in rows] for name in rows[0][0].columns},
             solution=[problem.solution for problem, _ in rows],
             log_extra=columns.__setitem__,
             log_metric=lambda name, value: None,

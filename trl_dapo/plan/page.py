@@ -90,15 +90,18 @@ def describe(planned: Plan) -> str:
     model = "a tiny model" if settings.tiny_model else settings.model_name_or_path
     all_weights, trained = _count(planned.shape.num_parameters), _count(planned.training.weights.num_trained)
     size, most = planned.training.checkpoint, (settings.save_total_limit or 0) + 1
-    kept = f"{format_bytes(most * size)} while the oldest of {most} is still there"
-    kept = "all of which are kept" if settings.save_total_limit is None else kept
+    kept = f"{format_bytes(size)} a checkpoint, all of which are kept"
+    if settings.save_strategy == "no":
+        kept = "no checkpoint"
+    elif settings.save_total_limit is not None:
+        kept = f"{format_bytes(size)} a checkpoint, {format_bytes(most * size)} while the oldest of {most} is there"
     fits = f"Fits: peak {format_bytes(planned.peak)} of {format_bytes(recipe.cluster.gpu.memory)}."
     lines = [
         *textwrap.wrap(f"{recipe.name} on {recipe.cluster}, {sharding}", WIDTH),
         *_wrapped(planned.batches.arithmetic),
         *_wrapped(f"Model: {model}, {all_weights} weights, {trained} train. Sizes: {planned.source}."),
         *_memory(planned),
-        *("", "Disk", *_wrapped(f"{format_bytes(size)} a checkpoint, {kept}")),
+        *("", "Disk", *_wrapped(kept)),
         *_times(planned),
         *("", "Assumed", *(line for text in assumptions(planned) for line in _wrapped(text, "- "))),
         *_suggestions(planned),
@@ -380,7 +383,8 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         yield change("gpus", more, Sharding("ddp") if recipe.sharding.kind == "none" else recipe.sharding)
         if recipe.sharding.kind in ("none", "ddp"):
             yield change("gpus", more, Sharding(_sharded(settings)))
-    if settings.eval_strategy == "steps" and (settings.eval_steps or 0) >= 1:
+    is_last = 0 < settings.max_steps < 2 * (settings.eval_steps or 0)  # there would be none at the end
+    if settings.eval_strategy == "steps" and (settings.eval_steps or 0) >= 1 and not is_last:
         yield change("evaluation", eval_steps=2 * settings.eval_steps)
 
 

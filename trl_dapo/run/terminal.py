@@ -301,7 +301,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             return
         what, how_much = DOING.get(self._stopwatch.doing or "", "updating"), self._stopwatch.how_much
         if what == "evaluating":
-            how_much += f", {self._num_batches} batches done"
+            how_much += f", {self._num_batches} done"
         elif what == "sampling" and self._sampler is not None and (rollout := self._sampler.rollout) is not None:
             found = rollout.target - rollout.shortfall
             how_much = f"{found} of {rollout.target} groups after {rollout.num_rounds} rounds"

@@ -22,7 +22,9 @@ def find_recipe(given: str, option: str = "--config", folder: Path = RECIPES) ->
     if is_name and named.is_file():
         return named
     others = f", and is none of {', '.join(names_in(folder))}" if is_name else ""
-    if nearest := get_close_matches(named.stem, names_in(folder), n=1) if is_name else []:
+    there = [each.name for each in Path().glob("*.yaml")]
+    nearest = get_close_matches(given, there, n=1) or get_close_matches(named.stem, names_in(folder), n=1)
+    if is_name and nearest:
         others += f". Nearest: {nearest[0]}"
     raise FileNotFoundError(f"`{option} {given}` names no file{others}.")
 
