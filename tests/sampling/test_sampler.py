@@ -302,6 +302,15 @@ def test_passes_that_accept_nothing_are_told_of_ever_more_rarely():
     assert told == [1, 2, 0, 4, 0, 0, 0, 8, 0]
 
 
+def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
+    sampler, told = new(1, stream(4), max_rounds=0), []
+    for _ in range(8):  # each takes one of the four, and skips three
+        sampler.stream.take(1, lambda name, may_skip: may_skip and name != "3")
+        told.append(sampler.new_passes_without_group())
+    assert sampler.stream.passes >= 7
+    assert told == [0, 0, 0, 1, 0, 0, 0, 2]
+
+
 @pytest.mark.parametrize("num_before", range(1, 7))
 def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stopped(num_before):
     sampler, told = new(1, stream(4), max_rounds=0, batch_multiplier=4.0), []

@@ -44,6 +44,11 @@ class PromptStream:
         """Passes made over the dataset, with the share of the present one where the length is known."""
         return self.passes_at(self.num_passes, self._position)
 
+    @property
+    def passes_taken(self) -> float:
+        """As many passes as the prompts make that were taken, without those that were skipped."""
+        return self.passes - (self.num_skipped / self._source.length if self._source.length else 0.0)
+
     def passes_at(self, num_passes: int, position: int) -> float:
         return num_passes + (position / self._source.length if self._source.length else 0.0)
 

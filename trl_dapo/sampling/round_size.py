@@ -48,13 +48,8 @@ class AcceptanceRate:
         """Of the next round, strictly between 0 and 1; 0.5 before any evidence."""
         return self._fit()[0]
 
-    @property
-    def variance(self) -> float:
-        """What is not known of the rate, without the noise of the round to come."""
-        return self._fit()[1]
-
     def _fit(self) -> tuple[float, float]:
-        """Value at age 0 of the fitted line, and its variance."""
+        """Value at age 0 of the fitted line, and its variance, without the noise of the round to come."""
         # Two groups, one of them accepted, stand for the uniform prior.
         num_groups, num_accepted = self.num_groups + 2, self.num_accepted + 1
         mean = num_accepted / num_groups

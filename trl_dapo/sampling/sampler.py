@@ -64,7 +64,7 @@ class Sampler:
         self.in_flight = InFlight()
         self._is_open = False  # whether a rollout is under way
         self._step = 0  # optimizer steps behind its policy
-        self._passes_at_last_group = self.stream.passes  # where in the stream a group was last accepted
+        self._passes_at_last_group = self.stream.passes_taken  # where in the stream a group was last accepted
         self._num_passes_warned_of = 0
 
     # One rollout
@@ -215,7 +215,7 @@ class Sampler:
         else:
             self.acceptance.update(num_accepted * (self.share_completed if is_half else 1.0), len(reasons))
         if num_accepted:
-            self._passes_at_last_group = self.stream.passes
+            self._passes_at_last_group = self.stream.passes_taken
         if self.memory is not None:
             assert counts is not None
             if not round_.num_known:
@@ -260,7 +260,7 @@ class Sampler:
 
     def new_passes_without_group(self) -> int:
         """Whole passes since a group was last accepted, if there is something new to say of them, else 0."""
-        before, num_passes = self._num_passes_warned_of, int(self.stream.passes - self._passes_at_last_group)
+        before, num_passes = self._num_passes_warned_of, int(self.stream.passes_taken - self._passes_at_last_group)
         self._num_passes_warned_of = num_passes
         # At the first, second, fourth, eighth: a line for each pass over few prompts would hide all others.
         return num_passes if num_passes.bit_length() > before.bit_length() else 0
@@ -298,11 +298,11 @@ class Sampler:
             differs = {name: (theirs[name], own[name]) for name in own if theirs.get(name, own[name]) != own[name]}
         if ignore_data_skip or differs:
             self.stream.begin_after(state["stream"])
-            self._passes_at_last_group = self.stream.passes
+            self._passes_at_last_group = self.stream.passes_taken
         else:
             self.stream.load_state_dict(state["stream"])
             self._passes_at_last_group = state["barren_since"]
-        self._num_passes_warned_of = int(self.stream.passes - self._passes_at_last_group)
+        self._num_passes_warned_of = int(self.stream.passes_taken - self._passes_at_last_group)
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
