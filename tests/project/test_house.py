@@ -32,7 +32,7 @@ NAME_THE_TRAINER = ["__init__", "cli", "integrations"]
 READ_ITS_PRIVATE_NAMES = ["trainer.py", "update/phase.py", "engines/seam.py"]
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_CLASS, MOST_LINES_OF_A_FUNCTION = (
     9,
-    17_246,
+    17_300,
     500,
     300,
     80,
