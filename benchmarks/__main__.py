@@ -38,7 +38,6 @@ from .frame.options import read_options
 
 
 HERE = Path(__file__).parent
-IMAGES = HERE / "images"
 PACKAGES = ("trl-dapo", "trl", "transformers", "torch")
 
 
@@ -84,21 +83,19 @@ def fill_in_pages(studies):
 
 class Benchmark(NamedTuple):
     title: str
-    plots: bool = False
     needs: str | None = None  # environment variable without which it cannot run
 
 
 BENCHMARKS = {
     "update_phase": Benchmark("The update phase beside GRPOTrainer's"),
-    "cutting": Benchmark("Micro-batches of 8 rows and under a token budget"),
     "sampling_policies": Benchmark("What a sampling policy costs"),
     "screening": Benchmark("A few completions first, then the rest"),
     "rewards": Benchmark("math_verify_reward beside accuracy_reward", needs="TRL_DAPO_DATA"),
     "drop_in": Benchmark("A drop-in for GRPOTrainer"),
-    "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
+    "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy"),
     "overlap": Benchmark("One rollout ahead beside taking turns"),
     "groups_ahead": Benchmark("Two rollouts ahead beside one"),
-    "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
+    "memory_and_scale": Benchmark("Own time and memory up to the paper's size"),
     "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
     "ledger": Benchmark("What the ledger costs"),
     "gpu": Benchmark("A training step on a GPU"),
@@ -122,15 +119,14 @@ def commit():
     try:
         name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **run).stdout.strip()
         # Results of benchmarks are no change to what they measure.
-        status = subprocess.run(["git", "status", "--porcelain", ":!RESULTS.md", ":!images"], **run).stdout
+        status = subprocess.run(["git", "status", "--porcelain", ":!RESULTS.md"], **run).stdout
     except (OSError, subprocess.CalledProcessError):
         return "not a git checkout"
     return f"{name}, with uncommitted changes" if status.strip() else name
 
 
 def command(name):
-    plot = ["--plot", str(IMAGES.relative_to(HERE.parent) / f"{name}.png")] if BENCHMARKS[name].plots else []
-    return ["-m", "benchmarks", name, *plot]
+    return ["-m", "benchmarks", name]
 
 
 def run(name):
@@ -169,9 +165,7 @@ def section(name):
     if status:
         print(errors, file=sys.stderr)
         return text + f"**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
-    image = IMAGES / f"{name}.png"
-    picture = f"![{benchmark.title}](images/{name}.png)\n\n" if benchmark.plots and image.exists() else ""
-    return text + picture + f"{minutes:.1f} minutes.\n", False
+    return f"{text}{minutes:.1f} minutes.\n", False
 
 
 def write_results(path):

@@ -1,48 +1,37 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-How the sampler's and the batcher's own time and memory grow, up to the paper's 512 prompts x 16 completions x 20,480.
+How the sampler's own time and memory grow, up to the paper's 512 prompts x 16 completions x 20,480.
 
     python -m benchmarks memory_and_scale    # one minute
 
 From each size to the next one of prompts, completions and length doubles. Generation is scripted: completions are
 slices of one list of tokens, made before the clock starts. The sampler's part is what the `Sampler` and the trainer
 around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped, the batch made, handed out, and its
-rows read back once as TRL reads them. The batcher's part is what happens to the rows of one optimizer step, a
-sixteenth of the rollout as in the paper: they are joined, measured, cut into micro-batches of equal padded cost, and
-trimmed. One process handles all rows; in training each handles its share. Seconds are the CPU's, so that other work on
-the machine does not count. A slope of 1 on the log-log scale means cost in proportion to size.
+rows read back once as TRL reads them. One process handles all rows; in training each handles its share. Seconds are
+the CPU's, so that other work on the machine does not count.
 """
 
 import random
 import time
 import tracemalloc
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 
 from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.update.microbatches import cut
-from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
 
-from .frame.pictures import save
 from .frame.tables import print_table, say
 from .sampling_policies import blank_round
-from .update_phase import peak_memory, reset_peak_memory
 
 
-NUM_STEPS = 16
-ROWS_PER_MICROBATCH = 8
 ACCEPTANCE = 0.55
 ROLLOUT_SECONDS = 300.0
-COSTS = ("sampler's seconds", "sampler's MB", "batcher's seconds", "batcher's MB")
 
 
 class Size(NamedTuple):
@@ -69,9 +58,6 @@ def sizes(num_doublings=9, scale=1.0):
         names = (("num_prompts",), ("max_length", "median_length"), ("num_generations",))[i % 3]
         ladder.append(ladder[-1]._replace(**{name: getattr(ladder[-1], name) // 2 for name in names}))
     return ladder[::-1]
-
-
-# ---- The sampler ----
 
 
 class Script:
@@ -157,86 +143,16 @@ def sampler_cost(size):
     return seconds, peak / 1e6, num_bytes / 1e6, num_tokens
 
 
-# ---- The batcher ----
-
-
-def make_parts(size):
-    """One optimizer step's rows as TRL leaves them: parts of a rollout padded to its longest completion."""
-    num_rows = max(ROWS_PER_MICROBATCH, size.num_prompts * size.num_generations // NUM_STEPS)
-    lengths = torch.from_numpy(size.draw_lengths(np.random.default_rng(0), num_rows))
-    lengths[0] = size.max_length
-    parts = []
-    for lengths_B in lengths.split(ROWS_PER_MICROBATCH):
-        completion_mask = (torch.arange(size.max_length) < lengths_B[:, None]).long()
-        prompts = torch.ones(len(lengths_B), 200, dtype=torch.long)
-        part = {"prompt_ids": prompts, "prompt_mask": prompts.clone(), "completion_ids": completion_mask.clone()}
-        logps = torch.zeros(len(lengths_B), size.max_length)
-        advantages = torch.zeros(len(lengths_B))
-        parts.append(
-            part | {"completion_mask": completion_mask, "old_per_token_logps": logps, "advantages": advantages}
-        )
-    return parts
-
-
-def make_microbatches(parts):
-    """What the update phase does with the rows of one optimizer step on one process."""
-    rows = join_rows(parts, pad_token_id=0)
-    lengths = [tuple(pair) for pair in row_lengths(rows["prompt_mask"], rows["completion_mask"]).tolist()]
-    return [
-        resize(index_rows(rows, torch.tensor(indices)), *widths([lengths[row] for row in indices]), pad_token_id=0)
-        for indices in cut(lengths, len(parts))
-    ]
-
-
-def batcher_cost(size):
-    """Seconds of the batcher, and the megabytes by which the process grew, for one optimizer step."""
-    parts = make_parts(size)
-    reset_peak_memory()
-    started = time.process_time()
-    microbatches = make_microbatches(parts)
-    seconds = time.process_time() - started
-    assert sum(len(batch["advantages"]) for batch in microbatches) == sum(len(part["advantages"]) for part in parts)
-    return seconds, peak_memory() / 1e6
-
-
-def slope(tokens, costs):
-    """Least-squares slope on the log-log scale."""
-    positive = [(x, y) for x, y in zip(tokens, costs, strict=True) if y > 0]
-    return np.polyfit(*np.log(np.array(positive)).T, deg=1)[0]
-
-
-def draw_costs(tokens, costs, path):
-    """Both costs over the size, on the log-log scale."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    for axes, unit in zip(figure.subplots(1, 2), ("seconds", "MB"), strict=True):
-        for name in COSTS:
-            if name.endswith(unit):
-                label = f"{name.split(chr(39))[0]}, slope {slope(tokens, costs[name]):.2f}"
-                axes.loglog(tokens, costs[name], marker="o", label=label)
-        axes.set(xlabel="prompts x completions x longest completion", ylabel=unit)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    save(figure, path, dpi=120)
-
-
-def main(num_doublings=9, scale=1.0, plot: Path | None = None):
+def main(num_doublings=9, scale=1.0):
     torch.set_num_threads(1)
-    ladder = sizes(num_doublings, scale)
-    batcher_cost(ladder[0])  # the first call pays for what is loaded late
-    costs, rows = {name: [] for name in COSTS}, []
-    for size in ladder:
+    rows = []
+    for size in sizes(num_doublings, scale):
         seconds, megabytes, of_arrays, num_tokens = sampler_cost(size)
-        rows.append([f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}"])
-        for name, value in zip(COSTS, (seconds, megabytes, *batcher_cost(size)), strict=True):
-            costs[name].append(value)
-            rows[-1].append(f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}")
-    tokens = [size.num_tokens for size in ladder]
-    rows.append(["slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS)])
-    title = "Own cost: sampler a rollout, batcher an optimizer step"
-    print_table(title, ("prompts x completions x longest", *COSTS), rows)
+        name = f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}"
+        rows.append([name, f"{seconds:,.3f}", f"{megabytes:,.1f}"])
+    columns = "prompts x completions x longest", "sampler's seconds", "sampler's MB"
+    print_table("Own cost: sampler a rollout", columns, rows)
     say(
         f"The largest, {num_tokens / 1e6:.0f} M tokens generated: {seconds / ROLLOUT_SECONDS:.2%} of a rollout of 5 "
         f"minutes; peak memory {megabytes / 1e3:.2f} GB, {megabytes / of_arrays:.2f} of the rollouts' own arrays"
     )
-    if plot:
-        draw_costs(tokens, costs, plot)

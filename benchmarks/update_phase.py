@@ -7,13 +7,12 @@ The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scri
     CUDA_VISIBLE_DEVICES="" accelerate launch --config_file recipes/accelerate/fsdp2.yaml --mixed_precision no \
         --num_processes 2 -m benchmarks update_phase
 
-In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row; and rows that vLLM is
-taken to have sampled, with TRL's pass before training and without. Launched in two, which
-FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget, and the bytes of weights that a process
-gathers; then the same with completions half as long, since the longer they are, the more of the time is arithmetic.
-The trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
-between a finished rollout and its last optimizer step. Runs on the GPU if there is one. Learning rate 0, so that every
-turn does the same work and the gradients can be compared.
+In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. Launched in two, which
+FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget, then the same with completions half as
+long, since the longer they are, the more of the time is arithmetic. The trainers take turns, one rollout each; times
+are medians. Nothing is generated: what is measured is everything between a finished rollout and its last optimizer
+step. Runs on the GPU if there is one. Learning rate 0, so that every turn does the same work and the gradients can be
+compared.
 
 Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
 cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
@@ -30,7 +29,6 @@ from pathlib import Path
 from statistics import NormalDist, mean, median
 
 import torch
-import torch.distributed as dist
 import transformers
 import trl
 from accelerate import PartialState
@@ -41,7 +39,6 @@ from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.tiny import build_model, build_tokenizer
-from trl_dapo.update.loss import engine_weight
 
 from .frame.runs import silent
 from .frame.tables import markdown
@@ -175,10 +172,9 @@ class Scripted(Turns):
         return super()._compute_loss(model, inputs)
 
     def turn(self):
-        self.passes = self.padded_tokens = self.peak_tokens = gathered.num_bytes = 0
+        self.passes = self.padded_tokens = self.peak_tokens = 0
         self.gradients, self.loss_tokens = [], [0]
-        cost = super().turn()
-        return {**cost, "gathered": gathered.num_bytes}
+        return super().turn()
 
 
 class KeepGradient(TrainerCallback):
@@ -191,50 +187,12 @@ class KeepGradient(TrainerCallback):
         self.trainer.loss_tokens.append(0)
 
 
-def gathered(output, *args, **kwargs):
-    """`all_gather_single`, by which FSDP2 gathers weights, counted."""
-    gathered.num_bytes += output.numel() * output.element_size()
-    return gathered.collective(output, *args, **kwargs)
-
-
-gathered.num_bytes, gathered.collective = 0, dist.all_gather_single
-
-
 class Ours(Scripted, DAPOTrainer):
     label = "DAPOTrainer"
 
 
 class TRLs(Scripted, GRPOTrainer):
     label = "GRPOTrainer"
-
-
-class OfVLLM(Ours):
-    """Weighs rows that vLLM sampled, with some log-probabilities of its own."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.use_vllm = True
-        ids = self.scripted["completion_ids"]
-        engine = -6.5 + 0.5 * torch.rand(ids.shape, generator=torch.Generator().manual_seed(0))
-        self.scripted["sampling_per_token_logps"] = engine.to(ids.device)
-
-
-class PassedBefore(OfVLLM):
-    """As TRL does it: by a pass over all rows before they train."""
-
-    label = "DAPOTrainer with TRL's pass before"
-
-    def _generate_and_score_completions(self, inputs):
-        rollout = super()._generate_and_score_completions(inputs)
-        ids, mask = (
-            torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask")
-        )
-        columns, batch_size = rollout["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            old, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, columns, batch_size=batch_size)
-        log_ratio = old - rollout["sampling_per_token_logps"]
-        weight = engine_weight(log_ratio, rollout["completion_mask"], "token_truncate", None, 2.0)
-        return {**rollout, "old_per_token_logps": old, "importance_sampling_ratio": weight}
 
 
 def make_trainer(way, lengths, num_steps, hidden_size, output_dir):
@@ -302,14 +260,13 @@ def rows_of(name, lengths, ways, num_steps, repeats, hidden_size, output_dir):
             f"{trainer.peak_tokens:,}",
             *(beside(f"{cost[what]:.2f}", cost[what], costs[0][what]) for what in ("seconds", "cpu_seconds")),
             beside(f"{cost['peak_memory'] / 2**20:.0f} MiB", cost["peak_memory"], costs[0]["peak_memory"]),
-            f"{cost['gathered'] / 2**20:.0f} MiB",
             f"{difference(first, trainer, num_steps):.1e}",
         )
 
 
 COLUMNS = (
     *("rollout", "trainer, micro-batches of", "passes", "padded tokens", "peak tokens", "seconds", "CPU seconds"),
-    *("peak memory", "gathered", "gradient, relative difference"),
+    *("peak memory", "gradient, relative difference"),
 )
 
 
@@ -323,11 +280,9 @@ def main(repeats=5, hidden_size=64):
     settings = [
         ("long-tailed", lengths, [trls, (TRLs, 1, None), ours, row_by_row, budget], 1),
         ("long-tailed, 2 optimizer steps", lengths, [trls, ours], 2),
-        ("long-tailed, of vLLM", lengths, [(PassedBefore, 8, None), (OfVLLM, 8, None)], 1),
         ("equal lengths", ([275] * NUM_ROWS, [24] * NUM_ROWS), [trls, ours, row_by_row, budget], 1),
     ]
     if WORLD_SIZE > 1:
-        dist.all_gather_single = gathered
         half = long_tailed_lengths(average=138, longest=512)
         half_budget = (Ours, 1, 2 * (max(half) + max(prompts)))
         settings = [

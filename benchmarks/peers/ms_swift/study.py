@@ -31,7 +31,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure
 
 from trl_dapo.cli.quickstart import Problems
 from trl_dapo.run.ledger import read_ledger
@@ -39,7 +38,6 @@ from trl_dapo.run.log import LOG_HISTORY_NAME
 
 from ... import time_to_accuracy
 from ...frame.kept import EVIDENCE, read_rows, write_rows
-from ...frame.pictures import dots, save
 from ...frame.runs import Job, fingerprint, run_all
 from ...frame.tables import markdown, say
 from ...frame.verdicts import LEVEL, holm, interval, p_value
@@ -297,31 +295,6 @@ def fill_in():
     EVIDENCE.write_text(filled_in(EVIDENCE.read_text(), read_csv()))
 
 
-def plot(runs, path):
-    """What every run paid and reached, a row a method; the bar is the mean."""
-    columns = {
-        "tokens": "generated tokens",
-        "cpu_seconds": "CPU seconds",
-        "distinct_prompts": "different prompts of 16",
-        "accuracy": "accuracy held out",
-    }
-    figure = Figure(figsize=(15, 2.6 * len(runs)), layout="constrained")
-    panels = figure.subplots(len(runs), len(columns), squeeze=False, sharey=True)
-    for row, (task, methods) in zip(panels, runs.items(), strict=True):
-        for axes, (name, title) in zip(row, columns.items(), strict=True):
-            values = {method: [(seed[name], True) for seed in seeds] for method, seeds in methods.items()}
-            dots(
-                axes,
-                values,
-                [np.mean([seed[name] for seed in seeds]) for seeds in methods.values()],
-                f"{task}: {title}",
-            )
-            if name != "accuracy":
-                axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
-    panels[0, 0].invert_yaxis()  # of all panels, which share it
-    save(figure, path, dpi=100)
-
-
 def swift_environment(python):
     """Python and version of an environment that has ms-swift."""
     ask = "from importlib.metadata import version; print(version('ms_swift'), version('trl'), version('torch'))"
@@ -371,9 +344,8 @@ def main(
     results = run_all(run, jobs, checkpoint, output_dir, num_processes)
     write_csv(results, output_dir / CSV.name)
     runs = read_csv(output_dir / CSV.name)
-    plot(runs, output_dir / "runs.png")
     print("\n".join(table_of(runs)))
     modelled = [seed["as_modelled"] for methods in runs.values() for name in PEERS for seed in methods.get(name, ())]
     if modelled:
         print(f"As modelled in sampling_policies.py: {np.mean(modelled):.1%} of ms-swift's rollouts")
-    print(f"Written: {output_dir / CSV.name} and runs.png")
+    print(f"Written: {output_dir / CSV.name}")
