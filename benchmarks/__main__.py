@@ -26,13 +26,13 @@ import datetime
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 from .frame.options import read_options
 
@@ -81,36 +81,27 @@ def fill_in_pages(studies):
 # ---- RESULTS.md ----
 
 
-class Benchmark(NamedTuple):
-    title: str
-    needs: str | None = None  # environment variable without which it cannot run
-
-
 BENCHMARKS = {
-    "update_phase": Benchmark("The update phase beside GRPOTrainer's"),
-    "sampling_policies": Benchmark("What a sampling policy costs"),
-    "screening": Benchmark("A few completions first, then the rest"),
-    "rewards": Benchmark("math_verify_reward beside accuracy_reward", needs="TRL_DAPO_DATA"),
-    "drop_in": Benchmark("A drop-in for GRPOTrainer"),
-    "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy"),
-    "overlap": Benchmark("One rollout ahead beside taking turns"),
-    "groups_ahead": Benchmark("Two rollouts ahead beside one"),
-    "memory_and_scale": Benchmark("Own time and memory up to the paper's size"),
-    "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
-    "ledger": Benchmark("What the ledger costs"),
-    "gpu": Benchmark("A training step on a GPU"),
+    "update_phase": "The update phase beside GRPOTrainer's",
+    "sampling_policies": "What a sampling policy costs",
+    "screening": "A few completions first, then the rest",
+    "rewards": "math_verify_reward beside accuracy_reward",
+    "drop_in": "A drop-in for GRPOTrainer",
+    "time_to_accuracy": "Tokens and seconds to an accuracy",
+    "overlap": "One rollout ahead beside taking turns",
+    "groups_ahead": "Two rollouts ahead beside one",
+    "memory_and_scale": "Own time and memory up to the paper's size",
+    "lora_sync": "What vLLM is handed of a model with LoRA",
+    "ledger": "What the ledger costs",
+    "gpu": "A training step on a GPU",
 }
 
 
 def machine():
-    """Cores, memory and processor."""
+    """Cores, memory and processor, as Linux tells them."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {processor}"
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {names[0] if names else platform.machine()}"
 
 
 def commit():
@@ -154,18 +145,14 @@ def block(text):
 
 def section(name):
     """One benchmark's part of the results, and whether it failed."""
-    benchmark = BENCHMARKS[name]
-    heading = f"## {benchmark.title}\n\n    python {' '.join(command(name))}\n\n"
-    if benchmark.needs and benchmark.needs not in os.environ:
-        return heading + f"Skipped: `{benchmark.needs}` is not set.\n", False
     started = time.monotonic()
     output, errors, status = run(name)
     minutes = (time.monotonic() - started) / 60
-    text = f"{heading}{block(output)}\n"
-    if status:
-        print(errors, file=sys.stderr)
-        return text + f"**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
-    return f"{text}{minutes:.1f} minutes.\n", False
+    text = f"## {BENCHMARKS[name]}\n\n    python {' '.join(command(name))}\n\n{block(output)}\n"
+    if not status:
+        return f"{text}{minutes:.1f} minutes.\n", False
+    print(errors, file=sys.stderr)
+    return f"{text}**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
 
 
 def write_results(path):

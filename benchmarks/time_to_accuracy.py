@@ -124,8 +124,8 @@ def draw_prompts(problems, shares, seed, num, solution):
     )
 
 
-def train(job, checkpoint, folder, arm):
-    """Trains until the target or a limit; returns the curve and the mean acceptance rate."""
+def train_on(job, checkpoint, folder, arm, **options):
+    """Trains until the target or a limit; returns the curve, and the log's entries of rollouts."""
     problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
     asked = held_out(problems)
     config = arm.trainer.config_class(
@@ -143,15 +143,22 @@ def train(job, checkpoint, folder, arm):
             config,
             train_dataset=prompts(problems, TASKS[job.task].shares, job.seed),
             processing_class=tokenizer,
+            **options,
         )
         curve = Curve(
             job,
-            lambda: {"accuracy": accuracy(model, tokenizer, asked)},
+            lambda: {"accuracy": accuracy(trainer.model, tokenizer, asked)},
             lambda: trainer.num_tokens,
             lambda: sum(engine.cpu_seconds() for engine in engines),
         )
         log = train_quietly(trainer, curve)
-    return {"curve": curve.points, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
+    return curve.points, log
+
+
+def train(job, checkpoint, folder, arm):
+    """The curve and the mean acceptance rate of [`train_on`]."""
+    curve, log = train_on(job, checkpoint, folder, arm)
+    return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
 
 def run(job, checkpoint):
