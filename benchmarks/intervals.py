@@ -209,8 +209,13 @@ def table(rows):
     return lines + [row_of(shape, what, *(of[size] for size in sorted(of))) for (shape, what), of in found.items()]
 
 
+def filled_in(page):
+    """The page with the table of the file."""
+    return fill_block(page, START, END, table(read_rows(CSV)))
+
+
 def fill_in():
-    DOCS.write_text(fill_block(DOCS.read_text(), START, END, table(read_rows(CSV))))
+    DOCS.write_text(filled_in(DOCS.read_text()))
 
 
 def main(quick=False):

@@ -4,10 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import math
-import sys
 from collections import Counter
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,29 +14,15 @@ import pytest
 import torch
 from trl import GRPOConfig
 
-
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "recipes" / "ablation")]  # of the commands, and of a script's neighbours
-
-import run as ladder  # noqa: E402
-import task  # noqa: E402
-
-from benchmarks import __main__ as runner  # noqa: E402
-from benchmarks import (  # noqa: E402
-    drop_in,
-    gpu,
-    grpo_settings,
-    ledger,
-    lora_sync,
-    memory_and_scale,
-    sampling_policies,
-    time_to_accuracy,
-)
-from benchmarks.frame import curves, measures, options, runs  # noqa: E402
-from benchmarks.frame.runs import Job  # noqa: E402
-from trl_dapo import DAPOConfig  # noqa: E402
-from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
-from trl_dapo.run.ledger import read_ledger  # noqa: E402
+from benchmarks import __main__ as runner
+from benchmarks import drop_in, gpu, grpo_settings, ledger, lora_sync, sampling_policies, time_to_accuracy
+from benchmarks.frame import curves, measures, options, runs
+from benchmarks.frame.runs import Job
+from benchmarks.ladder import run as ladder
+from benchmarks.ladder import task
+from trl_dapo import DAPOConfig
+from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer
+from trl_dapo.run.ledger import read_ledger
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -98,13 +82,6 @@ def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
     assert sources["2 digits + 1 digit"] + sources["2 digits + 2 digits"] == pytest.approx(0.1 * 1024, abs=1)
     assert len(texts) == len(set(texts)) == pytest.approx(1024, abs=2)
     assert not {problem.text for problem in problems.held_out} & set(texts)
-
-
-@pytest.mark.parametrize(("method", "num_steps"), [("GRPO, one step", 1), ("GRPO", 4), ("ours", 4)])
-def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
-    settings = time_to_accuracy.settings_of(method, 1e-4, num_prompts=6)
-    assert settings["steps_per_generation"] == num_steps
-    assert settings["per_device_train_batch_size"] * num_steps == 6 * 8
 
 
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
@@ -229,12 +206,6 @@ def test_both_trainers_of_the_drop_in_have_the_same_losses():
     assert drop_in.loss_difference(clocks) < 1e-6
 
 
-def test_sizes_double_up_to_the_paper():
-    tokens = [size.num_tokens for size in memory_and_scale.sizes()]
-    assert tokens[-1] == 512 * 16 * 20_480
-    assert all(larger == 2 * smaller for smaller, larger in pairwise(tokens))
-
-
 def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeypatch):
     seen = Counter()
     original = gpu.Turns.training_step
@@ -333,14 +304,6 @@ def test_only_the_answer_with_its_working_is_rewarded():
     texts = ["250=47+05=47+05", "250=47+05", "350=47+05=47+05", "250"]
     completions = [[{"content": text}] for text in texts]
     assert task.exact(completions, [row["solution"]] * 4) == [1.0, -1.0, -1.0, -1.0]
-
-
-def test_three_repetitions_fit_and_four_do_not():
-    lengths = {
-        digit: len(f"9999{task.working(f'{digit}0*99')}") + 1  # a product has the longest answer; and the end
-        for digit in range(10)
-    }
-    assert [digit for digit, length in lengths.items() if length <= task.MAX_LENGTH] == list(range(8))
 
 
 def test_a_rung_keeps_what_the_rungs_before_it_added():
