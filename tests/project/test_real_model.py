@@ -85,6 +85,16 @@ def test_of_answers_of_any_length_the_problems_are_the_recipes_and_ask_for_steps
         assert how == "Think step by step, then give the answer."
 
 
+@pytest.mark.parametrize(
+    "job", study.jobs_of([0], [study.GRPO, study.MEMORY, study.LOW, study.TOKEN]), ids=lambda job: job.name
+)
+def test_the_arms_of_every_part_make_a_trainer_of_a_rollouts_rows(job, tiny_model, tmp_path):
+    trainer = training.make_trainer(job, tiny_model, tmp_path / "run")
+    assert trainer.args.generation_batch_size == training.NUM_ROWS
+    assert len(trainer.eval_dataset) == training.NUM_HELD_OUT
+    assert type(trainer).__name__ == ("GRPOTrainer" if job.arm == study.GRPO else "DAPOTrainer")
+
+
 def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(tmp_path):
     settings = {"output_dir": str(tmp_path), "bf16": False, "gradient_checkpointing": False, "num_generations": 8}
     recipe = {"reward_weights": [1.0, 0.2], "prompts_per_rollout": 4, "dynamic_sampling_memory": True}
