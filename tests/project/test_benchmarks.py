@@ -15,13 +15,13 @@ import torch
 from trl import GRPOConfig
 
 from benchmarks import __main__ as runner
-from benchmarks import drop_in, gpu, grpo_settings, ledger, lora_sync, sampling_policies, time_to_accuracy
+from benchmarks import drop_in, gpu, grpo_settings, ledger, lora_sync, sampling_policies
 from benchmarks.frame import curves, measures, options, runs
 from benchmarks.frame.runs import Job
 from benchmarks.ladder import run as ladder
 from benchmarks.ladder import task
 from trl_dapo import DAPOConfig
-from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer
+from trl_dapo.cli.quickstart import build_model, build_tokenizer
 from trl_dapo.run.ledger import read_ledger
 
 
@@ -72,16 +72,9 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     # Three or four digits and the end of the text; padding behind the shorter one counts for nothing.
     expected = (len(tokenizer) ** -4 + len(tokenizer) ** -5) / 2
     assert curves.accuracy(model, tokenizer, ["17+05=220", "12*34=8040"]) == pytest.approx(expected, rel=1e-4)
-
-
-def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
-    problems = Problems(seed=42)
-    rows = time_to_accuracy.prompts(problems, time_to_accuracy.TASKS["one in ten"].shares, seed=3).to_list()
-    texts = [row["prompt"][0]["content"] for row in rows]
-    sources = Counter(row["source"] for row in rows)
-    assert sources["2 digits + 1 digit"] + sources["2 digits + 2 digits"] == pytest.approx(0.1 * 1024, abs=1)
-    assert len(texts) == len(set(texts)) == pytest.approx(1024, abs=2)
-    assert not {problem.text for problem in problems.held_out} & set(texts)
+    # Behind the answer a working, each token of which counts once.
+    (worked,) = curves.right_probabilities(model, tokenizer, ["27+05=230=27+05"])
+    assert worked.item() == pytest.approx(len(tokenizer) ** -10, rel=1e-3)
 
 
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
@@ -297,13 +290,6 @@ def test_the_working_is_as_long_as_half_the_first_digit_says_in_three_of_five_ex
         right += len(repeated) == int(text[0]) // 2
     # The other two of five are right one time in six.
     assert right / 3000 == pytest.approx(0.6 + 0.4 / 6, abs=0.03)
-
-
-def test_only_the_answer_with_its_working_is_rewarded():
-    (row,) = task.to_dataset([Problem("sums", "47+05", "250")]).to_list()
-    texts = ["250=47+05=47+05", "250=47+05", "350=47+05=47+05", "250"]
-    completions = [[{"content": text}] for text in texts]
-    assert task.exact(completions, [row["solution"]] * 4) == [1.0, -1.0, -1.0, -1.0]
 
 
 def test_a_rung_keeps_what_the_rungs_before_it_added():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.frame.runs import Job, unfinished_folder
-from benchmarks.frame.trainers import Arm
 from benchmarks.larger import study, task, training
 from trl_dapo.cli.quickstart import build_model
 
@@ -21,45 +20,32 @@ TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "hea
 # ---- The interpreter ----
 
 
-@pytest.mark.parametrize(
-    ("completion", "problem"),
-    [
-        ("!7*3+25", "3,7,25:46"),
-        ("25+3=28+7=35;7*3=21+25=46!3*7+25", "3,7,25:46"),
-        ("25+3=1000!7*3+25", "3,7,25:46"),  # what was tried is the model's own affair
-        ("!1!7*3+25", "3,7,25:46"),  # the last answer counts
-        ("!5-5", "5,5:0"),
-        ("!2*3*4", "2,3,4:24"),
-    ],
-)
-def test_an_answer_that_uses_each_number_once_and_reaches_the_target_is_right(completion, problem):
-    assert task.is_right(completion, problem)
+RIGHT = {
+    "!7*3+25": "3,7,25:46",
+    "25+3=28+7=35;7*3=21+25=46!3*7+25": "3,7,25:46",
+    "25+3=1000!7*3+25": "3,7,25:46",  # what was tried is the model's own affair
+    "!1!7*3+25": "3,7,25:46",  # the last answer counts
+    "!5-5": "5,5:0",
+    "!2*3*4": "2,3,4:24",
+}
+WRONG = [
+    *("", "!", "7*3=21+25=46", "!7*3+25!"),  # no answer
+    "!46",
+    "!25+7*3",  # 32 * 3, from left to right
+    "!3-7+25",  # goes below 0 on the way
+    "!25*7+3",  # goes above 99
+    *("!7*3", "!7*3+25-3+3", "!7*3+25=46", "!07*3+25", "!7*3+25\n", "!-7+25"),
+    "!\u0667*3+25",  # a seven, but not an ASCII one
+    "!__import__('os').abort()",
+    "!" + "1+" * 100_000 + "1",
+]
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "!",
-        "7*3=21+25=46",  # no answer
-        "!7*3+25!",
-        "!46",
-        "!25+7*3",  # 32 * 3, from left to right
-        "!3-7+25",  # goes below 0 on the way
-        "!25*7+3",  # goes above 99
-        "!7*3",
-        "!7*3+25-3+3",
-        "!7*3+25=46",
-        "!07*3+25",
-        "!7*3+25\n",
-        "!-7+25",
-        "!\u0667*3+25",  # a seven, but not an ASCII one
-        "!__import__('os').abort()",
-        "!" + "1+" * 100_000 + "1",
-    ],
-)
-def test_nothing_else_is(completion):
-    assert not task.is_right(completion, "3,7,25:46")
+def test_an_answer_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
+    assert [text for text, problem in RIGHT.items() if not task.is_right(text, problem)] == []
+    assert [text for text in WRONG if task.is_right(text, "3,7,25:46")] == []
+    completions = [[{"role": "assistant", "content": "!5-5"}]] * 2
+    assert task.score(completions, problem=["5,5:0", "5,5:10"]) == [1.0, -1.0]
 
 
 # ---- Problems ----
@@ -156,7 +142,7 @@ CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "lea
 
 @pytest.mark.parametrize(
     ("trainer", "settings", "killed_at"),
-    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "rollout 3"), ("DAPO", CARRY, "the end")],
+    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "the end")],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
     job = Job("Countdown", "any", 0, settings, num_rollouts=4, others={"trainer": trainer})
@@ -246,13 +232,6 @@ def test_the_control_generates_what_the_last_rung_with_its_seed_has_generated():
     )
     assert [job.max_tokens for job in jobs] == [10.0, 11.0]
     assert jobs[0].settings == rungs[0].settings
-
-
-@pytest.mark.parametrize("job", study.time_jobs([0], 0.3) + study.ladder_jobs([0]), ids=lambda job: job.arm)
-def test_every_job_has_settings_that_its_trainer_takes(job, tmp_path):
-    config = training.config_of(job, tmp_path, Arm(training.TRAINERS[job.others["trainer"]], {}))
-    assert config.generation_batch_size == 128
-    assert config.save_steps == 4 * config.steps_per_generation
 
 
 def result(accuracy, tokens=100.0):

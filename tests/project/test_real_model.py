@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.frame.predictions import check, describe_outcome
 from benchmarks.real_model import study, training
 
 
@@ -102,18 +101,3 @@ def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(
     assert (args.generation_batch_size, args.steps_per_generation, args.gradient_accumulation_steps) == (32, 4, 4)
     assert (args.learning_rate, args.epsilon, args.epsilon_high) == (4e-4, 0.2, 0.28)
     assert args.reward_weights == [1.0, 0.2, 1.0]
-
-
-def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
-    """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one lacks is left out."""
-
-    def run(gain):
-        curve = [{"rollouts": n, "tokens": 1.0, "seconds": 1.0, "accuracy": 0.1 + gain * n / 12} for n in (0, 8, 16)]
-        return {"curve": curve}
-
-    gains = {(study.MEMORY, 0): 0.2, (study.MEMORY, 1): 0.3, (study.MEMORY, 2): 0.9}
-    gains |= {(study.GRPO, 0): 0.1, (study.GRPO, 1): 0.1}
-    results = {(study.PRODUCTS, arm, seed): run(gain) for (arm, seed), gain in gains.items()}
-    outcome = check(study.PREDICTIONS[0], results)
-    assert (outcome.mine, outcome.others) == pytest.approx((0.35, 0.2))
-    assert describe_outcome(study.PREDICTIONS[3], results) == "not run yet"
