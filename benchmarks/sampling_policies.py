@@ -312,30 +312,24 @@ class Run(NamedTuple):
     rounds_per_step: float
     shortfall: float
     num_distinct: list[int]
-    policy: object
 
 
 def run(policy, trace, target, num_steps):
     """Plays a policy on a trace."""
-    world = World(trace)
-    play, steps = policy(world, target), []
+    world, steps = World(trace), []
+    play = policy(world, target)
     for world.step in range(num_steps):
         steps.append(next(play))
     num_generated, num_trained, num_rounds = (sum(column) for column in list(zip(*steps, strict=True))[:3])
-    least = np.mean([trace.least(step) for step in range(num_steps)])
-    return Run(
-        num_generated / num_trained,
-        num_generated / num_trained / least,
-        num_rounds / num_steps,
-        1 - num_trained / (target * num_steps),
-        [step.num_distinct for step in steps if step.num_distinct is not None],
-        play,
-    )
+    per_trained = num_generated / num_trained
+    over_least = per_trained / np.mean([trace.least(step) for step in range(num_steps)])
+    distinct = [step.num_distinct for step in steps if step.num_distinct is not None]
+    return Run(per_trained, over_least, num_rounds / num_steps, 1 - num_trained / (target * num_steps), distinct)
 
 
-def make_trace(acceptance, drifting, num_steps, num_prompts=NUM_PROMPTS):
+def make_trace(acceptance, drifting, num_steps):
     """A trace on which the log-odds rise by one over the run, or not at all."""
-    return Trace(acceptance, 1 / num_steps if drifting else 0.0, num_prompts)
+    return Trace(acceptance, 1 / num_steps if drifting else 0.0)
 
 
 def compare(target, num_steps):

@@ -7,9 +7,7 @@ import math
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig
@@ -148,29 +146,6 @@ def test_code_that_changes_has_another_fingerprint(tmp_path):
 
 
 # ---- sampling_policies ----
-
-
-class AllWrong:
-    """A world that notes which prompts it was asked, and where no group is accepted."""
-
-    def __init__(self, num_prompts):
-        self.trace = SimpleNamespace(num_prompts=num_prompts, seed=0)
-        self.asked = []
-
-    def accepted(self, prompts):
-        self.asked.append(set(prompts.tolist()))
-        return np.zeros(len(prompts), dtype=bool)
-
-
-def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_steps():
-    world = AllWrong(num_prompts=400)
-    swift = sampling_policies.swift(world, target=4, steps_per_generation=2)
-    assert [next(swift), next(swift)] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
-    # A batch of its own for each rollout, 0 and 4; resamples come in pairs, also over the end of a rollout.
-    pairs = [[1, 2], [3, 5], [6, 7]]
-    assert all(world.asked[i] == world.asked[j] for i, j in pairs)
-    assert not world.asked[0] & world.asked[4]
-    assert not world.asked[1] & world.asked[3]
 
 
 def test_every_group_that_ours_accepts_trains_or_is_carried():
