@@ -90,7 +90,7 @@ BENCHMARKS = {
     "time_to_accuracy": "Tokens and seconds to an accuracy",
     "overlap": "One rollout ahead beside taking turns",
     "groups_ahead": "Two rollouts ahead beside one",
-    "memory_and_scale": "Own time and memory up to the paper's size",
+    "memory_and_scale": "Own time and memory at the paper's size",
     "lora_sync": "What vLLM is handed of a model with LoRA",
     "ledger": "What the ledger costs",
     "gpu": "A training step on a GPU",

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -84,22 +85,6 @@ def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():
     assert measures.spread(costs) == "30 (10 to -)"
 
 
-class InProcess:
-    """Stands in for the pool of processes."""
-
-    def __init__(self, num_processes, **how):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def map(self, function, jobs):
-        return map(function, jobs)
-
-
 def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
     ran = []
 
@@ -107,7 +92,7 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
         ran.append((job.arm, job.target))
         return {"curve": CURVE}
 
-    monkeypatch.setattr(runs, "ProcessPoolExecutor", InProcess)
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda num, **how: ThreadPoolExecutor(num))
     done, changed, old, _, elsewhere = jobs = [
         Job("quickstart", arm, 0, target=0.5, max_seconds=1.0) for arm in ("A", "B", "C", "D", "E")
     ]
