@@ -26,19 +26,18 @@ import datetime
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 from .frame.options import read_options
 
 
 HERE = Path(__file__).parent
-IMAGES = HERE / "images"
 PACKAGES = ("trl-dapo", "trl", "transformers", "torch")
 
 
@@ -82,38 +81,27 @@ def fill_in_pages(studies):
 # ---- RESULTS.md ----
 
 
-class Benchmark(NamedTuple):
-    title: str
-    plots: bool = False
-    needs: str | None = None  # environment variable without which it cannot run
-
-
 BENCHMARKS = {
-    "update_phase": Benchmark("The update phase beside GRPOTrainer's"),
-    "cutting": Benchmark("Micro-batches of 8 rows and under a token budget"),
-    "sampling_policies": Benchmark("What a sampling policy costs"),
-    "screening": Benchmark("A few completions first, then the rest"),
-    "rewards": Benchmark("math_verify_reward beside accuracy_reward", needs="TRL_DAPO_DATA"),
-    "drop_in": Benchmark("A drop-in for GRPOTrainer"),
-    "time_to_accuracy": Benchmark("Tokens and seconds to an accuracy", plots=True),
-    "overlap": Benchmark("One rollout ahead beside taking turns"),
-    "groups_ahead": Benchmark("Two rollouts ahead beside one"),
-    "memory_and_scale": Benchmark("Own time and memory up to the paper's size", plots=True),
-    "lora_sync": Benchmark("What vLLM is handed of a model with LoRA"),
-    "ledger": Benchmark("What the ledger costs"),
-    "gpu": Benchmark("A training step on a GPU"),
+    "update_phase": "The update phase beside GRPOTrainer's",
+    "sampling_policies": "What a sampling policy costs",
+    "screening": "A few completions first, then the rest",
+    "rewards": "math_verify_reward beside accuracy_reward",
+    "drop_in": "A drop-in for GRPOTrainer",
+    "time_to_accuracy": "Tokens and seconds to an accuracy",
+    "overlap": "One rollout ahead beside taking turns",
+    "groups_ahead": "Two rollouts ahead beside one",
+    "memory_and_scale": "Own time and memory at the paper's size",
+    "lora_sync": "What vLLM is handed of a model with LoRA",
+    "ledger": "What the ledger costs",
+    "gpu": "A training step on a GPU",
 }
 
 
 def machine():
-    """Cores, memory and processor."""
+    """Cores, memory and processor, as Linux tells them."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {processor}"
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {names[0] if names else platform.machine()}"
 
 
 def commit():
@@ -122,15 +110,14 @@ def commit():
     try:
         name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **run).stdout.strip()
         # Results of benchmarks are no change to what they measure.
-        status = subprocess.run(["git", "status", "--porcelain", ":!RESULTS.md", ":!images"], **run).stdout
+        status = subprocess.run(["git", "status", "--porcelain", ":!RESULTS.md"], **run).stdout
     except (OSError, subprocess.CalledProcessError):
         return "not a git checkout"
     return f"{name}, with uncommitted changes" if status.strip() else name
 
 
 def command(name):
-    plot = ["--plot", str(IMAGES.relative_to(HERE.parent) / f"{name}.png")] if BENCHMARKS[name].plots else []
-    return ["-m", "benchmarks", name, *plot]
+    return ["-m", "benchmarks", name]
 
 
 def run(name):
@@ -158,20 +145,14 @@ def block(text):
 
 def section(name):
     """One benchmark's part of the results, and whether it failed."""
-    benchmark = BENCHMARKS[name]
-    heading = f"## {benchmark.title}\n\n    python {' '.join(command(name))}\n\n"
-    if benchmark.needs and benchmark.needs not in os.environ:
-        return heading + f"Skipped: `{benchmark.needs}` is not set.\n", False
     started = time.monotonic()
     output, errors, status = run(name)
     minutes = (time.monotonic() - started) / 60
-    text = f"{heading}{block(output)}\n"
-    if status:
-        print(errors, file=sys.stderr)
-        return text + f"**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
-    image = IMAGES / f"{name}.png"
-    picture = f"![{benchmark.title}](images/{name}.png)\n\n" if benchmark.plots and image.exists() else ""
-    return text + picture + f"{minutes:.1f} minutes.\n", False
+    text = f"## {BENCHMARKS[name]}\n\n    python {' '.join(command(name))}\n\n{block(output)}\n"
+    if not status:
+        return f"{text}{minutes:.1f} minutes.\n", False
+    print(errors, file=sys.stderr)
+    return f"{text}**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
 
 
 def write_results(path):

@@ -33,16 +33,15 @@ from trl_dapo.engines.ahead import GroupsAhead
 from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Recorded, Round, Rows, select_ages
-from trl_dapo.sampling.sampler import MAX_AGE, Sampler
+from trl_dapo.sampling.sampler import Sampler
 
-from .frame.tables import print_table, say
+from .frame.tables import print_table
 
 
 TARGET, NUM_GENERATIONS, SLOTS, LONGEST, SIGMA = 32, 8, 256, 8.0, 1.0
 TOKENS = 20  # of a completion of mean length
 WAYS = ("in turns", "one ahead", "two ahead")
 WARM_UP = 6  # rollouts that are not timed
-LEAST, LEAST_OF_HALF, LEAST_OF_ALL, LENGTHS = 1.10, 1.30, 0.98, (0.98, 1.02)  # promises
 
 
 class Load(NamedTuple):
@@ -175,24 +174,13 @@ def mean_time(prompts, indices):
     return statistics.mean(sum(prompts[i].times) for i in indices)
 
 
-def failures(load, one, two):
-    """The promises that a row does not keep."""
-    least = LEAST_OF_ALL if load.update >= 1 else LEAST_OF_HALF if load.update == 0.5 and load.rate > 0.1 else LEAST
-    return [
-        *([f"{one.seconds / two.seconds:.2f} times as fast"] if one.seconds / two.seconds < least else []),
-        *([f"lengths {two.length:.3f}"] if not LENGTHS[0] <= two.length <= LENGTHS[1] else []),
-        *([f"age {max(two.ages)}"] if max(two.ages) > MAX_AGE else []),
-    ]
-
-
 def main(num_rollouts=20, mean_seconds=0.2):
-    failed, turns, rows = [], {}, []
+    turns, rows = {}, []
     for load in LOADS:
         kind = load._replace(update=0.0)
         turns[kind] = turns.get(kind) or run(load, "in turns", 0.0, num_rollouts, mean_seconds)
         update = load.update * turns[kind].seconds
         one, two = (run(load, way, update, num_rollouts, mean_seconds) for way in WAYS[1:])
-        failed += failures(load, one, two)
         seconds = turns[kind].seconds + update, one.seconds, two.seconds, max(update, one.busy)
         rows.append(
             [
@@ -206,5 +194,3 @@ def main(num_rollouts=20, mean_seconds=0.2):
         )
     columns = ("accepted", "update", *WAYS, "limit", "two over one", "trained length", "age", "overflow")
     print_table(f"Seconds of a rollout, over {num_rollouts}; {mean_seconds:g} s a completion", columns, rows, left=2)
-    promise = f"{LEAST_OF_HALF:g}, {LEAST:g} and {LEAST_OF_ALL:g} times as fast, lengths {LENGTHS}, age {MAX_AGE}"
-    say(f"Promise: {promise}: {'kept' if not failed else f'NOT KEPT: {failed}'}")

@@ -3,8 +3,7 @@
 """
 How often the 95 % intervals of `trl-dapo eval` and `trl-dapo compare` hold the truth, simulated.
 
-    python -m benchmarks intervals            # 2,000 evaluations a cell; about eight minutes of one core
-    python -m benchmarks intervals --quick    # 200 a cell, printed and not written
+    python -m benchmarks intervals    # 2,000 evaluations a cell; about eight minutes of one core
 
 A cell is a shape of the problems' accuracies, a figure, a number of problems and of completions. Problems are drawn
 from the shape, completions from each problem's accuracy; the truth is the mean over all problems of that shape.
@@ -27,7 +26,7 @@ from .frame.tables import fill_block, row_of
 CSV = Path(__file__).with_suffix(".csv")
 DOCS = Path(__file__).parents[1] / "docs" / "evaluation.md"
 START, END = "<!-- coverage: python -m benchmarks --from-kept -->", "<!-- end of coverage -->"
-NUM_EVALUATIONS, NUM_QUICK, NUM_TRUTH = 2_000, 200, 1_000_000
+NUM_EVALUATIONS, NUM_TRUTH = 2_000, 1_000_000
 SIZES = [(n, k) for n in (30, 100) for k in (8, 32)]
 # Parts of the problems with the Beta distribution of their accuracy, or with one accuracy.
 SHAPES = {
@@ -209,14 +208,16 @@ def table(rows):
     return lines + [row_of(shape, what, *(of[size] for size in sorted(of))) for (shape, what), of in found.items()]
 
 
+def filled_in(page):
+    """The page with the table of the file."""
+    return fill_block(page, START, END, table(read_rows(CSV)))
+
+
 def fill_in():
-    DOCS.write_text(fill_block(DOCS.read_text(), START, END, table(read_rows(CSV))))
+    DOCS.write_text(filled_in(DOCS.read_text()))
 
 
-def main(quick=False):
-    rows = simulate(NUM_QUICK if quick else NUM_EVALUATIONS)
-    after = [row["after"] for row in rows]
-    print(f"after: {min(after):.1%} to {max(after):.1%}")
-    if not quick:
-        write_rows(CSV, rows[0], [row.values() for row in rows])
-        fill_in()
+def main():
+    rows = simulate(NUM_EVALUATIONS)
+    write_rows(CSV, rows[0], [row.values() for row in rows])
+    fill_in()

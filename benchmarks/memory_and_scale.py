@@ -1,95 +1,54 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-How the sampler's and the batcher's own time and memory grow, up to the paper's 512 prompts x 16 completions x 20,480.
+The sampler's own time and memory, at the paper's 512 prompts x 16 completions x 20,480.
 
-    python -m benchmarks memory_and_scale    # one minute
+    python -m benchmarks memory_and_scale    # half a minute
 
-From each size to the next one of prompts, completions and length doubles. Generation is scripted: completions are
-slices of one list of tokens, made before the clock starts. The sampler's part is what the `Sampler` and the trainer
-around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped, the batch made, handed out, and its
-rows read back once as TRL reads them. The batcher's part is what happens to the rows of one optimizer step, a
-sixteenth of the rollout as in the paper: they are joined, measured, cut into micro-batches of equal padded cost, and
-trimmed. One process handles all rows; in training each handles its share. Seconds are the CPU's, so that other work on
-the machine does not count. A slope of 1 on the log-log scale means cost in proportion to size.
+Generation is scripted: completions are slices of one list of tokens, made before the clock starts. The sampler's part
+is what the `Sampler` and the trainer around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped,
+the batch made, handed out, and its rows read back once as TRL reads them. One process handles all rows; in training
+each handles its share. Seconds are the CPU's, so that other work on the machine does not count.
 """
 
 import random
 import time
 import tracemalloc
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 
 from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
 from trl_dapo.sampling.sampler import Sampler
-from trl_dapo.update import microbatches
-from trl_dapo.update.rows import index_rows, join_rows, resize, row_lengths, widths
 
-from .frame.pictures import save
-from .frame.tables import print_table, say
+from .frame.tables import print_table
 from .sampling_policies import blank_round
-from .update_phase import peak_memory, reset_peak_memory
 
 
-NUM_STEPS = 16
-ROWS_PER_MICROBATCH = 8
 ACCEPTANCE = 0.55
-ROLLOUT_SECONDS = 300.0
-COSTS = ("sampler's seconds", "sampler's MB", "batcher's seconds", "batcher's MB")
-
-
-class Size(NamedTuple):
-    num_prompts: int
-    num_generations: int
-    max_length: int
-    median_length: int
-
-    @property
-    def num_tokens(self):
-        return self.num_prompts * self.num_generations * self.max_length
-
-    def draw_lengths(self, rng, num_rows):
-        return np.clip(rng.lognormal(np.log(self.median_length), 0.8, num_rows), 16, self.max_length).astype(int)
-
-
-PAPER = Size(512, 16, 20_480, 2_500)
-
-
-def sizes(num_doublings=9, scale=1.0):
-    """Each half the next in one dimension, up to the paper's or some share of it in each."""
-    ladder = [Size(*(max(2, int(value * scale)) for value in PAPER))]
-    for i in range(num_doublings):
-        names = (("num_prompts",), ("max_length", "median_length"), ("num_generations",))[i % 3]
-        ladder.append(ladder[-1]._replace(**{name: getattr(ladder[-1], name) // 2 for name in names}))
-    return ladder[::-1]
-
-
-# ---- The sampler ----
+MEDIAN = 2_500 / 20_480  # of a completion's length, over the longest
 
 
 class Script:
     """Rounds as TRL's `_generate` would return them: lists of Python integers and floats."""
 
-    def __init__(self, size):
-        self._rng, self._size = np.random.default_rng(0), size
+    def __init__(self, num_generations, longest):
+        self._rng, self._num_generations, self._longest = np.random.default_rng(0), num_generations, longest
         # Shared by all rows: what a list costs TRL is not what is measured here.
         pool = random.Random(0)
-        self._tokens = [pool.randrange(150_000) for _ in range(size.max_length)]
-        self._logprobs = [-pool.random() for _ in range(size.max_length)]
+        self._tokens = [pool.randrange(150_000) for _ in range(longest)]
+        self._logprobs = [-pool.random() for _ in range(longest)]
 
     def round(self, num_prompts):
-        num_rows = num_prompts * self._size.num_generations
-        lengths = self._size.draw_lengths(self._rng, num_rows).tolist()
+        num_rows = num_prompts * self._num_generations
+        lengths = self._rng.lognormal(np.log(MEDIAN * self._longest), 0.8, num_rows)
+        lengths = np.clip(lengths, 16, self._longest).astype(int).tolist()
         completion_ids, logprobs = ([some[:n] for n in lengths] for some in (self._tokens, self._logprobs))
         mixed_N = self._rng.random(num_prompts) < ACCEPTANCE
-        rewards_NG = np.ones((num_prompts, self._size.num_generations))
+        rewards_NG = np.ones((num_prompts, self._num_generations))
         rewards_NG[mixed_N, 0] = -1
         prompt_ids, texts = [self._tokens[:200]] * num_rows, ["text"] * num_rows
         generated = prompt_ids, completion_ids, None, texts, logprobs, {}, None, []
@@ -108,18 +67,17 @@ class Clock:
         self.seconds += time.process_time() - self._started
 
 
-def rollout(size, after_generation=lambda: None):
-    """One rollout batch; returns the sampler's seconds, the bytes of all rows' arrays, and the tokens generated."""
-    G, num_bytes, num_tokens, clock, script = size.num_generations, 0, 0, Clock(), Script(size)
-    dataset = Dataset.from_dict({"id": range(10 * size.num_prompts)})
-    sampler = Sampler(PromptStream(dataset, seed=0), target=size.num_prompts, num_generations=G)
+def rollout(num_prompts, G, longest, after_generation=lambda: None):
+    """One rollout batch; returns the sampler's seconds."""
+    clock, script = Clock(), Script(G, longest)
+    dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
+    sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
     sampler.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
     with clock:
         sampler.begin()
         prompts = sampler.next_prompts()
     while prompts:
         generated, rewards = script.round(len(prompts))
-        num_tokens += sum(map(len, generated[1]))
         after_generation()
         with clock:
             rows = Rows.from_generated(generated, generated[3])
@@ -128,9 +86,6 @@ def rollout(size, after_generation=lambda: None):
             reasons = drop_reasons(rewards_NG, masked_NG, Criterion())
             counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
             sampler.add_round(blank_round([ask.name for ask in prompts], rewards, rows), reasons, counts)
-        columns = rows.prompt_ids, rows.completion_ids, rows.logprobs
-        num_bytes += sum(array.nbytes for column in columns for array in column if array is not None)
-        with clock:
             prompts = sampler.next_prompts()
     with clock:
         batch, rounds = sampler.batch(), sampler.rollout.rounds
@@ -139,104 +94,26 @@ def rollout(size, after_generation=lambda: None):
         for column in rows.as_generated()[:5]:
             for _ in column or ():
                 pass
-    return clock.seconds, num_bytes, num_tokens
+    return clock.seconds
 
 
-def sampler_cost(size):
-    """Seconds and megabytes of the sampler, for one rollout, with the megabytes of its arrays and the tokens."""
-    seconds, *_ = rollout(size)
+def peak_of(*size):
+    """Megabytes of the sampler, for one rollout."""
 
     # What is generated first is not the sampler's; later rounds are.
     def trace():
         if not tracemalloc.is_tracing():
             tracemalloc.start()
 
-    _, num_bytes, num_tokens = rollout(size, after_generation=trace)
-    peak = tracemalloc.get_traced_memory()[1]
+    rollout(*size, after_generation=trace)
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return seconds, peak / 1e6, num_bytes / 1e6, num_tokens
+    return peak / 1e6
 
 
-# ---- The batcher ----
-
-
-def make_parts(size):
-    """One optimizer step's rows as TRL leaves them: parts of a rollout padded to its longest completion."""
-    num_rows = max(ROWS_PER_MICROBATCH, size.num_prompts * size.num_generations // NUM_STEPS)
-    lengths = torch.from_numpy(size.draw_lengths(np.random.default_rng(0), num_rows))
-    lengths[0] = size.max_length
-    parts = []
-    for lengths_B in lengths.split(ROWS_PER_MICROBATCH):
-        completion_mask = (torch.arange(size.max_length) < lengths_B[:, None]).long()
-        prompts = torch.ones(len(lengths_B), 200, dtype=torch.long)
-        part = {"prompt_ids": prompts, "prompt_mask": prompts.clone(), "completion_ids": completion_mask.clone()}
-        logps = torch.zeros(len(lengths_B), size.max_length)
-        advantages = torch.zeros(len(lengths_B))
-        parts.append(
-            part | {"completion_mask": completion_mask, "old_per_token_logps": logps, "advantages": advantages}
-        )
-    return parts
-
-
-def make_microbatches(parts):
-    """What the update phase does with the rows of one optimizer step on one process."""
-    rows = join_rows(parts, pad_token_id=0)
-    lengths = [tuple(pair) for pair in row_lengths(rows["prompt_mask"], rows["completion_mask"]).tolist()]
-    return [
-        resize(index_rows(rows, torch.tensor(indices)), *widths([lengths[row] for row in indices]), pad_token_id=0)
-        for indices in microbatches.Rows(lengths).cut(range(len(lengths)), len(parts))
-    ]
-
-
-def batcher_cost(size):
-    """Seconds of the batcher, and the megabytes by which the process grew, for one optimizer step."""
-    parts = make_parts(size)
-    reset_peak_memory()
-    started = time.process_time()
-    microbatches = make_microbatches(parts)
-    seconds = time.process_time() - started
-    assert sum(len(batch["advantages"]) for batch in microbatches) == sum(len(part["advantages"]) for part in parts)
-    return seconds, peak_memory() / 1e6
-
-
-def slope(tokens, costs):
-    """Least-squares slope on the log-log scale."""
-    positive = [(x, y) for x, y in zip(tokens, costs, strict=True) if y > 0]
-    return np.polyfit(*np.log(np.array(positive)).T, deg=1)[0]
-
-
-def draw_costs(tokens, costs, path):
-    """Both costs over the size, on the log-log scale."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    for axes, unit in zip(figure.subplots(1, 2), ("seconds", "MB"), strict=True):
-        for name in COSTS:
-            if name.endswith(unit):
-                label = f"{name.split(chr(39))[0]}, slope {slope(tokens, costs[name]):.2f}"
-                axes.loglog(tokens, costs[name], marker="o", label=label)
-        axes.set(xlabel="prompts x completions x longest completion", ylabel=unit)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    save(figure, path, dpi=120)
-
-
-def main(num_doublings=9, scale=1.0, plot: Path | None = None):
+def main(num_prompts=512, num_generations=16, longest=20_480):
     torch.set_num_threads(1)
-    ladder = sizes(num_doublings, scale)
-    batcher_cost(ladder[0])  # the first call pays for what is loaded late
-    costs, rows = {name: [] for name in COSTS}, []
-    for size in ladder:
-        seconds, megabytes, of_arrays, num_tokens = sampler_cost(size)
-        rows.append([f"{size.num_prompts} x {size.num_generations} x {size.max_length:,}"])
-        for name, value in zip(COSTS, (seconds, megabytes, *batcher_cost(size)), strict=True):
-            costs[name].append(value)
-            rows[-1].append(f"{value:,.3f}" if "seconds" in name else f"{value:,.1f}")
-    tokens = [size.num_tokens for size in ladder]
-    rows.append(["slope on the log-log scale", *(f"{slope(tokens, costs[name]):.2f}" for name in COSTS)])
-    title = "Own cost: sampler a rollout, batcher an optimizer step"
-    print_table(title, ("prompts x completions x longest", *COSTS), rows)
-    say(
-        f"The largest, {num_tokens / 1e6:.0f} M tokens generated: {seconds / ROLLOUT_SECONDS:.2%} of a rollout of 5 "
-        f"minutes; peak memory {megabytes / 1e3:.2f} GB, {megabytes / of_arrays:.2f} of the rollouts' own arrays"
-    )
-    if plot:
-        draw_costs(tokens, costs, plot)
+    size = num_prompts, num_generations, longest
+    row = f"{num_prompts} x {num_generations} x {longest:,}", f"{rollout(*size):,.3f}", f"{peak_of(*size):,.1f}"
+    columns = "prompts x completions x longest", "sampler's seconds", "sampler's MB"
+    print_table("Own cost: sampler a rollout", columns, [row])

@@ -93,13 +93,13 @@ def of_real_model():
 
 
 def ladders():
-    """Accuracy in percent by rung, a value a seed: of the smaller model, and of the larger."""
+    """Runs by rung, of the smaller model, and of the larger."""
     smaller, larger = {}, {}
     for row in read_rows(LADDER):
-        smaller.setdefault(row["rung"], []).append(100 * float(row["accuracy"]))
+        smaller.setdefault(row.pop("rung"), []).append({name: float(text) for name, text in row.items()})
     for (part, arm, _), run in read_csv(HERE / "larger", KEY).items():
         if part == "ladder":
-            larger.setdefault(arm, []).append(100 * run["accuracy"])
+            larger.setdefault(arm, []).append(run)
     return [{rung: ladder[rung] for rung in smaller} for ladder in (smaller, larger)]
 
 
@@ -186,9 +186,13 @@ def policies_table():
 
 def overlap_table():
     """Seconds of a rollout where sampling takes r times an update."""
-    rows = rows_of_results("Seconds of a rollout, medians of 5")
     columns = "r", "in turns", "ahead", "longer of the two", "times as fast"
-    return markdown(columns, [[*row[:4], row[-1]] for row in rows if re.match(r"[\d.]", row[0])])
+    return markdown(columns, rows_of_results("Seconds of a rollout, medians of 5"))
+
+
+def points(runs):
+    """Accuracy in percent, a value a seed."""
+    return [100 * run["accuracy"] for run in runs]
 
 
 def steps(ladder):
@@ -200,7 +204,7 @@ def steps(ladder):
 
 
 def differences(mine, others):
-    return [a - b for a, b in zip(mine, others, strict=True)]
+    return [a - b for a, b in zip(points(mine), points(others), strict=True)]
 
 
 def ladder_table():
@@ -213,19 +217,16 @@ def ladder_table():
 
 def rungs_table():
     """What the smaller model's runs came to, rung by rung."""
-    rungs, above, rows = {}, None, []
-    for row in read_rows(LADDER):
-        rungs.setdefault(row["rung"], []).append({name: float(text) for name, text in row.items() if name != "rung"})
-    for rung, runs in rungs.items():
-        accuracy = [100 * run["accuracy"] for run in runs]
-        gain = "{:+.1f} % ± {:.1f} %".format(*interval(differences(accuracy, above))) if above else ""
+    above, rows = None, []
+    for rung, runs in ladders()[0].items():
+        gain = "{:+.1f} % ± {:.1f} %".format(*interval(differences(runs, above))) if above else ""
         mean = {name: statistics.mean(run[name] for run in runs) for name in runs[0]}
         cells = f"{100 * mean['truncated']:.1f} %", f"{mean['length']:.1f}", f"{mean['entropy']:.2f}"
-        rows.append([rung, "{:.1f} % ± {:.1f} %".format(*interval(accuracy)), gain, *cells, f"{mean['tokens']:,.0f}"])
-        above = accuracy
-    return markdown(
-        ["rung", "accuracy", "over the row above", "cut off", "length", "entropy", "tokens generated"], rows
-    )
+        accuracy = "{:.1f} % ± {:.1f} %".format(*interval(points(runs)))
+        rows.append([rung, accuracy, gain, *cells, f"{mean['tokens']:,.0f}"])
+        above = runs
+    columns = "rung", "accuracy", "over the row above", "cut off", "length", "entropy", "tokens generated"
+    return markdown(columns, rows)
 
 
 TABLES = {

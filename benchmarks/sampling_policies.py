@@ -3,7 +3,7 @@
 """
 What a dynamic-sampling policy costs: generated groups per trained group, rounds, shortfalls.
 
-    python -m benchmarks sampling_policies    # thirteen minutes
+    python -m benchmarks sampling_policies    # minutes
 
 Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
 scale that groups are accepted at a given rate, and which in the drifting traces rise as the policy learns (by one unit
@@ -13,7 +13,6 @@ are modelled after what their code does, without their machinery. No model runs:
 
 import itertools
 import math
-from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from trl_dapo.sampling.rounds import Round, Rows, select_ages, select_rewards
 from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.sampling.screening import to_carry
 
-from .frame.tables import print_promises, print_table, say
+from .frame.tables import print_table, say
 
 
 NUM_PROMPTS, NUM_GENERATIONS = 17_000, 16
@@ -284,21 +283,6 @@ def blank_round(names, rewards_BF, rows=None, **options):
     return Round(names, rows or Rows.empty(), rewards_BF, blank_B, blank_B.bool(), {}, {}, **options)
 
 
-class WatchedMemory(PromptMemory):
-    """Notes how often in a row a prompt is skipped."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self._skips = Counter()
-        self.most_skips = 0
-
-    def draw_skip(self, prompt_id, *where):
-        skip = super().draw_skip(prompt_id, *where)
-        self._skips[prompt_id] = self._skips[prompt_id] + 1 if skip else 0
-        self.most_skips = max(self.most_skips, self._skips[prompt_id])
-        return skip
-
-
 OURS, CARRY, MEMORY = "ours", "ours, carry", "ours, carry, memory"
 POLICIES = {
     "verl recipe, 3x": partial(fixed_rounds, multiplier=3),
@@ -313,28 +297,8 @@ POLICIES = {
     MEMORY: partial(Ours, carries=True, memory=PromptMemory),
 }
 
-# The constants of ours that rest on nothing but what they cost here, with what simpler or other ones would cost.
-BOTH = {name: getattr(AcceptanceRate, name) for name in ("ROUND_COST", "MIN_ROUND_COST")}
-ROUND_VARIANTS = {
-    "no margin: ceil(deficit / rate)": dict.fromkeys(BOTH, 1e-9),
-    "ROUND_COST alone": {"MIN_ROUND_COST": 0},
-    "half of both": {name: value / 2 for name, value in BOTH.items()},
-    "twice both": {name: value * 2 for name, value in BOTH.items()},
-}
-CARRY_VARIANTS = {
-    "CARRY_ROUND_COST as ROUND_COST": {"CARRY_ROUND_COST": AcceptanceRate.ROUND_COST},
-    "four times, and the least": {
-        "CARRY_ROUND_COST": AcceptanceRate.RARE_ROUND_COST,
-        "MIN_ROUND_COST": AcceptanceRate.MIN_RARE_ROUND_COST,
-    },
-}
-MEMORY_VARIANTS = {
-    "MOST_SURPRISE 5": {"MOST_SURPRISE": 5.0},
-    "MOST_SURPRISE 20": {"MOST_SURPRISE": 20.0},
-    "KEPT 0.75": {"KEPT": 0.75},
-    "LOOKS_POWER 3": {"LOOKS_POWER": 3},
-    "LOOKS_POWER 4": {"LOOKS_POWER": 4},
-}
+# The price of a round is worth what it costs here: with half of it there are more rounds, with twice more groups.
+PRICES = {"half of both": 0.5, "twice both": 2}
 
 
 # ---- What they cost ----
@@ -348,30 +312,24 @@ class Run(NamedTuple):
     rounds_per_step: float
     shortfall: float
     num_distinct: list[int]
-    policy: object
 
 
 def run(policy, trace, target, num_steps):
     """Plays a policy on a trace."""
-    world = World(trace)
-    play, steps = policy(world, target), []
+    world, steps = World(trace), []
+    play = policy(world, target)
     for world.step in range(num_steps):
         steps.append(next(play))
     num_generated, num_trained, num_rounds = (sum(column) for column in list(zip(*steps, strict=True))[:3])
-    least = np.mean([trace.least(step) for step in range(num_steps)])
-    return Run(
-        num_generated / num_trained,
-        num_generated / num_trained / least,
-        num_rounds / num_steps,
-        1 - num_trained / (target * num_steps),
-        [step.num_distinct for step in steps if step.num_distinct is not None],
-        play,
-    )
+    per_trained = num_generated / num_trained
+    over_least = per_trained / np.mean([trace.least(step) for step in range(num_steps)])
+    distinct = [step.num_distinct for step in steps if step.num_distinct is not None]
+    return Run(per_trained, over_least, num_rounds / num_steps, 1 - num_trained / (target * num_steps), distinct)
 
 
-def make_trace(acceptance, drifting, num_steps, num_prompts=NUM_PROMPTS):
+def make_trace(acceptance, drifting, num_steps):
     """A trace on which the log-odds rise by one over the run, or not at all."""
-    return Trace(acceptance, 1 / num_steps if drifting else 0.0, num_prompts)
+    return Trace(acceptance, 1 / num_steps if drifting else 0.0)
 
 
 def compare(target, num_steps):
@@ -388,30 +346,21 @@ def compare(target, num_steps):
     return results
 
 
-def variant(base, constants):
-    """A class that differs in some of its constants."""
-    return type(base.__name__, (base,), constants)
-
-
-def compare_constants(sizes, num_steps, acceptance=0.33):
-    """What other constants would cost, over those that ship; `sizes` are the results of `compare` by batch size."""
+def compare_prices(sizes, num_steps, acceptance=0.33):
+    """What other prices of a round would cost, over ours; `sizes` are the results of `compare` by batch size."""
     traces = list(itertools.product(sizes, (False, True)))
+    kept = [sizes[target][OURS, acceptance, drifting] for target, drifting in traces]
+    rows = [["as they are", *(f"{ours.per_trained:.2f}, {ours.rounds_per_step:.2f}" for ours in kept)]]
+    for label, factor in PRICES.items():
+        prices = {name: factor * getattr(AcceptanceRate, name) for name in ("ROUND_COST", "MIN_ROUND_COST")}
+        policy = partial(Ours, acceptance=type("OtherPrice", (AcceptanceRate,), prices))
+        rows.append([label])
+        for ours, (target, drifting) in zip(kept, traces, strict=True):
+            result = run(policy, make_trace(acceptance, drifting, num_steps), target, num_steps)
+            more = result.per_trained / ours.per_trained - 1
+            rows[-1].append(f"{result.per_trained:.2f} ({more:+.1%}), {result.rounds_per_step:.2f}")
     columns = "constants", *(f"{target}, {DRIFT[drifting]}" for target, drifting in traces)
-    for name, base, variants, make in (
-        (OURS, AcceptanceRate, ROUND_VARIANTS, lambda changed: partial(Ours, acceptance=changed)),
-        (CARRY, AcceptanceRate, CARRY_VARIANTS, lambda changed: partial(Ours, carries=True, acceptance=changed)),
-        (MEMORY, PromptMemory, MEMORY_VARIANTS, lambda changed: partial(Ours, carries=True, memory=changed)),
-    ):
-        kept = [sizes[target][name, acceptance, drifting] for target, drifting in traces]
-        rows = [["as they are", *(f"{ours.per_trained:.2f}, {ours.rounds_per_step:.2f}" for ours in kept)]]
-        for label, constants in variants.items():
-            rows.append([label])
-            for ours, (target, drifting) in zip(kept, traces, strict=True):
-                trace = make_trace(acceptance, drifting, num_steps)
-                result = run(make(variant(base, constants)), trace, target, num_steps)
-                more = result.per_trained / ours.per_trained - 1
-                rows[-1].append(f"{result.per_trained:.2f} ({more:+.1%}), {result.rounds_per_step:.2f}")
-        print_table(f"{name}: other constants, acceptance {acceptance}", columns, rows)
+    print_table(f"{OURS}: other constants, acceptance {acceptance}", columns, rows)
     say("Each cell: generated / trained (over the first row's), rounds / step.")
 
 
@@ -425,50 +374,7 @@ def tell_repetitions(sizes):
         )
 
 
-def compare_memory(target=512, acceptance=0.33, num_passes=10):
-    """Memory against plain dynamic sampling for as many steps as the latter gets out of `num_passes` passes."""
-    num_steps = round(num_passes * NUM_PROMPTS * acceptance / target)
-    savings = []
-    for drifting in (False, True):
-        trace = make_trace(acceptance, drifting, num_steps)
-        policies = {"plain": Ours, "GRESO": greso, "memory": partial(Ours, memory=PromptMemory)}
-        results = {name: run(policy, trace, target, num_steps) for name, policy in policies.items()}
-        savings.append(results["plain"].per_trained / results["memory"].per_trained)
-        say(
-            f"acceptance {acceptance}, {DRIFT[drifting]}, {num_steps} steps without carry: "
-            + ", ".join(f"{name} {result.per_trained:.2f}" for name, result in results.items())
-            + f" generated per trained; {savings[-1]:.2f} times fewer with memory than without"
-        )
-    return savings
-
-
-def most_skips(target=512, acceptance=0.33, num_passes=40, num_prompts=2000):
-    """How many passes in a row the memory leaves a prompt without a look, over more passes than it may."""
-    num_steps = round(num_passes * num_prompts * acceptance / target)
-    trace = make_trace(acceptance, False, num_steps, num_prompts)
-    sampler = run(partial(Ours, carries=True, memory=WatchedMemory), trace, target, num_steps).policy.sampler
-    say(
-        f"memory, {sampler.stream.passes:.1f} passes over {num_prompts} prompts: no prompt was skipped more than "
-        f"{sampler.memory.most_skips} times in a row"
-    )
-    return sampler.memory.most_skips
-
-
 def main(num_steps=400):
-    large, small = (compare(target, num_steps) for target in (512, 16))
-    tell_repetitions({512: large, 16: small})
-    compare_constants({512: large, 16: small}, num_steps)
-    savings, skips = compare_memory(), most_skips()
-
-    def worst(results, name, attribute):
-        return max(getattr(result, attribute) for (policy, *_), result in results.items() if policy == name)
-
-    promises = (
-        ("512 prompts: over the least, worst trace, at most 1.05", worst(large, OURS, "over_least"), 1.05),
-        ("512 prompts: rounds per step, worst trace, at most 1.2", worst(large, OURS, "rounds_per_step"), 1.2),
-        ("512 prompts, carry: over the least, worst trace, 1.00", worst(large, CARRY, "over_least"), 1.005),
-        ("16 prompts, carry: over the least, worst trace, at most 1.10", worst(small, CARRY, "over_least"), 1.1),
-        ("memory: share generated of what is without, worst trace, at most 0.50", 1 / min(savings), 0.5),
-        ("memory: times a prompt is skipped in a row, at most 31", skips, 31),
-    )
-    print_promises((promise, f"{measured:.3f}", measured <= bound) for promise, measured, bound in promises)
+    sizes = {target: compare(target, num_steps) for target in (512, 16)}
+    tell_repetitions(sizes)
+    compare_prices(sizes, num_steps)

@@ -17,13 +17,11 @@ completions, ours samples no round larger than the batch; where acceptance is lo
 batch again but for the last.
 
 Accuracy is the probability that a completion sampled at temperature 1 is right, averaged over every third of the
-quickstart's held-out problems; `rare` is that of the problems which the checkpoint gets right between 1 time in 200
-and 1 in 10, where the run ended. Both are read off the logits, after every rollout, so they have no sampling noise;
-neither time nor tokens of it count. Seconds are CPU seconds of one thread: other work on the machine does not count.
+quickstart's held-out problems, read off the logits after every rollout, so that it has no sampling noise; neither time
+nor tokens of it count. Seconds are CPU seconds of one thread: other work on the machine does not count.
 With n seeds, the lowest and the highest value enclose the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
 """
 
-import itertools
 import json
 import math
 import random
@@ -33,17 +31,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datasets import Dataset
-from matplotlib.figure import Figure
 
 from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
 from trl_dapo.settings.sampling_defaults import PAPER
 
-from .frame.curves import Curve, accuracy, right_probabilities
+from .frame.curves import Curve, accuracy
 from .frame.measures import cost, mean_of, spread
-from .frame.pictures import dots, save
 from .frame.runs import Job, fingerprint, quiet, run_all
 from .frame.stand_in import Model, server
-from .frame.tables import print_promises, print_table, say
+from .frame.tables import print_table, say
 from .frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
 
 
@@ -51,8 +47,6 @@ CHECKPOINT_SEED = 42
 DATASET_SIZE = 1024
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 NUM_WARM_UP_STEPS, MAX_SECONDS = 250, 75.0
-RARE = 0.005, 0.1  # probabilities of the checkpoint
-SPENT = "tokens", "seconds"
 
 
 class Task(NamedTuple):
@@ -86,15 +80,6 @@ ARMS = {
     "ours, carry, server": Arm(DAPO, SERVER),
     "ours, carry, ahead": Arm(DAPO, {**SERVER, "rollouts_ahead": 1}),
 }
-
-PROMISES = (  # ours over another in tokens or seconds, of the medians: at most so much
-    ("one in ten", "ours, carry, memory", "full batch again", "tokens", 0.5),
-    ("one in ten", "ours, carry, memory, auto", "GRPO", "tokens", 0.4),
-    ("one in ten", "ours", "GRPO", "seconds", 1.0),
-    ("one in ten", "ours", "GRPO, one step", "seconds", 1.0),
-    ("quickstart", "ours", "GRPO", "seconds", 1.0),
-    ("quickstart", "ours", "GRPO, one step", "seconds", 1.0),
-)
 
 
 # ---- One run ----
@@ -139,11 +124,10 @@ def draw_prompts(problems, shares, seed, num, solution):
     )
 
 
-def train(job, checkpoint, folder, arm):
-    """Trains until the target or a limit; returns the curve, the mean acceptance rate, and what rare problems gain."""
+def train_on(job, checkpoint, folder, arm, **options):
+    """Trains until the target or a limit; returns the curve, and the log's entries of rollouts."""
     problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
     asked = held_out(problems)
-    at_first = right_probabilities(model, tokenizer, asked)
     config = arm.trainer.config_class(
         output_dir=str(folder),
         seed=job.seed,
@@ -159,21 +143,22 @@ def train(job, checkpoint, folder, arm):
             config,
             train_dataset=prompts(problems, TASKS[job.task].shares, job.seed),
             processing_class=tokenizer,
+            **options,
         )
         curve = Curve(
             job,
-            lambda: {"accuracy": accuracy(model, tokenizer, asked)},
+            lambda: {"accuracy": accuracy(trainer.model, tokenizer, asked)},
             lambda: trainer.num_tokens,
             lambda: sum(engine.cpu_seconds() for engine in engines),
         )
         log = train_quietly(trainer, curve)
-    is_rare = (at_first > RARE[0]) & (at_first < RARE[1])
-    return {
-        "curve": curve.points,
-        "acceptance": 1 - mean_of(log, "frac_reward_zero_std"),
-        "rare at first": at_first[is_rare].mean().item(),
-        "rare": right_probabilities(model, tokenizer, asked)[is_rare].mean().item(),
-    }
+    return curve.points, log
+
+
+def train(job, checkpoint, folder, arm):
+    """The curve and the mean acceptance rate of [`train_on`]."""
+    curve, log = train_on(job, checkpoint, folder, arm)
+    return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
 
 def run(job, checkpoint):
@@ -201,79 +186,19 @@ def make_checkpoint(folder, num_steps=NUM_WARM_UP_STEPS):
 # ---- All runs ----
 
 
-def ratio(mine, theirs, spent):
-    """Ours over theirs, of medians, and what to print; theirs may be a bound where their median never got there."""
-    mine, median = statistics.median_low(mine), statistics.median_low(theirs)
-    if math.isinf(mine):
-        return math.inf, "not reached"
-    if math.isinf(median):
-        bound = mine / statistics.median_low(spent)
-        return bound, f"below {bound:.2f}"
-    return mine / median, f"{mine / median:.2f}"
-
-
-def of_rare(runs):
-    """Accuracy on rare problems before and after, in the median; nothing where it was not asked for."""
-    if "rare" not in runs[0]:
-        return ""
-    return " to ".join(f"{statistics.median(run[when] for run in runs):.2%}" for when in ("rare at first", "rare"))
-
-
 def report(results, seeds, targets, arms):
-    """A table a task, then ours beside the others as ratios, then what was promised."""
-
-    def runs_of(task, arm):
-        return [results[task, arm, seed] for seed in seeds]
-
-    def compared(task, arm, other, what):
-        paid, theirs = ([cost(run, targets[task], what) for run in runs_of(task, name)] for name in (arm, other))
-        return ratio(paid, theirs, [run["curve"][-1][what] for run in runs_of(task, other)])
-
-    columns = "method", "reached", "generated tokens", "seconds", "acceptance", "rare"
+    """A table a task."""
+    columns = "method", "reached", "generated tokens", "seconds", "acceptance"
     for task, target in targets.items():
         rows = []
         for arm in arms:
-            runs = runs_of(task, arm)
-            tokens, seconds = ([cost(run, target, what) for run in runs] for what in SPENT)
+            runs = [results[task, arm, seed] for seed in seeds]
+            tokens, seconds = ([cost(run, target, what) for run in runs] for what in ("tokens", "seconds"))
             reached = f"{sum(map(math.isfinite, tokens))} of {len(seeds)}"
             acceptance = f"{statistics.mean(run['acceptance'] for run in runs):.0%}"
-            rows.append([arm, reached, spread(tokens), spread(seconds, 1), acceptance, of_rare(runs)])
+            rows.append([arm, reached, spread(tokens), spread(seconds, 1), acceptance])
         title = f"{task}: to {target:.1%} held out, {len(seeds)} seeds, median (lowest to highest)"
         print_table(title, columns, rows)
-    ours = [arm for arm in arms if arm.startswith("ours")]
-    others = [arm for arm in arms if arm not in ours]
-    rows = [
-        [f"{task}: {arm} / {other}", *(compared(task, arm, other, what)[1] for what in SPENT)]
-        for task, other, arm in itertools.product(targets, others, ours)
-    ]
-    print_table("Ours over the others", ("of the medians", *SPENT), rows)
-    promised = []
-    for task, arm, other, what, bound in PROMISES:
-        if task in targets and {arm, other} <= set(arms):
-            value, text = compared(task, arm, other, what)
-            promised.append((f"{task}: {what}, {arm} / {other}, at most {bound:g}", text, value <= bound))
-    if promised:
-        print_promises(promised)
-
-
-def draw_costs(results, seeds, targets, arms, path):
-    """What every run paid, a row a method, and the medians; a run that never got there is hollow, where it ended."""
-    figure = Figure(figsize=(12, 3.2 * len(targets)), layout="constrained")
-    for row, (task, target) in zip(
-        figure.subplots(len(targets), 2, squeeze=False, sharey=True), targets.items(), strict=True
-    ):
-        for axes, what, unit in zip(row, SPENT, ("generated tokens", "CPU seconds"), strict=True):
-            values, middles = {}, []
-            for arm in arms:
-                runs = [results[task, arm, seed] for seed in seeds]
-                costs = [cost(run, target, what) for run in runs]
-                ends = [run["curve"][-1][what] for run in runs]
-                values[arm] = [(min(paid, end), paid <= end) for paid, end in zip(costs, ends, strict=True)]
-                middles.append(statistics.median_low(costs))
-            dots(axes, values, middles, f"{task}: {unit} to {target:.1%}")
-            axes.set_xlim(0, None)
-    axes.invert_yaxis()  # of all panels, which share it
-    save(figure, path, dpi=120)
 
 
 def main(
@@ -285,7 +210,6 @@ def main(
     num_warm_up_steps=NUM_WARM_UP_STEPS,
     num_processes=2,
     output_dir=Path("outputs/time_to_accuracy"),
-    plot: Path | None = None,
 ):
     checkpoint, start = make_checkpoint(output_dir, num_warm_up_steps)
     targets = {name: start + TASKS[name].gain for name in task}
@@ -308,5 +232,3 @@ def main(
     ]
     results = run_all(run, jobs, checkpoint, output_dir, num_processes)
     report(results, seeds, targets, method)
-    if plot:
-        draw_costs(results, seeds, targets, method, plot)

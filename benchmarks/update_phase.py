@@ -7,13 +7,11 @@ The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scri
     CUDA_VISIBLE_DEVICES="" accelerate launch --config_file recipes/accelerate/fsdp2.yaml --mixed_precision no \
         --num_processes 2 -m benchmarks update_phase
 
-In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row; and rows that vLLM is
-taken to have sampled, with TRL's pass before training and without. Launched in two, which
-FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget, and the bytes of weights that a process
-gathers; then the same with completions half as long, since the longer they are, the more of the time is arithmetic.
-The trainers take turns, one rollout each; times are medians. Nothing is generated: what is measured is everything
-between a finished rollout and its last optimizer step. Runs on the GPU if there is one. Learning rate 0, so that every
-turn does the same work and the gradients can be compared.
+In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. Launched in two, which
+FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget. The trainers take turns, one rollout of
+one optimizer step each; times are medians. Nothing is generated: what is measured is everything between a finished
+rollout and its optimizer step. Runs on the GPU if there is one. The learning rate is 0, so that every turn does the
+same work.
 
 Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
 cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
@@ -30,18 +28,16 @@ from pathlib import Path
 from statistics import NormalDist, mean, median
 
 import torch
-import torch.distributed as dist
 import transformers
 import trl
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.tiny import build_model, build_tokenizer
-from trl_dapo.update.loss import engine_weight
 
 from .frame.runs import silent
 from .frame.tables import markdown
@@ -158,11 +154,7 @@ def take_turns(trainers, repeats):
 
 
 class Scripted(Turns):
-    """Trains on the rollout that is given; counts padded tokens, and keeps the gradient of each optimizer step."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.add_callback(KeepGradient(self))
+    """Trains on the rollout that is given; counts passes and padded tokens."""
 
     def _generate_and_score_completions(self, inputs):
         return dict(self.scripted)
@@ -171,33 +163,11 @@ class Scripted(Turns):
         padded_tokens = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
         self.passes, self.padded_tokens = self.passes + 1, self.padded_tokens + padded_tokens
         self.peak_tokens = max(self.peak_tokens, padded_tokens)
-        self.loss_tokens[-1] += int(inputs["completion_mask"].sum())
         return super()._compute_loss(model, inputs)
 
     def turn(self):
-        self.passes = self.padded_tokens = self.peak_tokens = gathered.num_bytes = 0
-        self.gradients, self.loss_tokens = [], [0]
-        cost = super().turn()
-        return {**cost, "gathered": gathered.num_bytes}
-
-
-class KeepGradient(TrainerCallback):
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
-        self.trainer.gradients.append(torch.cat([grad.flatten() for grad in grads]).double().cpu())
-        self.trainer.loss_tokens.append(0)
-
-
-def gathered(output, *args, **kwargs):
-    """`all_gather_single`, by which FSDP2 gathers weights, counted."""
-    gathered.num_bytes += output.numel() * output.element_size()
-    return gathered.collective(output, *args, **kwargs)
-
-
-gathered.num_bytes, gathered.collective = 0, dist.all_gather_single
+        self.passes = self.padded_tokens = self.peak_tokens = 0
+        return super().turn()
 
 
 class Ours(Scripted, DAPOTrainer):
@@ -208,47 +178,17 @@ class TRLs(Scripted, GRPOTrainer):
     label = "GRPOTrainer"
 
 
-class OfVLLM(Ours):
-    """Weighs rows that vLLM sampled, with some log-probabilities of its own."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.use_vllm = True
-        ids = self.scripted["completion_ids"]
-        engine = -6.5 + 0.5 * torch.rand(ids.shape, generator=torch.Generator().manual_seed(0))
-        self.scripted["sampling_per_token_logps"] = engine.to(ids.device)
-
-
-class PassedBefore(OfVLLM):
-    """As TRL does it: by a pass over all rows before they train."""
-
-    label = "DAPOTrainer with TRL's pass before"
-
-    def _generate_and_score_completions(self, inputs):
-        rollout = super()._generate_and_score_completions(inputs)
-        ids, mask = (
-            torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask")
-        )
-        columns, batch_size = rollout["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            old, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, columns, batch_size=batch_size)
-        log_ratio = old - rollout["sampling_per_token_logps"]
-        weight = engine_weight(log_ratio, rollout["completion_mask"], "token_truncate", None, 2.0)
-        return {**rollout, "old_per_token_logps": old, "importance_sampling_ratio": weight}
-
-
-def make_trainer(way, lengths, num_steps, hidden_size, output_dir):
+def make_trainer(way, lengths, hidden_size, output_dir):
     """`way`: a class, rows of a micro-batch, a budget of tokens or `None`; `lengths`: of completions and prompts."""
     cls, num_rows, budget = way
-    num_microbatches = NUM_ROWS // (num_rows * num_steps * WORLD_SIZE)
+    num_microbatches = NUM_ROWS // (num_rows * WORLD_SIZE)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     args = DAPOConfig(
         output_dir=output_dir,
         per_device_train_batch_size=num_rows,
         gradient_accumulation_steps=num_microbatches,
-        steps_per_generation=num_microbatches * num_steps,
         max_tokens_per_microbatch=budget,
-        max_steps=num_steps,
+        max_steps=1,
         use_dynamic_sampling=False,
         max_grad_norm=0.0,
         **ALIKE | {"use_cpu": device == "cpu", "gradient_checkpointing": True},
@@ -273,20 +213,9 @@ def make_trainer(way, lengths, num_steps, hidden_size, output_dir):
     )
 
 
-def difference(first, trainer, num_steps):
-    """The largest distance of an optimizer step's gradients, over the first one's length."""
-    found = []
-    for theirs, mine, num_tokens in zip(first.gradients, trainer.gradients, first.loss_tokens, strict=False):
-        # TRL divides by the rollout's tokens per optimizer step, on average; DAPO by the optimizer step's own.
-        if isinstance(first, TRLs) and isinstance(trainer, Ours):
-            theirs = theirs * sum(first.loss_tokens) / num_steps / num_tokens
-        found.append(((mine - theirs).norm() / theirs.norm()).item())
-    return max(found)
-
-
-def rows_of(name, lengths, ways, num_steps, repeats, hidden_size, output_dir):
-    """Several ways to train on one rollout of `num_steps` optimizer steps; cells of the table each."""
-    trainers = [make_trainer(way, lengths, num_steps, hidden_size, output_dir) for way in ways]
+def rows_of(name, lengths, ways, repeats, hidden_size, output_dir):
+    """Several ways to train on one rollout; cells of the table each."""
+    trainers = [make_trainer(way, lengths, hidden_size, output_dir) for way in ways]
     costs, first = take_turns(trainers, repeats), trainers[0]
     for (cls, num_rows, budget), trainer, cost in zip(ways, trainers, costs, strict=True):
         how = f"{num_rows} row{'s' * (num_rows > 1)}" if budget is None else f"{budget:,} tokens"
@@ -302,14 +231,12 @@ def rows_of(name, lengths, ways, num_steps, repeats, hidden_size, output_dir):
             f"{trainer.peak_tokens:,}",
             *(beside(f"{cost[what]:.2f}", cost[what], costs[0][what]) for what in ("seconds", "cpu_seconds")),
             beside(f"{cost['peak_memory'] / 2**20:.0f} MiB", cost["peak_memory"], costs[0]["peak_memory"]),
-            f"{cost['gathered'] / 2**20:.0f} MiB",
-            f"{difference(first, trainer, num_steps):.1e}",
         )
 
 
 COLUMNS = (
     *("rollout", "trainer, micro-batches of", "passes", "padded tokens", "peak tokens", "seconds", "CPU seconds"),
-    *("peak memory", "gathered", "gradient, relative difference"),
+    "peak memory",
 )
 
 
@@ -321,19 +248,11 @@ def main(repeats=5, hidden_size=64):
     row_by_row = (Ours, 1, None)
     lengths = long_tailed, prompts
     settings = [
-        ("long-tailed", lengths, [trls, (TRLs, 1, None), ours, row_by_row, budget], 1),
-        ("long-tailed, 2 optimizer steps", lengths, [trls, ours], 2),
-        ("long-tailed, of vLLM", lengths, [(PassedBefore, 8, None), (OfVLLM, 8, None)], 1),
-        ("equal lengths", ([275] * NUM_ROWS, [24] * NUM_ROWS), [trls, ours, row_by_row, budget], 1),
+        ("long-tailed", lengths, [trls, (TRLs, 1, None), ours, row_by_row, budget]),
+        ("equal lengths", ([275] * NUM_ROWS, [24] * NUM_ROWS), [trls, ours, row_by_row, budget]),
     ]
     if WORLD_SIZE > 1:
-        dist.all_gather_single = gathered
-        half = long_tailed_lengths(average=138, longest=512)
-        half_budget = (Ours, 1, 2 * (max(half) + max(prompts)))
-        settings = [
-            ("long-tailed", lengths, [row_by_row, ours, budget], 1),
-            ("long-tailed, half as long", (half, prompts), [row_by_row, ours, half_budget], 1),
-        ]
+        settings = [("long-tailed", lengths, [row_by_row, ours, budget])]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for setting in settings for row in rows_of(*setting, repeats, hidden_size, folder)]

@@ -52,10 +52,10 @@ def _text(value):
 
 
 def read_csv(folder, key):
-    """What [`write_csv`] has written; nothing where it has not."""
+    """What [`write_csv`] has written, where it has."""
     results = {}
-    for name in (RUNS, CURVES) if (folder / RUNS).exists() else ():
-        for row in read_rows(folder / name):
+    for name in (RUNS, CURVES):
+        for row in read_rows(folder / name) if (folder / name).exists() else ():
             *names, seed = (row.pop(column) for column in key)
             run = (*names, int(seed))
             figures = {column: float(text) if text else math.nan for column, text in row.items()}

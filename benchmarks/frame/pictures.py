@@ -9,11 +9,6 @@ from .measures import read_at
 from .predictions import seeds_of
 
 
-def save(figure, path, dpi=110):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-
-
 def draw_panels(results, panels, arms, num_columns, size, path):
     """
     A panel for each task, figure, what it is drawn against, and title. A curve an arm, as far as all its seeds go:
@@ -33,20 +28,5 @@ def draw_panels(results, panels, arms, num_columns, size, path):
         axes.locator_params(axis="x", nbins=5)
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
-    save(figure, path)
-
-
-def dots(axes, values, middles, title):
-    """
-    A row an arm, from the top: a dot a run and a bar at their middle, by arm; a run in `values` is a number and
-    whether it got where it should, else its dot is hollow.
-    """
-    for i, (runs, middle) in enumerate(zip(values.values(), middles, strict=True)):
-        for value, reached in runs:
-            fill = {} if reached else {"markerfacecolor": "none"}
-            axes.plot(value, i, "o", color=f"C{i}", alpha=0.6, **fill)
-        if np.isfinite(middle):
-            axes.plot(middle, i, "|", color=f"C{i}", markersize=20, markeredgewidth=2)
-    axes.set(title=title, yticks=range(len(values)))
-    axes.set_yticklabels(values)
-    axes.grid(axis="x", alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)

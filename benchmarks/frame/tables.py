@@ -26,12 +26,6 @@ def print_table(title, columns, rows, left=1):
     console.print(table)
 
 
-def print_promises(promises, title="Promises"):
-    """What was promised, as text; what was measured, as text; and whether it is kept."""
-    rows = ((promise, measured, "yes" if kept else "NO") for promise, measured, kept in promises)
-    print_table(title, ("promise", "measured", "kept"), rows, left=3)
-
-
 def row_of(*cells):
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -5,7 +5,7 @@ Countdown with a model of five million parameters: time to accuracy and the ladd
 
     python -m benchmarks larger                  # both parts, two hours on two cores, in pieces that resume
     python -m benchmarks larger --rates          # GRPO at three learning rates, with a seed that does not count
-    python -m benchmarks larger --from-kept      # tables, predictions and picture from the runs that are kept
+    python -m benchmarks larger --from-kept      # predictions and picture from the runs that are kept
 
 The task is described in task.py; the predictions stand here as they were written before the first run that counts. A
 run is probed and saved every 4 rollouts: a call that was interrupted goes on where it stopped, whole seeds first, as
@@ -125,7 +125,7 @@ def keep(results, study):
     study.write(results)
 
 
-# ---- Tables and picture ----
+# ---- Picture ----
 
 
 def whole_seeds(results, part):
@@ -153,17 +153,11 @@ PANELS = (  # part, what is drawn, against what
 )
 
 
-def report(results):
-    """A table a part that has a whole seed, the predictions, and the picture."""
-    (start,) = (run for (part, *_), run in results.items() if part == WARM_UP)
-    done = {part: seeds for part in ROWS_OF if (seeds := whole_seeds(results, part))}
-    results = of_whole_seeds(results)
-    if TIME in done:
-        time_to_accuracy.report(results, done[TIME], {TIME: start["curve"][0]["accuracy"] + GAIN}, ARMS)
-    if LADDER in done:
-        ladder.run.report(results, done[LADDER], start)
-    panels = [(*panel, f"{panel[0]}: {panel[1]}") for panel in PANELS if panel[0] in done]
-    draw_panels(results, panels, ROWS_OF, 2, (13, 3.5 * (len(panels) // 2)), IMAGES / "larger.png")
+def draw(results):
+    """The picture of the parts that have a whole seed."""
+    counted = of_whole_seeds(results)
+    panels = [(*panel, f"{panel[0]}: {panel[1]}") for panel in PANELS if panel[0] in {part for part, *_ in counted}]
+    draw_panels(counted, panels, ROWS_OF, 2, (13, 3.5 * (len(panels) // 2)), IMAGES / "larger.png")
 
 
 def main(
@@ -178,5 +172,5 @@ def main(
     for name in () if from_kept else [RATES] if rates else part:
         keep(train(name, num_seeds, num_warm_up_steps, num_processes, output_dir), STUDY)
     if results := STUDY.read():
-        report(results)
+        draw(results)
         STUDY.report()

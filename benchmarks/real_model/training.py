@@ -103,8 +103,8 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
         "save_steps": PROBE_EVERY,
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
-        **(write_sums(folder.with_suffix(".jsonl")) if job.part == SUMS else {}),
-        **(write_to_think(folder.with_suffix(".jsonl")) if job.part == LENGTH else {}),
+        **(write_sums(folder.with_suffix(".jsonl")) if job.task == SUMS else {}),
+        **(write_to_think(folder.with_suffix(".jsonl")) if job.task == LENGTH else {}),
     }
     settings = yaml.safe_load(recipe.read_text()) | changed
     own = folder.with_suffix(".yaml")
@@ -138,19 +138,19 @@ def of_trl(settings):
 def run(job, model):
     """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
     folder = unfinished_folder(run, job, model)
-    trainer = make_trainer(job, model, folder, Watched if job.part == CLIP else DAPOTrainer)
+    trainer = make_trainer(job, model, folder, Watched if job.task == CLIP else DAPOTrainer)
     train_quietly(trainer, Stopwatch(), resume_from=last_complete_checkpoint(folder))
     log = trainer.state.log_history
-    curve = curve_of(log, NUM_STEPS if job.part == CLIP else 1)
+    curve = curve_of(log, NUM_STEPS if job.task == CLIP else 1)
     figures = {
         "start": curve[0]["accuracy"],
         "accuracy": curve[-1]["accuracy"],
         "tokens": curve[-1]["tokens"],
         "cpu_seconds": curve[-1]["seconds"],
     }
-    if job.part == CLIP:
+    if job.task == CLIP:
         figures |= of_the_clip(trainer, log)
-    if job.part == LENGTH:
+    if job.task == LENGTH:
         figures |= of_the_length(log)
     return figures | {"curve": curve}
 

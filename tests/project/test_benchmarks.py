@@ -4,43 +4,24 @@ import dataclasses
 import importlib.util
 import json
 import math
-import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig
 
-
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "recipes" / "ablation")]  # of the commands, and of a script's neighbours
-
-import run as ladder  # noqa: E402
-import task  # noqa: E402
-
-from benchmarks import __main__ as runner  # noqa: E402
-from benchmarks import (  # noqa: E402
-    cutting,
-    drop_in,
-    gpu,
-    grpo_settings,
-    ledger,
-    lora_sync,
-    memory_and_scale,
-    sampling_policies,
-    time_to_accuracy,
-)
-from benchmarks.frame import curves, measures, options, runs  # noqa: E402
-from benchmarks.frame.runs import Job  # noqa: E402
-from trl_dapo import DAPOConfig  # noqa: E402
-from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
-from trl_dapo.run.ledger import read_ledger  # noqa: E402
-from trl_dapo.sampling.round_size import AcceptanceRate  # noqa: E402
+from benchmarks import __main__ as runner
+from benchmarks import drop_in, gpu, grpo_settings, ledger, lora_sync, sampling_policies
+from benchmarks.frame import curves, measures, options, runs
+from benchmarks.frame.runs import Job
+from benchmarks.ladder import run as ladder
+from benchmarks.ladder import task
+from trl_dapo import DAPOConfig
+from trl_dapo.cli.quickstart import build_model, build_tokenizer
+from trl_dapo.run.ledger import read_ledger
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -90,68 +71,18 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     # Three or four digits and the end of the text; padding behind the shorter one counts for nothing.
     expected = (len(tokenizer) ** -4 + len(tokenizer) ** -5) / 2
     assert curves.accuracy(model, tokenizer, ["17+05=220", "12*34=8040"]) == pytest.approx(expected, rel=1e-4)
-
-
-def test_one_prompt_in_ten_can_be_learnt_and_none_is_held_out():
-    problems = Problems(seed=42)
-    rows = time_to_accuracy.prompts(problems, time_to_accuracy.TASKS["one in ten"].shares, seed=3).to_list()
-    texts = [row["prompt"][0]["content"] for row in rows]
-    sources = Counter(row["source"] for row in rows)
-    assert sources["2 digits + 1 digit"] + sources["2 digits + 2 digits"] == pytest.approx(0.1 * 1024, abs=1)
-    assert len(texts) == len(set(texts)) == pytest.approx(1024, abs=2)
-    assert not {problem.text for problem in problems.held_out} & set(texts)
-
-
-@pytest.mark.parametrize(("method", "num_steps"), [("GRPO, one step", 1), ("GRPO", 4), ("ours", 4)])
-def test_all_methods_train_on_as_many_completions_a_rollout(method, num_steps):
-    settings = time_to_accuracy.settings_of(method, 1e-4, num_prompts=6)
-    assert settings["steps_per_generation"] == num_steps
-    assert settings["per_device_train_batch_size"] * num_steps == 6 * 8
+    # Behind the answer a working, each token of which counts once.
+    (worked,) = curves.right_probabilities(model, tokenizer, ["27+05=230=27+05"])
+    assert worked.item() == pytest.approx(len(tokenizer) ** -10, rel=1e-3)
 
 
 CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
-
-
-def test_what_ranks_wait_for_counts_as_lost():
-    # Rows of 10 and 30 tokens on one rank, two of 20 on the other: sums are equal, but in step 20 + 30 are waited for.
-    lengths, plan = [(2, 8), (2, 28), (2, 18), (2, 18)], [[[0], [1]], [[2], [3]]]
-    assert cutting.measure([lengths], [plan], in_step=True) == (2, 80 / 100, 30)
-    assert cutting.measure([lengths], [plan], in_step=False) == (2, 80 / 80, 30)
 
 
 def test_a_run_that_never_reaches_the_target_costs_more_than_any_other():
     costs = [measures.cost({"curve": CURVE}, target, "tokens") for target in (0.3, 0.5, 0.7)]
     assert costs == [10, 30, math.inf]
     assert measures.spread(costs) == "30 (10 to -)"
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "spent", "expected"),
-    [
-        ([20, 10, 30], [50, 40, 30], [50, 40, 30], (0.5, "0.50")),
-        # Their median never got there: it has cost more than the 100 that were spent on it.
-        ([20, 10, 30], [40, math.inf, math.inf], [40, 100, 100], (0.2, "below 0.20")),
-        ([20, math.inf, math.inf], [50, 40, 30], [50, 40, 30], (math.inf, "not reached")),
-    ],
-)
-def test_a_ratio_of_medians_where_some_runs_never_got_there(mine, theirs, spent, expected):
-    assert time_to_accuracy.ratio(mine, theirs, spent) == expected
-
-
-class InProcess:
-    """Stands in for the pool of processes."""
-
-    def __init__(self, num_processes, **how):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def map(self, function, jobs):
-        return map(function, jobs)
 
 
 def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
@@ -161,7 +92,7 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
         ran.append((job.arm, job.target))
         return {"curve": CURVE}
 
-    monkeypatch.setattr(runs, "ProcessPoolExecutor", InProcess)
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda num, **how: ThreadPoolExecutor(num))
     done, changed, old, _, elsewhere = jobs = [
         Job("quickstart", arm, 0, target=0.5, max_seconds=1.0) for arm in ("A", "B", "C", "D", "E")
     ]
@@ -202,29 +133,6 @@ def test_code_that_changes_has_another_fingerprint(tmp_path):
 # ---- sampling_policies ----
 
 
-class AllWrong:
-    """A world that notes which prompts it was asked, and where no group is accepted."""
-
-    def __init__(self, num_prompts):
-        self.trace = SimpleNamespace(num_prompts=num_prompts, seed=0)
-        self.asked = []
-
-    def accepted(self, prompts):
-        self.asked.append(set(prompts.tolist()))
-        return np.zeros(len(prompts), dtype=bool)
-
-
-def test_ms_swift_resamples_the_same_prompts_as_often_as_a_batch_has_optimizer_steps():
-    world = AllWrong(num_prompts=400)
-    swift = sampling_policies.swift(world, target=4, steps_per_generation=2)
-    assert [next(swift), next(swift)] == [sampling_policies.Step(num_generated=16, num_trained=0, num_rounds=4)] * 2
-    # A batch of its own for each rollout, 0 and 4; resamples come in pairs, also over the end of a rollout.
-    pairs = [[1, 2], [3, 5], [6, 7]]
-    assert all(world.asked[i] == world.asked[j] for i, j in pairs)
-    assert not world.asked[0] & world.asked[4]
-    assert not world.asked[1] & world.asked[3]
-
-
 def test_every_group_that_ours_accepts_trains_or_is_carried():
     trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4)
     world, num_accepted = sampling_policies.World(trace), 0
@@ -239,13 +147,6 @@ def test_every_group_that_ours_accepts_trains_or_is_carried():
     assert len(ours.sampler.rollout.carried) > 0
 
 
-def test_without_a_margin_a_round_is_the_deficit_over_the_rate():
-    plain = sampling_policies.ROUND_VARIANTS["no margin: ceil(deficit / rate)"]
-    acceptance = sampling_policies.variant(AcceptanceRate, plain)()
-    acceptance.update(500, 1000)
-    assert acceptance.round_size(16, 16) == 32  # with the margin that ships: 39
-
-
 # ---- drop_in, memory_and_scale, gpu ----
 
 
@@ -256,27 +157,6 @@ def test_both_trainers_of_the_drop_in_have_the_same_losses():
     assert len(trls.seconds) == 1  # the first step is left out
     assert any(abs(loss) > 1e-3 for loss in trls.losses)
     assert drop_in.loss_difference(clocks) < 1e-6
-
-
-def test_sizes_double_up_to_the_paper():
-    tokens = [size.num_tokens for size in memory_and_scale.sizes()]
-    assert tokens[-1] == 512 * 16 * 20_480
-    assert all(larger == 2 * smaller for smaller, larger in pairwise(tokens))
-
-
-def test_the_batcher_is_measured_on_work_that_loses_no_token():
-    parts = memory_and_scale.make_parts(memory_and_scale.Size(64, 16, max_length=64, median_length=20))
-    microbatches = memory_and_scale.make_microbatches(parts)
-    assert sum(len(part["advantages"]) for part in parts) == 64
-    assert sum(batch["completion_mask"].sum() for batch in microbatches) == sum(
-        part["completion_mask"].sum() for part in parts
-    )
-    assert sum(batch["completion_mask"].numel() for batch in microbatches) < 64 * 64
-
-
-def test_the_slope_is_the_exponent():
-    tokens = [1, 2, 4, 8]
-    assert memory_and_scale.slope(tokens, [3 * x**1.5 for x in tokens]) == pytest.approx(1.5)
 
 
 def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeypatch):
@@ -300,27 +180,12 @@ def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeyp
 # ---- lora_sync ----
 
 
-def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of(tmp_path):
+def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():
     model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
-    ways = lora_sync.make_ways(model, tmp_path)
-    num_bytes, *_ = lora_sync.cost(model, ways["merge"], repeats=1)
-    assert num_bytes == 2 * lora_sync.num_parameters(model)  # in bfloat16
-    merged = ways["merge"].buffers["model.layers.0.mlp.up_proj.weight"]
-    layer = model.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
-    expected = (layer.base_layer.weight + layer.get_delta_weight("default")).to(merged.dtype)
-    torch.testing.assert_close(merged, expected, rtol=0.02, atol=1e-3)
-    num_bytes, *_ = lora_sync.cost(model, ways["adapter"], repeats=1)
+    handed_over = lora_sync.handed_over(model)
+    assert handed_over["merge"] == 2 * lora_sync.num_parameters(model)  # in bfloat16
     adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)
-    assert 0 < num_bytes - adapter < 10_000  # names and the config
-
-
-def test_merging_moves_the_base_and_handing_over_the_adapter_does_not(tmp_path):
-    model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
-    ways = lora_sync.make_ways(model, tmp_path)
-    assert lora_sync.drift(model, ways["adapter"], num_syncs=5) == (0, 0)
-    moved, distance = lora_sync.drift(model, ways["merge"], num_syncs=5)
-    assert 0.01 < moved < 1
-    assert 0 < distance < 1
+    assert 0 < handed_over["adapter"] - adapter < 10_000  # names and the config
 
 
 # ---- ledger ----
@@ -342,19 +207,13 @@ def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_t
 def test_a_benchmark_that_fails_leaves_its_error_and_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     (tmp_path / "breaks.py").write_text("print('half way ```')\nraise SystemExit('no such thing')\n")
     (tmp_path / "works.py").write_text("print('it works')\n")
-    benchmarks = {
-        "breaks": runner.Benchmark("Breaks"),
-        "absent": runner.Benchmark("Absent", needs="TRL_DAPO_NO_SUCH_VARIABLE"),
-        "works": runner.Benchmark("Works"),
-    }
-    monkeypatch.setattr(runner, "BENCHMARKS", benchmarks)
+    monkeypatch.setattr(runner, "BENCHMARKS", {"breaks": "Breaks", "works": "Works"})
     monkeypatch.setattr(runner, "command", lambda name: [str(tmp_path / f"{name}.py")])
     assert runner.main(["--output", str(tmp_path / "RESULTS.md")]) == 1
     text = (tmp_path / "RESULTS.md").read_text()
     assert "half way '''" in text
     assert "**Failed** with exit status 1" in text
     assert "no such thing" in text
-    assert "Skipped: `TRL_DAPO_NO_SUCH_VARIABLE` is not set." in text
     assert "it works" in text
 
 
@@ -391,21 +250,6 @@ def test_the_working_is_as_long_as_half_the_first_digit_says_in_three_of_five_ex
         right += len(repeated) == int(text[0]) // 2
     # The other two of five are right one time in six.
     assert right / 3000 == pytest.approx(0.6 + 0.4 / 6, abs=0.03)
-
-
-def test_only_the_answer_with_its_working_is_rewarded():
-    (row,) = task.to_dataset([Problem("sums", "47+05", "250")]).to_list()
-    texts = ["250=47+05=47+05", "250=47+05", "350=47+05=47+05", "250"]
-    completions = [[{"content": text}] for text in texts]
-    assert task.exact(completions, [row["solution"]] * 4) == [1.0, -1.0, -1.0, -1.0]
-
-
-def test_three_repetitions_fit_and_four_do_not():
-    lengths = {
-        digit: len(f"9999{task.working(f'{digit}0*99')}") + 1  # a product has the longest answer; and the end
-        for digit in range(10)
-    }
-    assert [digit for digit, length in lengths.items() if length <= task.MAX_LENGTH] == list(range(8))
 
 
 def test_a_rung_keeps_what_the_rungs_before_it_added():

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text()
 
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?![\d.]*\d)")
 # Figures that look measured: with decimals, in thousands, or of something that is counted.
@@ -86,29 +85,6 @@ def test_every_figure_of_a_page_has_a_place_where_it_was_measured_or_is_known_to
     text = re.sub(r"`[^`]*`", "", text)
     left = [(match[0], text[max(match.start() - 40, 0) : match.end() + 20]) for match in FIGURE.finditer(text)]
     assert left == []
-
-
-def rows(text):
-    """Numbers of a table's rows, behind the first cell."""
-    lines = [re.split(r"[|│]", line)[2:-1] for line in text.splitlines() if line.startswith(("|", "│"))]
-    return [[float(value) for value in re.findall(r"-?\d+\.\d+", " ".join(cells))] for cells in lines]
-
-
-def between(text, start, end):
-    return text.partition(start)[2].partition(end)[0]
-
-
-def test_the_table_of_policies_is_that_of_the_results_row_by_row():
-    measured = rows(between(RESULTS, "512 prompts, acceptance 0.33, stationary", "└"))
-    shown = rows(between(PAGES["benchmarks"], "<!-- policies", "<!-- end of policies"))
-    assert len(measured) == 10
-    assert [row for row in shown if row] == [[*row[:3], *(row[3:] if row[3] else [])] for row in measured]
-
-
-def test_the_table_of_rollouts_ahead_is_that_of_the_results_row_by_row():
-    measured = rows(between(RESULTS, "Seconds of a rollout, medians of 5", "└"))
-    shown = rows(between(PAGES["benchmarks"], "<!-- overlap", "<!-- end of overlap"))
-    assert [row for row in shown if row] == [[*row[:3], row[-1]] for row in measured]
 
 
 @pytest.mark.parametrize(

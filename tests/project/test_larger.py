@@ -5,80 +5,45 @@
 import json
 import math
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # for the package that the command runs
-
-from benchmarks.frame.measures import spent_to  # noqa: E402
-from benchmarks.frame.runs import Job, unfinished_folder  # noqa: E402
-from benchmarks.frame.trainers import Arm  # noqa: E402
-from benchmarks.larger import study, task, training  # noqa: E402
-from trl_dapo.cli.quickstart import build_model  # noqa: E402
+from benchmarks.frame.runs import Job, unfinished_folder
+from benchmarks.larger import study, task, training
+from trl_dapo.cli.quickstart import build_model
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
-PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
 
 
 # ---- The interpreter ----
 
 
-@pytest.mark.parametrize(
-    ("completion", "problem"),
-    [
-        ("!7*3+25", "3,7,25:46"),
-        ("25+3=28+7=35;7*3=21+25=46!3*7+25", "3,7,25:46"),
-        ("25+3=1000!7*3+25", "3,7,25:46"),  # what was tried is the model's own affair
-        ("!1!7*3+25", "3,7,25:46"),  # the last answer counts
-        ("!5-5", "5,5:0"),
-        ("!2*3*4", "2,3,4:24"),
-    ],
-)
-def test_an_answer_that_uses_each_number_once_and_reaches_the_target_is_right(completion, problem):
-    assert task.is_right(completion, problem)
+RIGHT = {
+    "!7*3+25": "3,7,25:46",
+    "25+3=28+7=35;7*3=21+25=46!3*7+25": "3,7,25:46",
+    "25+3=1000!7*3+25": "3,7,25:46",  # what was tried is the model's own affair
+    "!1!7*3+25": "3,7,25:46",  # the last answer counts
+    "!5-5": "5,5:0",
+    "!2*3*4": "2,3,4:24",
+}
+WRONG = [
+    *("", "!", "7*3=21+25=46", "!7*3+25!"),  # no answer
+    "!46",
+    "!25+7*3",  # 32 * 3, from left to right
+    "!3-7+25",  # goes below 0 on the way
+    "!25*7+3",  # goes above 99
+    *("!7*3", "!7*3+25-3+3", "!7*3+25=46", "!07*3+25", "!7*3+25\n", "!-7+25"),
+    "!\u0667*3+25",  # a seven, but not an ASCII one
+    "!__import__('os').abort()",
+    "!" + "1+" * 100_000 + "1",
+]
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "!",
-        "7*3+25",  # no answer
-        "7*3=21+25=46",
-        "!7*3+25!",
-        "!46",
-        "!25+7*3",  # 32 * 3, from left to right
-        "!3-7+25",  # goes below 0 on the way
-        "!25*7+3",  # goes above 99
-        "!7*3",
-        "!7*3+25+0",
-        "!7*3+25-3+3",
-        "!21+25",
-        "!7*3+25=46",
-        "!07*3+25",
-        "! 7*3+25",
-        "!7*3+25\n",
-        "!7**3+25",
-        "!-7+25",
-        "!7*3+25-",
-        "!\u0667*3+25",  # a seven, but not an ASCII one
-        "!(7*3)+25",
-        "!__import__('os').abort()",
-        "!" + "1+" * 100_000 + "1",
-        "!" + "9" * 100_000,
-    ],
-)
-def test_nothing_else_is(completion):
-    assert not task.is_right(completion, "3,7,25:46")
-
-
-def test_the_reward_is_of_the_own_problem():
+def test_an_answer_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
+    assert [text for text, problem in RIGHT.items() if not task.is_right(text, problem)] == []
+    assert [text for text in WRONG if task.is_right(text, "3,7,25:46")] == []
     completions = [[{"role": "assistant", "content": "!5-5"}]] * 2
     assert task.score(completions, problem=["5,5:0", "5,5:10"]) == [1.0, -1.0]
 
@@ -100,11 +65,6 @@ def test_nothing_that_is_held_out_is_drawn_or_taught():
     assert task.is_held_out([3, 7, 25]) == task.is_held_out([25, 3, 7])
     sets = [(a, b, c) for a in range(1, 31) for b in range(a, 31) for c in range(b, 31)]
     assert sum(map(task.is_held_out, sets)) / len(sets) == pytest.approx(0.1, abs=0.02)
-
-
-def test_sizes_are_drawn_as_often_as_their_shares_say():
-    sizes = [len(numbers_of(problem)) for problem in task.Problems(0).draw(4000)]
-    assert {size: sizes.count(size) / 4000 for size in task.SHARES} == pytest.approx(task.SHARES, abs=0.03)
 
 
 @pytest.mark.parametrize("give_up", task.GIVE_UP)
@@ -182,7 +142,7 @@ CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "lea
 
 @pytest.mark.parametrize(
     ("trainer", "settings", "killed_at"),
-    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "rollout 3"), ("DAPO", CARRY, "the end")],
+    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "the end")],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
     job = Job("Countdown", "any", 0, settings, num_rollouts=4, others={"trainer": trainer})
@@ -247,17 +207,6 @@ def test_the_checkpoint_is_made_once(tmp_path, small, monkeypatch, capsys):
     assert first["entropy"] == pytest.approx(start["curve"][0]["entropy"], rel=1e-3)  # the weights that were kept
 
 
-def test_another_setting_does_not_go_on_where_this_one_stopped(tmp_path):
-    job = Job("Countdown", "any", 0, others={"trainer": "GRPO"})
-    folders = {
-        unfinished_folder(training.run, job, tmp_path / "a"),
-        unfinished_folder(training.run, job, tmp_path / "b"),
-        unfinished_folder(training.run, job._replace(settings={"learning_rate": 1.0}), tmp_path / "a"),
-    }
-    assert len(folders) == 3
-    assert unfinished_folder(training.run, job, tmp_path / "a") in folders
-
-
 def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
     right, lengths = [True, True, False, True], [5, 161, 161, 160]
     found = [np.array(values) for values in (right, lengths, [1.0, 1.0, 1.0, 3.0])]
@@ -274,15 +223,6 @@ def test_a_probe_counts_what_is_cut_off_as_wrong(monkeypatch):
 # ---- Parts ----
 
 
-def test_all_arms_have_one_target_and_as_many_tokens():
-    jobs = study.time_jobs(range(2), 0.3)
-    assert [job.arm for job in jobs] == list(study.ARMS) * 2
-    assert {(job.target, job.max_tokens) for job in jobs} == {(0.3 + study.GAIN, study.MOST_TOKENS)}
-    assert jobs[3].settings["dynamic_sampling_memory"]
-    assert jobs[1].settings["batch_multiplier"] == 1.0
-    assert jobs[0].settings == {}
-
-
 def test_the_control_generates_what_the_last_rung_with_its_seed_has_generated():
     rungs = study.ladder_jobs([0, 1])
     assert [job.arm for job in rungs] == list(study.ladder.run.RUNGS) * 2
@@ -292,22 +232,6 @@ def test_the_control_generates_what_the_last_rung_with_its_seed_has_generated():
     )
     assert [job.max_tokens for job in jobs] == [10.0, 11.0]
     assert jobs[0].settings == rungs[0].settings
-
-
-@pytest.mark.parametrize("job", study.time_jobs([0], 0.3) + study.ladder_jobs([0]), ids=lambda job: job.arm)
-def test_every_job_has_settings_that_its_trainer_takes(job, tmp_path):
-    config = training.config_of(job, tmp_path, Arm(training.TRAINERS[job.others["trainer"]], {}))
-    assert config.generation_batch_size == 128
-    assert config.save_steps == 4 * config.steps_per_generation
-
-
-def test_a_run_without_the_target_counts_what_it_spent():
-    def run(*accuracies):
-        points = enumerate((0.3, *accuracies))
-        return {"curve": [{"accuracy": value, "tokens": 10 * i, "seconds": 1.0 * i} for i, value in points]}
-
-    measure = spent_to(study.GAIN, "tokens")
-    assert measure(run(0.35, 0.41, 0.5), run(0.3, 0.3, 0.3, 0.3)) == [20, 40]
 
 
 def result(accuracy, tokens=100.0):
@@ -338,11 +262,3 @@ def test_only_whole_seeds_are_reported():
     results = {(study.WARM_UP, "checkpoint-1", 42): result(0.3)} | every_run("Countdown", range(3))
     del results["Countdown", "ours", 2]
     assert study.whole_seeds(results, "Countdown") == [0, 1]
-
-
-# ---- The page ----
-
-
-def test_the_page_has_the_outcome_of_every_prediction_from_the_files():
-    assert study.STUDY.filled_in(PAGE) == PAGE
-    assert "not run yet" not in PAGE.partition(study.STUDY.heading)[2].partition("\n## ")[0]

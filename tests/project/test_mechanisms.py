@@ -4,7 +4,6 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,13 @@ import pytest
 import torch
 from helpers import ScriptedTrainer, prompts, tiny_config
 
+from benchmarks.frame import kept, measures, predictions, trainers, verdicts
+from benchmarks.mechanisms import study, tasks, training
+from benchmarks.mechanisms.study import MECHANISMS, PREDICTIONS, STUDY
+from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # for the package that the command runs
-
-from benchmarks.frame import kept, measures, predictions, trainers, verdicts  # noqa: E402
-from benchmarks.frame.curves import right_probabilities  # noqa: E402
-from benchmarks.mechanisms import study, tasks, training  # noqa: E402
-from benchmarks.mechanisms.study import MECHANISMS, PREDICTIONS, STUDY  # noqa: E402
-from trl_dapo.cli.quickstart import Problem, Problems, build_model, build_tokenizer  # noqa: E402
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -48,11 +45,6 @@ def test_the_variance_of_a_gradient_is_over_its_squared_mean_without_bias():
     assert training.relative_variance(np.array([[1.0], [-1.0]])) == math.inf
 
 
-def test_a_curve_is_rough_where_its_steps_differ():
-    assert study.roughness([0.0, 1.0, 2.0, 3.0]) == 0.0
-    assert study.roughness([0.0, 1.0, 0.0]) == pytest.approx(math.sqrt(2))  # of the steps 1 and -1
-
-
 CURVE = [{"tokens": 0, "accuracy": 0.2}, {"tokens": 10, "accuracy": 0.4}, {"tokens": 30, "accuracy": math.nan}]
 LONGER = [{"tokens": 0, "accuracy": 0.2}, {"tokens": 60, "accuracy": 0.8}]
 
@@ -69,23 +61,10 @@ def test_what_could_not_be_measured_is_left_out_of_a_mean():
     assert math.isnan(measures.mean_where([1.0], [False]))
 
 
-def test_dropped_groups_are_paid_for_by_the_tokens_that_train():
-    assert study.tokens_for_one({"curve": LONGER, "tokens that train": 24}) == [2.5]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "direction", "expected"),
-    [
-        (0.1, 0.3, 1, "shown"),
-        (-0.3, -0.1, -1, "shown"),
-        (-0.3, -0.1, 1, "refuted"),
-        (0.1, 0.3, -1, "refuted"),
-        (-0.1, 0.3, 1, "not shown"),
-        (-math.inf, math.inf, -1, "not shown"),
-    ],
-)
-def test_a_verdict_is_of_the_whole_interval(low, high, direction, expected):
-    assert verdicts.verdict(low, high, direction) == expected
+def test_a_verdict_is_of_the_whole_interval():
+    above, below, around = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.3)
+    assert [verdicts.verdict(*values, 1) for values in (above, below, around)] == ["shown", "refuted", "not shown"]
+    assert [verdicts.verdict(*values, -1) for values in (above, below, around)] == ["refuted", "shown", "not shown"]
 
 
 # ---- Tasks ----
@@ -123,16 +102,6 @@ def test_four_workings_are_cut_off_and_have_room():
 
 
 # ---- Probes ----
-
-
-def test_the_probability_of_a_working_counts_every_token_once():
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer, 0, **TINY)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()  # every token is as likely as any other
-    found = right_probabilities(model, tokenizer, ["27+05=230=27+05", "17+05=220"])  # one working, and none
-    assert found.tolist() == pytest.approx([len(tokenizer) ** -10, len(tokenizer) ** -4], rel=1e-3)
 
 
 def test_looking_moves_no_draw_of_the_training():
@@ -187,40 +156,28 @@ def right(completions, **kwargs):
 
 def test_dropped_groups_train_on_their_penalties_alone(tiny_model, tmp_path):
     """Prompt 0 is never right, 1 always and short, the others half of the time; the last four of eight tokens cost."""
-    texts = {0: ["n" * 3, "n" * 5, "n" * 3, "n" * 5], 1: ["y"] * 4}
+    texts, trained = {0: ["n" * 3, "n" * 5, "n" * 3, "n" * 5], 1: ["y"] * 4}, []
 
     def script(text, i):
-        number = int(text.split()[-1].rstrip(":"))
-        return texts.get(number, ["y", "n", "y", "n"])[i % 4]
+        return texts.get(int(text.split()[-1].rstrip(":")), ["y", "n", "y", "n"])[i % 4]
 
-    settings = {"overlong_buffer_length": 4, "dynamic_sampling_max_rounds": 1}
-    args = tiny_config(
-        tmp_path, max_steps=1, gradient_accumulation_steps=1, per_device_train_batch_size=16, **settings
-    )
-    trained = {}
-    for kind in (trainers.Watched, training.PenaltiesCount):
-        trainer = scripted(kind, tiny_model, right, args, train_dataset=prompts(4), script=script)
-        compute_loss = trainer._compute_loss
+    settings = {"overlong_buffer_length": 4, "dynamic_sampling_max_rounds": 1, "max_steps": 1}
+    args = tiny_config(tmp_path, gradient_accumulation_steps=1, per_device_train_batch_size=16, **settings)
+    trainer = scripted(training.PenaltiesCount, tiny_model, right, args, train_dataset=prompts(4), script=script)
+    compute_loss = trainer._compute_loss
 
-        def look(model, inputs, kind=kind, compute_loss=compute_loss):
-            rows = zip(inputs["completion_mask"].sum(1).tolist(), inputs["advantages"].tolist(), strict=True)
-            trained.setdefault(kind, []).extend(rows)
-            return compute_loss(model, inputs)
+    def look(model, inputs):
+        trained.extend(zip(inputs["completion_mask"].sum(1).tolist(), inputs["advantages"].tolist(), strict=True))
+        return compute_loss(model, inputs)
 
-        trainer._compute_loss = look
-        trainer.train()
+    trainer._compute_loss = look
+    trainer.train()
     # With its end a completion has four tokens or six, which cost 0 and -0.5: less their mean, 0.25 and -0.25, over
-    # the accepted groups' standard deviation, of 1, -1, 1, -1.
+    # the accepted groups' standard deviation, of 1, -1, 1, -1. Two groups are accepted, and two filled up.
     spread = math.sqrt(4 / 3)
-    accepted = sorted([(2, 0.866), (2, -0.866)] * 4)
-    penalised = [(4, 0.25 / spread), (6, -0.25 / spread)] * 2
-    filler = [(0, 0.0)] * 8
-    for kind, expected in (
-        (trainers.Watched, [*filler, *accepted]),
-        (training.PenaltiesCount, [*filler, *accepted, *penalised]),
-    ):
-        for found, row in zip(sorted(trained[kind]), sorted(expected), strict=True):
-            assert found == pytest.approx(row, abs=1e-3)
+    expected = [(0, 0.0)] * 8 + [(2, 0.866), (2, -0.866)] * 4 + [(4, 0.25 / spread), (6, -0.25 / spread)] * 2
+    for found, row in zip(sorted(trained), sorted(expected), strict=True):
+        assert found == pytest.approx(row, abs=1e-3)
 
 
 def test_what_the_upper_clip_stops_is_what_the_log_says(tiny_model, tmp_path):
@@ -290,32 +247,17 @@ def test_a_prediction_is_checked_on_runs_with_equal_seeds():
     def run(entropy):
         return {"curve": [{"entropy": entropy}]}
 
-    results = {("clip", "0.28", seed): run(seed + 0.2) for seed in range(5)}
+    results = {("clip", "0.28", seed): run(seed + 0.2) for seed in range(6)}  # the last without the other's
     results |= {("clip", "0.2", seed): run(seed + 0.1 * (seed % 2)) for seed in range(5)}
     outcome = predictions.check(prediction, results)
     # Differences 0.2, 0.1, 0.2, 0.1, 0.2: standard deviation 0.0548, Student's quantile 2.776.
     assert outcome[:3] == pytest.approx((2.2, 2.04, 0.16))
     assert outcome.high - outcome.difference == pytest.approx(2.776 * 0.0548 / math.sqrt(5), rel=1e-3)
     assert outcome.verdict == "shown"
+    assert predictions.describe_outcome(PREDICTIONS[-1], results) == "not run yet"
 
 
-@pytest.fixture(scope="module")
-def results():
-    return STUDY.read()
-
-
-def test_the_files_have_every_run(results):
-    expected = {(name, arm, seed) for name, found in MECHANISMS.items() for arm in found.arms for seed in range(5)}
-    assert set(results) == expected
-    assert all(len(run["curve"]) > 1 for run in results.values())
-
-
-def test_the_page_has_the_outcome_of_every_prediction_from_the_files(results):
-    assert STUDY.filled_in(PAGE) == PAGE
-    for prediction in PREDICTIONS:
-        assert f"| {predictions.describe_outcome(prediction, results)} |" in PAGE
-
-
-def test_the_clip_binds_where_it_is_tested_and_the_page_says_how_often(results):
+def test_the_clip_binds_where_it_is_tested_and_the_page_says_how_often():
+    results = STUDY.read()
     assert study.clip_binds(results)
     assert study.describe_facts(results) in " ".join(PAGE.split())

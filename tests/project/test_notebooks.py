@@ -217,25 +217,15 @@ def test_equal_words_near_figures_and_another_picture_are_the_same(again, metada
     ("again", "metadata"),
     [
         ([printed("gain 1,024.5 [+3.2, +5.0]"), picture(png())], {}),  # another figure
-        ([printed("gain 1,024.5 [-3.1, +5.0]"), picture(png())], {}),  # another sign
         ([printed("gain 1,025.1 [+3.1, +5.0]"), picture(png())], POINTS),  # beyond the tolerance
-        ([printed("gain nan [+3.1, +5.0]"), picture(png())], {}),  # no figure
         ([printed("gain 1,024.5 [+3.1, +5.0, +6.0]"), picture(png())], {}),  # one figure more
         ([printed("loss 1,024.5 [+3.1, +5.0]"), picture(png())], {}),  # another word
         ([printed(GAIN)], {}),  # no picture
         ([printed(GAIN), picture(png(colour=255))], {}),  # an empty one
         ([printed(GAIN), picture("bm90aGluZw==")], {}),  # none that can be opened
-        ([picture(png())], {}),  # no text
         ([printed(GAIN), picture(png()), new_output("stream", name="stderr", text="Warning")], {}),
-        ([], {}),
     ],
 )
 def test_a_change_in_what_a_notebook_shows_is_found(again, metadata):
     stored = notebook_that_shows(printed(GAIN), picture(png()), **metadata)
     assert len(differences(stored, notebook_that_shows(*again))) == 1
-
-
-def test_a_stored_picture_that_is_none_is_found():
-    assert differences(notebook_that_shows(picture(png(0))), notebook_that_shows(picture(png()))) == [
-        "cell 0: image/png is no picture"
-    ]

@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import functools
 import json
-import math
 import re
 import runpy
 import shlex
@@ -53,20 +52,33 @@ def commands() -> list[str]:
     return re.findall(r"^(?:    )?((?:trl-dapo|accelerate launch) .*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
 
 
-def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, monkeypatch):
-    (diff,) = code_blocks("diff")
-    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
-    for given, small in (
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model),
-        ('"out",', '"out", dynamic_sampling_max_rounds=1, report_to="none",'),
-        ("max_steps=16", "max_steps=1"),
-    ):
+def train_small(script: str, changes: dict[str, str], folder: Path, monkeypatch) -> dict:
+    """Runs a script of a page with smaller settings; returns its names."""
+    for given, small in changes.items():
         assert given in script
         script = script.replace(given, small)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    monkeypatch.chdir(folder)
+    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(16)]
+    names = {"load_dataset": lambda name, split: Dataset.from_list(sums)}
     exec(script, names)
     assert names["trainer"].state.global_step == 1
+    return names
+
+
+def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, monkeypatch):
+    (diff,) = code_blocks("diff")
+    before, after = (
+        "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith(other)) for other in "+-"
+    )
+    assert "GRPOTrainer(" in before
+    assert "DAPO" not in before
+    compile(before, "before", "exec")
+    changes = {
+        "HuggingFaceTB/SmolLM2-135M-Instruct": tiny_model,
+        '"out",': '"out", dynamic_sampling_max_rounds=1, report_to="none",',
+        "max_steps=16": "max_steps=1",
+    }
+    names = train_small(after, changes, tmp_path, monkeypatch)
     recipe = yaml.safe_load((RECIPES / "smollm2_135m_cpu.yaml").read_text())
     kept = ("num_generations", "max_completion_length", "learning_rate")
     assert {name: getattr(names["args"], name) for name in kept} == {name: recipe[name] for name in kept}
@@ -80,40 +92,27 @@ def script_for_80_gb() -> str:
 
 
 def test_the_script_for_80_gb_trains(tiny_model, tmp_path, monkeypatch):
-    script = script_for_80_gb()
-    for given, small in (
-        ("Qwen/Qwen3-1.7B-Base", tiny_model),
-        ('"out",', f'"out", {SMALL}'),
-        ("max_completion_length=2048", "max_completion_length=8"),
-        ("overlong_buffer_length=512", "overlong_buffer_length=2"),
-        ("prompts_per_rollout=64", "prompts_per_rollout=4"),
-        ("prompts_per_step=16", "prompts_per_step=2"),
-        ("use_vllm=True", "use_vllm=False"),
-        ("from datasets import load_dataset\n", ""),
-    ):
-        assert given in script
-        script = script.replace(given, small)
-    monkeypatch.chdir(tmp_path)
-    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(8)]
-    names = {"load_dataset": lambda name, split: Dataset.from_list(sums)}
-    exec(script, names)
-    assert names["trainer"].state.global_step == 1
+    changes = {
+        "Qwen/Qwen3-1.7B-Base": tiny_model,
+        '"out",': f'"out", {SMALL}',
+        "max_completion_length=2048": "max_completion_length=8",
+        "overlong_buffer_length=512": "overlong_buffer_length=2",
+        "prompts_per_rollout=64": "prompts_per_rollout=4",
+        "prompts_per_step=16": "prompts_per_step=2",
+        "use_vllm=True": "use_vllm=False",
+        "from datasets import load_dataset\n": "",
+    }
+    train_small(script_for_80_gb(), changes, tmp_path, monkeypatch)
 
 
 def test_the_script_of_the_index_trains(tiny_model, tmp_path, monkeypatch):
     (script,) = re.findall(r"^```python\n(.*?)^```", page("index"), flags=re.DOTALL | re.MULTILINE)
-    for given, small in (
-        ("Qwen/Qwen2.5-0.5B-Instruct", tiny_model),
-        ('"outputs/first", ', f'"out", max_completion_length=8, {SMALL}'),
-        ("from datasets import load_dataset\n", ""),
-    ):
-        assert given in script
-        script = script.replace(given, small)
-    monkeypatch.chdir(tmp_path)
-    sums = [{"prompt": [{"role": "user", "content": f"{i} + 1"}], "solution": f"${i + 1}$"} for i in range(16)]
-    names = {"load_dataset": lambda name, split: Dataset.from_list(sums)}
-    exec(script, names)
-    assert names["trainer"].state.global_step == 1
+    changes = {
+        "Qwen/Qwen2.5-0.5B-Instruct": tiny_model,
+        '"outputs/first", ': f'"out", max_completion_length=8, {SMALL}',
+        "from datasets import load_dataset\n": "",
+    }
+    train_small(script, changes, tmp_path, monkeypatch)
 
 
 def test_the_example_of_two_rewards_makes_a_trainer(tiny_model, tmp_path, monkeypatch):
@@ -161,14 +160,6 @@ def test_the_ledger_of_the_readme_is_read(tmp_path, monkeypatch, capsys):
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1", "all_wrong", "2"] in printed
     assert ["NaN", "1"] in printed
-
-
-def test_the_lines_taken_out_of_the_grpo_script_are_a_grpo_script():
-    (diff,) = code_blocks("diff")
-    script = "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("+"))
-    assert "GRPOTrainer(" in script
-    assert "DAPO" not in script
-    compile(script, "before", "exec")
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(commands()))
@@ -262,33 +253,6 @@ def test_the_headline_is_the_median_of_the_quickstarts_seeds():
     assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
     evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
     assert f"{gain} points ({lowest} to {highest} over 5 seeds), in {time} CPU seconds ({least} to {most})" in evidence
-
-
-def test_the_ablation_of_the_readme_is_that_of_its_file():
-    with (ROOT / "recipes" / "ablation" / "ladder.csv").open() as file:
-        runs = list(csv.DictReader(file))
-    shown = {row[0]: row[1:] for row in table_cells(section(page("benchmarks"), "What does each technique add?"))}
-    assert list(shown) == list(dict.fromkeys(run["rung"] for run in runs))
-    above = None
-    for rung, cells in shown.items():
-        accuracies, *others = (
-            [float(run[name]) for run in runs if run["rung"] == rung]
-            for name in ("accuracy", "truncated", "length", "entropy", "tokens")
-        )
-        steps = [a - b for a, b in zip(accuracies, above or accuracies, strict=True)]
-        # 2.776: the 97.5 % quantile of Student's distribution with the four degrees of freedom of five seeds.
-        halves = [2.776 * statistics.stdev(values) / math.sqrt(5) for values in (accuracies, steps)]
-        truncated, length, entropy, tokens = map(statistics.mean, others)
-        expected = [
-            f"{statistics.mean(accuracies):.1%} ± {halves[0]:.1%}",
-            f"{statistics.mean(steps):+.1%} ± {halves[1]:.1%}" if above else "",
-            f"{truncated:.1%}",
-            f"{length:.1f}",
-            f"{entropy:.2f}",
-            f"{tokens:,.0f}",
-        ]
-        assert cells == [cell.replace("%", " %") for cell in expected]
-        above = accuracies
 
 
 def test_every_path_that_is_named_exists():

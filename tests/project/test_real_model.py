@@ -3,22 +3,18 @@
 """`python -m benchmarks real_model`: what it counts, and what its arms share."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks.real_model import study, training
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # for the package that the command runs
-
-from benchmarks.frame.predictions import check, describe_outcome  # noqa: E402
-from benchmarks.real_model import study, training  # noqa: E402
 
 
-PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
 PROBE = "eval_rewards/last_number_reward/mean"
 
 
@@ -41,11 +37,6 @@ def test_neither_tokens_nor_seconds_of_a_probe_count():
     ]
 
 
-def test_with_sixteen_steps_a_rollout_a_probe_after_64_steps_is_that_of_four_rollouts():
-    log = [{PROBE: 0.125, "step": 0, "cpu_seconds": 1.0}, {PROBE: 0.25, "step": 64, "cpu_seconds": 2.0}]
-    assert [point["rollouts"] for point in training.curve_of(log, training.NUM_STEPS)] == [0, 4]
-
-
 def test_of_the_clip_the_later_half_of_the_rollouts_has_the_entropy_and_the_last_probe_pass_at_8():
     """Three of 50 tokens a rollout are stopped, sampled with probabilities of 0.5, 0.3 and 0.1."""
     log = [{"reward": 0.0, "entropy": entropy, "clip_ratio/high_mean": 0.06} for entropy in (9.0, 9.0, 0.5, 0.25)]
@@ -61,18 +52,12 @@ def test_of_the_clip_the_later_half_of_the_rollouts_has_the_entropy_and_the_last
     )
 
 
-def test_grpo_generates_32_completions_a_rollout_and_trains_on_all():
-    assert training.tokens_of({"reward": 0.1, "completions/mean_length": 12.5}) == 400
-
-
-@pytest.mark.fast
 def test_whole_seeds_come_first():
     jobs = study.jobs_of(range(2), ["GRPO", "ours"])
     products = [("products", 0, "GRPO"), ("products", 0, "ours"), ("products", 1, "GRPO"), ("products", 1, "ours")]
     assert [(job.task, job.seed, job.arm) for job in jobs] == [*products, ("sums", 0, "GRPO"), ("sums", 1, "GRPO")]
 
 
-@pytest.mark.fast
 def test_of_the_sums_one_problem_in_four_is_a_product_and_those_held_out_are_others(tmp_path):
     settings = training.write_sums(tmp_path / "sums.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
@@ -85,7 +70,6 @@ def test_of_the_sums_one_problem_in_four_is_a_product_and_those_held_out_are_oth
         assert sign == "+" or row not in held_out
 
 
-@pytest.mark.fast
 def test_of_answers_of_any_length_the_problems_are_the_recipes_and_ask_for_steps(tmp_path):
     settings = training.write_to_think(tmp_path / "think.jsonl")
     theirs, ours = (
@@ -100,13 +84,14 @@ def test_of_answers_of_any_length_the_problems_are_the_recipes_and_ask_for_steps
         assert how == "Think step by step, then give the answer."
 
 
-@pytest.mark.fast
-def test_of_the_length_the_last_probe_counts():
-    probes = [
-        {"eval_completions/mean_length": length, "eval_completions/clipped_ratio": cut}
-        for length, cut in ((50.0, 0.5), (20.0, 0.1))
-    ]
-    assert training.of_the_length([*probes, {"train_loss": 0.1}]) == {"length": 20.0, "cut off": 0.1}
+@pytest.mark.parametrize(
+    "job", study.jobs_of([0], [study.GRPO, study.MEMORY, study.LOW, study.TOKEN]), ids=lambda job: job.name
+)
+def test_the_arms_of_every_part_make_a_trainer_of_a_rollouts_rows(job, tiny_model, tmp_path):
+    trainer = training.make_trainer(job, tiny_model, tmp_path / "run")
+    assert trainer.args.generation_batch_size == training.NUM_ROWS
+    assert len(trainer.eval_dataset) == training.NUM_HELD_OUT
+    assert type(trainer).__name__ == ("GRPOTrainer" if job.arm == study.GRPO else "DAPOTrainer")
 
 
 def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(tmp_path):
@@ -116,22 +101,3 @@ def test_trls_trainer_has_the_recipes_rows_and_what_its_own_configuration_knows(
     assert (args.generation_batch_size, args.steps_per_generation, args.gradient_accumulation_steps) == (32, 4, 4)
     assert (args.learning_rate, args.epsilon, args.epsilon_high) == (4e-4, 0.2, 0.28)
     assert args.reward_weights == [1.0, 0.2, 1.0]
-
-
-def test_the_page_has_what_came_of_every_prediction():
-    assert study.STUDY.filled_in(PAGE) == PAGE
-
-
-def test_a_prediction_is_judged_by_the_seeds_of_both_arms():
-    """20 and 30 points of gain beside 10 and 10: +15 after twelve rollouts; the seed that one lacks is left out."""
-
-    def run(gain):
-        curve = [{"rollouts": n, "tokens": 1.0, "seconds": 1.0, "accuracy": 0.1 + gain * n / 12} for n in (0, 8, 16)]
-        return {"curve": curve}
-
-    gains = {(study.MEMORY, 0): 0.2, (study.MEMORY, 1): 0.3, (study.MEMORY, 2): 0.9}
-    gains |= {(study.GRPO, 0): 0.1, (study.GRPO, 1): 0.1}
-    results = {(study.PRODUCTS, arm, seed): run(gain) for (arm, seed), gain in gains.items()}
-    outcome = check(study.PREDICTIONS[0], results)
-    assert (outcome.mine, outcome.others) == pytest.approx((0.35, 0.2))
-    assert describe_outcome(study.PREDICTIONS[3], results) == "not run yet"

@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks two_names`: sizes of its arms, which rate counts, and what the kept files say on the page."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.two_names import study
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))  # for the package that the command runs
-
-from benchmarks.two_names import study  # noqa: E402
 
 
 PAGE = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
@@ -68,7 +66,3 @@ def test_of_each_arm_the_rate_counts_that_was_best_with_the_seed_that_does_not(t
         "| quickstart | as it is, GRPO | accuracy at equal tokens higher | 60.0 % beside 54.1 %: +5.9 (+5.9 to +5.9): "
         "shown | shown |",
     ]
-
-
-def test_the_page_is_that_of_the_kept_files():
-    assert study.STUDY.filled_in(PAGE) == PAGE

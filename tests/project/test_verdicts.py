@@ -4,27 +4,25 @@
 
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import intervals, pages
+from benchmarks.frame.kept import EVIDENCE, read_csv, read_rows
+from benchmarks.frame.predictions import by_holm, check, describe_outcome
+from benchmarks.frame.verdicts import LEVEL, holm, interval, p_value
+from benchmarks.larger import study as larger
+from benchmarks.mechanisms import study as mechanisms
+from benchmarks.mechanisms.study import PREDICTIONS
+from benchmarks.peers.ms_swift import study as peers
+from benchmarks.real_model import study as real_model
+from benchmarks.two_names import study as two_names
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))
-
-from benchmarks import pages  # noqa: E402
-from benchmarks.frame.kept import read_rows  # noqa: E402
-from benchmarks.frame.predictions import by_holm, check, describe_outcome  # noqa: E402
-from benchmarks.frame.verdicts import LEVEL, holm, interval, p_value  # noqa: E402
-from benchmarks.larger.study import STUDY as LARGER  # noqa: E402
-from benchmarks.mechanisms.study import PREDICTIONS  # noqa: E402
-from benchmarks.mechanisms.study import STUDY as MECHANISMS  # noqa: E402
-from benchmarks.peers.ms_swift import study as peers  # noqa: E402
-
-
-EVIDENCE = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
 README, BENCHMARKS = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/benchmarks.md"))
+OF_EVIDENCE = " ".join(EVIDENCE.read_text().split())
 
 
 @pytest.mark.parametrize(("n", "quantile"), [(2, 12.7062), (3, 4.30265), (4, 3.18245), (5, 2.77645), (10, 2.26216)])
@@ -61,13 +59,13 @@ def count(results, predictions):
 
 
 def test_the_mechanisms_verdicts_that_hold_are_counted_on_the_page():
-    plain, held = count(MECHANISMS.read(), PREDICTIONS)
+    plain, held = count(mechanisms.STUDY.read(), PREDICTIONS)
     assert (plain, held) == (13, 7)
-    assert f"Of {plain} other verdicts {held} hold by Holm." in EVIDENCE
+    assert f"Of {plain} other verdicts {held} hold by Holm." in OF_EVIDENCE
 
 
 def test_what_is_true_by_construction_is_neither_shown_nor_counted():
-    results = MECHANISMS.read()
+    results = mechanisms.STUDY.read()
     named = [prediction for prediction in PREDICTIONS if prediction.by_construction]
     assert [(prediction.arm, prediction.quantity.title) for prediction in named] == [
         ("filtering", "right but cut off that are punished"),
@@ -80,22 +78,19 @@ def test_what_is_true_by_construction_is_neither_shown_nor_counted():
 
 
 def test_none_of_the_larger_tasks_verdicts_holds_and_the_page_says_so():
-    assert count(LARGER.counted(LARGER.read()), LARGER.predictions) == (3, 0)
-    assert "by Holm none of the three that do" in EVIDENCE
+    assert count(larger.STUDY.counted(larger.STUDY.read()), larger.STUDY.predictions) == (3, 0)
+    assert "by Holm none of the three that do" in OF_EVIDENCE
 
 
 def test_the_peers_table_says_of_each_difference_whether_it_holds():
-    runs = peers.read_csv()
-    judged = peers.judge(runs)
+    judged = peers.judge(peers.differences(read_csv(peers.HERE, peers.KEY)))
     accuracy = [said for (_, _, name), said in judged.items() if name == "accuracy" and said.startswith(":")]
     assert sorted(accuracy) == [": differs, by Holm not"] * 2 + [": differs, by Holm too"]
-    assert "three of our six rows are ahead by more than the interval, by Holm one" in EVIDENCE
+    assert "three of our six rows are ahead by more than the interval, by Holm one" in OF_EVIDENCE
     # Of two tasks with six methods: not the one compared with, nor the one that made the very same runs; two figures.
     same = [key for key, said in judged.items() if said == ", the same runs"]
     assert [key[:2] for key in same] == [("quickstart", "ms-swift, 3 resamples")] * 2
-    assert f"{2 * (2 * 5) - len(same)} differences tested" in EVIDENCE
-    page = (ROOT / "benchmarks" / "EVIDENCE.md").read_text()
-    assert peers.filled_in(page, runs) == page
+    assert f"{2 * (2 * 5) - len(same)} differences tested" in OF_EVIDENCE
 
 
 def tokens_of_the_last_two_rungs(which):
@@ -121,12 +116,20 @@ def test_of_both_ladders_only_dynamic_samplings_first_step_holds():
     assert "for about three times the tokens of the rung above" in BENCHMARKS
 
 
-def test_the_tables_of_the_pages_are_written_from_the_files():
-    for path in pages.PAGES:
-        assert pages.filled_in(path.read_text()) == path.read_text()
-    assert pages.results_table()[0] in (ROOT / "README.md").read_text()
-    tables = (pages.time_table, pages.real_model_table, pages.ladder_table)
-    assert all(table()[0] in (ROOT / "docs" / "benchmarks.md").read_text() for table in tables)
+@pytest.mark.parametrize(
+    ("page", "filled_in"),
+    [
+        *((EVIDENCE, study.STUDY.filled_in) for study in (mechanisms, larger, real_model, two_names)),
+        (EVIDENCE, peers.filled_in),
+        (ROOT / "docs" / "evaluation.md", intervals.filled_in),
+        *((page, pages.filled_in) for page in pages.PAGES),
+    ],
+)
+def test_the_tables_of_a_page_are_written_from_the_kept_files(page, filled_in):
+    text = page.read_text()
+    assert filled_in(text) == text
+    changed = text.replace("5", "6")
+    assert filled_in(changed) != changed
 
 
 def test_every_method_that_was_run_has_a_row_and_the_readme_shows_four():
@@ -154,4 +157,4 @@ def test_the_larger_tasks_medians_are_those_of_its_runs():
     found = pages.of_larger()
     mine, memory, again = (found[method][0] for method in ("ours", "ours, carry, memory", "full batch again"))
     words = f"{found['GRPO'][0]} in the median (ours {mine}, with carry and memory {memory}, full batch again {again})"
-    assert words in EVIDENCE
+    assert words in OF_EVIDENCE

@@ -21,8 +21,10 @@ ms-swift's choice of prompts, rounds and batches is then replayed by its model i
 groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
 """
 
+import itertools
 import json
 import math
+import re
 import statistics
 import subprocess
 import tempfile
@@ -31,15 +33,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure
 
 from trl_dapo.cli.quickstart import Problems
 from trl_dapo.run.ledger import read_ledger
 from trl_dapo.run.log import LOG_HISTORY_NAME
 
 from ... import time_to_accuracy
-from ...frame.kept import EVIDENCE, read_rows, write_rows
-from ...frame.pictures import dots, save
+from ...frame.kept import EVIDENCE, RUNS, read_csv, write_csv
+from ...frame.measures import mean_of
+from ...frame.predictions import seeds_of
 from ...frame.runs import Job, fingerprint, run_all
 from ...frame.tables import markdown, say
 from ...frame.verdicts import LEVEL, holm, interval, p_value
@@ -48,7 +50,7 @@ from ...time_to_accuracy import ARMS, CHECKPOINT_SEED, NUM_PROMPTS, NUM_STEPS, T
 
 
 HERE = Path(__file__).parent
-CSV = HERE / "runs.csv"
+KEY = "task", "method", "seed"
 
 SWIFT = yaml.load((HERE / "dapo.yaml").read_text(), yaml.BaseLoader)  # as text
 PEERS = {
@@ -59,20 +61,6 @@ PEERS = {
 REFERENCE = "ms-swift, 30 resamples"
 OURS = ("full batch again", "ours", "ours, carry, memory")
 METHODS = (*PEERS, *OURS)
-FIGURES = (
-    "rollouts",
-    "tokens",
-    "rounds",
-    "fallbacks",
-    "useful_groups",  # a rollout that trains, mean
-    "distinct_prompts",  # in a full batch, mean
-    "fewest_distinct",
-    "grad_norm",
-    "cpu_seconds",
-    "before",
-    "accuracy",
-    "as_modelled",
-)
 
 
 # ---- One run ----
@@ -168,76 +156,27 @@ def replay(rollouts, names, seed, num_resamples):
 
 
 def figures_of(result):
-    """A run's row of the CSV."""
+    """A run's row of the CSV; blank where there is nothing to count."""
     last, rollouts = result["curve"][-1], result["rollouts"]
     distinct = [len(set(rollout["trained"])) for rollout in rollouts if not rollout["fell_back"]]
-    return {
+    figures = {
         "rollouts": last["rollouts"],
         "tokens": last["tokens"],
         "rounds": sum(len(rollout["asked"]) for rollout in rollouts),
         "fallbacks": sum(rollout["fell_back"] for rollout in rollouts),
-        "useful_groups": statistics.mean(rollout["useful"] for rollout in rollouts),
-        "distinct_prompts": statistics.mean(distinct) if distinct else "",
-        "fewest_distinct": min(distinct, default=""),
+        "useful_groups": statistics.mean(rollout["useful"] for rollout in rollouts),  # a rollout that trains
+        "distinct_prompts": statistics.mean(distinct) if distinct else math.nan,  # in a full batch
+        "fewest_distinct": min(distinct, default=math.nan),
         "grad_norm": statistics.mean(result["grad_norms"]),
         "cpu_seconds": last["seconds"],
         "before": result["curve"][0]["accuracy"],
         "accuracy": last["accuracy"],
-        "as_modelled": result.get("as_modelled", ""),
+        "as_modelled": result.get("as_modelled", math.nan),
     }
+    return {name: float(value) for name, value in figures.items()} | {"curve": result["curve"]}
 
 
-# ---- All runs ----
-
-
-def write_csv(results, path):
-    rows = []
-    for task, method, seed in sorted(
-        results, key=lambda key: (list(TASKS).index(key[0]), METHODS.index(key[1]), key[2])
-    ):
-        figures = figures_of(results[task, method, seed])
-        rounded = [round(value, 4) if isinstance(value, float) else value for value in figures.values()]
-        rows.append([task, method, seed, *rounded])
-    write_rows(path, ["task", "method", "seed", *FIGURES], rows)
-
-
-def read_csv(path=CSV):
-    """The runs of a CSV, by task and method."""
-    runs = {}
-    for row in read_rows(path):
-        figures = {name: float(row[name]) if row[name] else math.nan for name in FIGURES}
-        runs.setdefault(row["task"], {}).setdefault(row["method"], []).append(figures)
-    return runs
-
-
-def differences(runs, task, method):
-    """From ms-swift's with as many rounds, seed by seed: points of accuracy, and the share of tokens above its."""
-    if method == REFERENCE or REFERENCE not in runs[task]:
-        return {}
-    pairs = list(zip(runs[task][method], runs[task][REFERENCE], strict=True))
-    return {
-        "accuracy": [100 * (mine["accuracy"] - theirs["accuracy"]) for mine, theirs in pairs],
-        "tokens": [mine["tokens"] / theirs["tokens"] - 1 for mine, theirs in pairs],
-    }
-
-
-def judge(runs):
-    """What stands behind each difference, by task, method and figure; the same runs once more are no comparison."""
-    found = {(task, method): differences(runs, task, method) for task, methods in runs.items() for method in methods}
-    same = {key for key, figures in found.items() if figures and not any(map(any, figures.values()))}
-    tested = {
-        (*key, name): p_value(values)
-        for key, figures in found.items()
-        if key not in same
-        for name, values in figures.items()
-        if len(values) > 1
-    }
-    said = dict.fromkeys(((*key, name) for key in found for name in ("accuracy", "tokens")), "")
-    said |= {(*key, name): ", the same runs" for key in same for name in ("accuracy", "tokens")}
-    for (key, p), adjusted in zip(tested.items(), holm(list(tested.values())), strict=True):
-        if p <= LEVEL:
-            said[key] = ": differs, by Holm too" if adjusted <= LEVEL else ": differs, by Holm not"
-    return said
+# ---- The table ----
 
 
 COLUMNS = (
@@ -246,95 +185,91 @@ COLUMNS = (
 )
 
 
-def table_of(runs):
+def differences(results):
     """
-    The table of a CSV's runs, line by line: means over seeds. Accuracy has its interval, and so has its difference
-    from ms-swift's with as many rounds, seed by seed; tokens are also given over ms-swift's. Behind a difference
-    stands whether it holds by itself, and by Holm's test of all differences of the table.
+    From ms-swift's with as many rounds, seed by seed: points of accuracy, and the share of tokens above its; by task,
+    method and figure.
     """
-    judged = judge(runs)
-    rows = [row_of(runs, task, method, judged) for task, methods in runs.items() for method in methods]
+    found = {}
+    for task, method in itertools.product(TASKS, METHODS):
+        seeds = seeds_of(results, task, method)
+        if method != REFERENCE and (task, REFERENCE, 0) in results:
+            pairs = [(results[task, method, seed], results[task, REFERENCE, seed]) for seed in seeds]
+            found[task, method, "accuracy"] = [100 * (mine["accuracy"] - theirs["accuracy"]) for mine, theirs in pairs]
+            found[task, method, "tokens"] = [mine["tokens"] / theirs["tokens"] - 1 for mine, theirs in pairs]
+    return found
+
+
+def judge(found):
+    """What stands behind each difference; the same runs once more are no comparison."""
+    same = {(task, method) for task, method, _ in found} - {key[:2] for key, values in found.items() if any(values)}
+    tested = {key: p_value(values) for key, values in found.items() if key[:2] not in same and len(values) > 1}
+    said = {key: ", the same runs" if key[:2] in same else "" for key in found}
+    for (key, p), adjusted in zip(tested.items(), holm(list(tested.values())), strict=True):
+        if p <= LEVEL:
+            said[key] = ": differs, by Holm too" if adjusted <= LEVEL else ": differs, by Holm not"
+    return said
+
+
+def table_of(results):
+    """
+    The table of the runs, line by line: means over seeds. Accuracy has its interval, and so has its difference from
+    ms-swift's with as many rounds, seed by seed; tokens are also given over ms-swift's. Behind a difference stands
+    whether it holds by itself, and by Holm's test of all differences of the table.
+    """
+    found = differences(results)
+    said, rows = judge(found), []
+    for task, method in itertools.product(TASKS, METHODS):
+        runs = [results[task, method, seed] for seed in seeds_of(results, task, method)]
+        if not runs:
+            continue
+        less, over = (found.get((task, method, name)) for name in ("accuracy", "tokens"))
+        if less:
+            less = "{:+.1f} ± {:.1f}".format(*interval(less)) + said[task, method, "accuracy"]
+            share, half = interval(over)
+            over = f"{1 + share:.2f} ± {half:.2f}" + said[task, method, "tokens"]
+        rows.append(
+            (
+                f"{task}, {method}",
+                "{:.1f} % ± {:.1f}".format(*interval([100 * run["accuracy"] for run in runs])),
+                less or "",
+                f"{mean_of(runs, 'tokens'):,.0f}",
+                over or "",
+                f"{mean_of(runs, 'rounds'):.0f}",
+                f"{mean_of(runs, 'useful_groups'):.1f}",
+                describe_distinct(runs),
+                f"{sum(run['fallbacks'] for run in runs):.0f} of {sum(run['rollouts'] for run in runs):.0f}",
+                f"{mean_of(runs, 'grad_norm'):.2f}",
+                f"{mean_of(runs, 'cpu_seconds'):.1f}",
+            )
+        )
     return markdown(COLUMNS, rows)
 
 
-def row_of(runs, task, method, judged):
-    seeds = runs[task][method]
-    mean = {name: np.mean([seed[name] for seed in seeds]) for name in FIGURES}
-    less = over = ""
-    if found := differences(runs, task, method):
-        less = "{:+.1f} ± {:.1f}".format(*interval(found["accuracy"])) + judged[task, method, "accuracy"]
-        share, half = interval(found["tokens"])
-        over = f"{1 + share:.2f} ± {half:.2f}{judged[task, method, 'tokens']}"
-    full = [seed for seed in seeds if not math.isnan(seed["distinct_prompts"])]
-    distinct = "never full"
-    if full:
-        fewest = min(seed["fewest_distinct"] for seed in full)
-        distinct = f"{np.mean([seed['distinct_prompts'] for seed in full]):.2f} ({fewest:.0f})"
-    return (
-        f"{task}, {method}",
-        "{:.1f} % ± {:.1f}".format(*interval([100 * seed["accuracy"] for seed in seeds])),
-        less,
-        f"{mean['tokens']:,.0f}",
-        over,
-        f"{mean['rounds']:.0f}",
-        f"{mean['useful_groups']:.1f}",
-        distinct,
-        f"{sum(seed['fallbacks'] for seed in seeds):.0f} of {sum(seed['rollouts'] for seed in seeds):.0f}",
-        f"{mean['grad_norm']:.2f}",
-        f"{mean['cpu_seconds']:.1f}",
-    )
+def describe_distinct(runs):
+    mean = mean_of(runs, "distinct_prompts")
+    return "never full" if math.isnan(mean) else f"{mean:.2f} ({min(run['fewest_distinct'] for run in runs):.0f})"
 
 
-def filled_in(page, runs):
-    """The page with this table in place of the one that it has."""
-    lines, table = page.split("\n"), table_of(runs)
-    start = lines.index(table[0])
-    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
-    return "\n".join([*lines[:start], *table, *lines[end:]])
+def filled_in(page):
+    """The page with the table of the runs that are kept in place of the one that it has."""
+    table = table_of(read_csv(HERE, KEY))
+    return re.sub(f"^{re.escape(table[0])}\n(\\|.*\n)*", "\n".join([*table, ""]), page, flags=re.MULTILINE)
 
 
 def fill_in():
-    EVIDENCE.write_text(filled_in(EVIDENCE.read_text(), read_csv()))
+    EVIDENCE.write_text(filled_in(EVIDENCE.read_text()))
 
 
-def plot(runs, path):
-    """What every run paid and reached, a row a method; the bar is the mean."""
-    columns = {
-        "tokens": "generated tokens",
-        "cpu_seconds": "CPU seconds",
-        "distinct_prompts": "different prompts of 16",
-        "accuracy": "accuracy held out",
-    }
-    figure = Figure(figsize=(15, 2.6 * len(runs)), layout="constrained")
-    panels = figure.subplots(len(runs), len(columns), squeeze=False, sharey=True)
-    for row, (task, methods) in zip(panels, runs.items(), strict=True):
-        for axes, (name, title) in zip(row, columns.items(), strict=True):
-            values = {method: [(seed[name], True) for seed in seeds] for method, seeds in methods.items()}
-            dots(
-                axes,
-                values,
-                [np.mean([seed[name] for seed in seeds]) for seeds in methods.values()],
-                f"{task}: {title}",
-            )
-            if name != "accuracy":
-                axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
-    panels[0, 0].invert_yaxis()  # of all panels, which share it
-    save(figure, path, dpi=100)
+# ---- All runs ----
 
 
 def swift_environment(python):
-    """Python and version of an environment that has ms-swift."""
+    """Python and versions of an environment that has ms-swift."""
     ask = "from importlib.metadata import version; print(version('ms_swift'), version('trl'), version('torch'))"
-    try:
-        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
-    except OSError as error:
-        raise SystemExit(f"--swift-python {python} does not run: {error}") from error
-    if done.returncode:
-        raise SystemExit(
-            f"--swift-python {python} has no ms-swift: install benchmarks/peers/ms_swift/requirements.txt there"
-        )
+    versions = subprocess.run([python, "-c", ask], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     # Not resolved: the Python of a virtual environment is a link, and what it links to has no ms-swift.
-    return {"python": str(Path(python).absolute()), "versions": done.stdout.split()}
+    return {"python": str(Path(python).absolute()), "versions": versions}
 
 
 def jobs_of(seeds, num_rollouts, swift=None):
@@ -368,12 +303,9 @@ def main(
     versions = "ms-swift {}, TRL {}, torch {}".format(*swift["versions"]) if swift else "ms-swift is left out"
     say(f"{versions}. The checkpoint has {start:.1%} held out.")
     jobs = jobs_of(range(num_seeds), dict(zip(TASKS, (quickstart_rollouts, one_in_ten_rollouts), strict=True)), swift)
-    results = run_all(run, jobs, checkpoint, output_dir, num_processes)
-    write_csv(results, output_dir / CSV.name)
-    runs = read_csv(output_dir / CSV.name)
-    plot(runs, output_dir / "runs.png")
-    print("\n".join(table_of(runs)))
-    modelled = [seed["as_modelled"] for methods in runs.values() for name in PEERS for seed in methods.get(name, ())]
-    if modelled:
-        print(f"As modelled in sampling_policies.py: {np.mean(modelled):.1%} of ms-swift's rollouts")
-    print(f"Written: {output_dir / CSV.name} and runs.png")
+    found = run_all(run, jobs, checkpoint, output_dir, num_processes)
+    results = {key: figures_of(result) for key, result in found.items()}
+    write_csv(results, output_dir, KEY)
+    print("\n".join(table_of(results)))
+    modelled = mean_of(results.values(), "as_modelled")
+    print(f"As modelled in sampling_policies.py: {modelled:.1%} of ms-swift's rollouts. Written: {output_dir / RUNS}")
