@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from trl_dapo import DAPOTrainer
 from trl_dapo.engines.call import Calls
 from trl_dapo.engines.server import ServerFault
-from trl_dapo.sampling import draw
+from trl_dapo.sampling import screening
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_parts_of_groups_that_are_screened_come_within_a_rollout_each(make, tiny
 
 def test_where_whole_groups_are_asked_beside_first_few_those_have_two_rollouts(make, tiny_model, monkeypatch):
     every_second = itertools.cycle([2, 4])
-    monkeypatch.setattr(draw, "num_first", lambda *asked: next(every_second))
+    monkeypatch.setattr(screening, "num_first", lambda *asked: next(every_second))
     trainer = make(max_steps=6, dynamic_sampling_screen="2")
     errors = errors_of_old_logps(trainer, tiny_model)
     trainer.train()
