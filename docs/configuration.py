@@ -17,8 +17,8 @@ INTRO = """\
 
 These are the fields that `DAPOConfig` adds to TRL's `GRPOConfig`, or says more of. Every field of `GRPOConfig` keeps
 its meaning, but that `loss_type="dapo"` divides by the tokens of each step. Three of their defaults differ:
-`epsilon_high` and the two of the correction for vLLM. A value that cannot be honoured is refused at the start, with the
-way out in the message. `trl-dapo train --help` lists all fields.
+`epsilon_high` and the two of the correction for vLLM. A value that cannot be honoured is refused at the start, with
+the way out in the message. `trl-dapo train --help` lists all fields.
 
 <!-- Written by configuration.py from the docstring of DAPOConfig. -->"""
 
