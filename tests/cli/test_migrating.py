@@ -19,22 +19,7 @@ from trl_dapo.cli.train import launch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
-RECIPE = """
-model_name_or_path: merged
-dataset_name: train.parquet
-prompt_style: as_is
-per_device_train_batch_size: 4
-num_generations: 4
-gradient_accumulation_steps: 1
-max_completion_length: 4
-max_steps: 1
-dynamic_sampling_max_rounds: 1
-gradient_checkpointing: false
-use_cpu: true
-bf16: false
-report_to: none
-output_dir: out
-"""
+RECIPE = "model_name_or_path: merged\ndataset_name: train.parquet\nprompt_style: as_is\noutput_dir: out\n"
 
 
 @pytest.fixture
@@ -55,22 +40,21 @@ def brought(tmp_path, monkeypatch, tiny_model):
 
 
 @pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"], ids=["verl", "ms-swift"])
-def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkeypatch, schema):
+def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkeypatch, tiny, schema):
     assert "`model_name_or_path: merged`" in PAGE
     assert "`dataset_name: train.parquet`. `prompt_style: as_is` keeps their prompts" in PAGE
     model, rows = brought(schema)
     Path("merged/args.json").write_text('{"model_type": "qwen3"}')  # ms-swift's, beside transformers' files
-    made = []
-    train = DAPOTrainer.train
+    trained, train = [], DAPOTrainer.train
 
     def remember(trainer, **kwargs):
         loaded = dict(trainer.model.named_parameters())
-        made.append((trainer, {name: weight.detach().clone() for name, weight in loaded.items()}))
+        trained.append((trainer, {name: weight.detach().clone() for name, weight in loaded.items()}))
         return train(trainer, **kwargs)
 
     monkeypatch.setattr(DAPOTrainer, "train", remember)
-    assert launch(["--config", "theirs.yaml"]) == 0
-    ((trainer, weights),) = made
+    assert launch(["--config", "theirs.yaml", *tiny]) == 0
+    ((trainer, weights),) = trained
     assert trainer.state.global_step == 1
     for name, weight in model.named_parameters():
         assert weights[name].dtype == torch.float32  # in which steps of 1e-6 are not lost
@@ -80,12 +64,12 @@ def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkey
 
 
 @pytest.mark.parametrize("file", ["model_world_size_2_rank_0.pt", "adapter_model.safetensors"])
-def test_what_is_to_be_merged_first_is_refused_where_it_is_not(brought, capsys, file):
+def test_what_is_to_be_merged_first_is_refused_where_it_is_not(brought, mistake, tiny, file):
     brought("ms_swift.jsonl")
     Path("checkpoint").mkdir()
     Path("checkpoint", file).write_bytes(b"")
-    assert launch(["--config", "theirs.yaml", "--model_name_or_path", "checkpoint"]) == 2
-    assert "Unrecognized model in checkpoint." in capsys.readouterr().err
+    said = mistake("--config", "theirs.yaml", *tiny, "--model_name_or_path", "checkpoint")
+    assert "Unrecognized model in checkpoint." in said
 
 
 def test_what_the_table_calls_a_setting_of_this_package_is_one():

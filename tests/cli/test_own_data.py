@@ -25,19 +25,6 @@ QUESTIONS = [{"prompt": f"Spell {word}.", "answer": word, "level": i} for i, wor
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """The trainers that were made."""
-    trainers, init = [], DAPOTrainer.__init__
-
-    def record(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        trainers.append(self)
-
-    monkeypatch.setattr(DAPOTrainer, "__init__", record)
-    return trainers
-
-
-@pytest.fixture
 def given(tmp_path, monkeypatch):
     """What a trainer would be given by a command line in a folder of `files`."""
     monkeypatch.chdir(tmp_path)
@@ -56,9 +43,8 @@ def given(tmp_path, monkeypatch):
 def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tmp_path, kind):
     frame = pd.DataFrame(QUESTIONS)
     write = {"parquet": frame.to_parquet, "csv": lambda path: frame.to_csv(path, index=False)}
-    write |= {
-        name: lambda path: frame.to_json(path, orient="records", lines=kind == "jsonl") for name in ("json", "jsonl")
-    }
+    write["json"] = lambda path: frame.to_json(path, orient="records")
+    write["jsonl"] = lambda path: frame.to_json(path, orient="records", lines=True)
     write[kind](tmp_path / f"rows.{kind}")
     assert given(f"rows.{kind}")["train_dataset"].to_list() == QUESTIONS
 
@@ -66,10 +52,8 @@ def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tm
 def test_a_prompt_alone_is_enough_as_text_and_as_messages(given):
     rows = [{"prompt": "Spell ox."}, {"prompt": "Spell hen."}]
     assert given(train=rows)["train_dataset"].to_list() == rows
-    messages = [
-        {"prompt": [{"role": "system", "content": "Spell."}, {"role": "user", "content": row["prompt"]}]}
-        for row in rows
-    ]
+    system = {"role": "system", "content": "Spell."}
+    messages = [{"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in rows]
     assert given(train=messages)["train_dataset"].to_list() == messages
 
 
@@ -81,9 +65,8 @@ def test_rows_need_not_have_the_same_columns_or_kinds(given):
 def test_images_of_a_parquet_file_are_images_still(given, tmp_path):
     image = Image.new("L", (2, 2))
     features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
-    datasets.Dataset.from_dict({"prompt": ["Draw."], "image": [image]}, features).to_parquet(
-        tmp_path / "drawn.parquet"
-    )
+    drawn = datasets.Dataset.from_dict({"prompt": ["Draw."], "image": [image]}, features)
+    drawn.to_parquet(tmp_path / "drawn.parquet")
     assert given("drawn.parquet")["train_dataset"].features == features
 
 
@@ -139,12 +122,11 @@ def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_how_to_keep_th
 
 
 def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^`dataa` is no file and no folder here, and no dataset on the Hub"):
+    said = "^`dataa` is no file and no folder here"
+    with pytest.raises(FileNotFoundError, match=f"{said}, and no dataset on the Hub"):
         given("dataa")
     (tmp_path / "data").mkdir()
-    with pytest.raises(
-        FileNotFoundError, match=r"^`dataa` is no file and no folder here \(nearest: `data`\), and no "
-    ):
+    with pytest.raises(FileNotFoundError, match=rf"{said} \(nearest: `data`\), and no "):
         given("dataa")
     with pytest.raises(FileNotFoundError, match=r"^There is no .*trian\.jsonl.* \(nearest: `train\.jsonl`\)\.$"):
         given("trian.jsonl", train=QUESTIONS)
@@ -180,7 +162,7 @@ def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, m
 
 
 def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_as_a_script(
-    tmp_path, monkeypatch, tiny_model, made
+    tmp_path, monkeypatch, tiny_model, tiny, made
 ):
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text().partition("\n## ")[0]
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
@@ -191,21 +173,15 @@ def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_
     for name, text in {"train.jsonl": rows, "my_reward.py": reward}.items():
         (tmp_path / name).write_text(text)
     sys.modules.pop("my_reward", None)
-    small = "--bf16 false --per_device_train_batch_size 4 --num_generations 4 --gradient_accumulation_steps 1".split()
-    small += "--max_completion_length 4 --max_steps 1 --dynamic_sampling_max_rounds 1 --report_to none".split()
     words = shlex.split(command.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model).replace("\\\n", ""))
     assert words[:2] == ["trl-dapo", "train"]
-    assert launch([*words[2:], "--use_cpu", "true", *small]) == 0
-    small_script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model)
-    small_script = (
-        small_script.replace("max_completion_length=64", "max_completion_length=4")
-        .replace("=8", "=4")
-        .replace("=24", "=12")
-    )
-    exec(small_script, {})
-    assert [trainer.train_dataset.to_list() for trainer in made] == [
-        [json.loads(row) for row in rows.splitlines()]
-    ] * 2
+    assert launch([*words[2:], *tiny]) == 0
+    smaller = {"HuggingFaceTB/SmolLM2-135M-Instruct": tiny_model, "_length=64": "_length=4", "=8": "=4", "=24": "=12"}
+    for said, small in smaller.items():
+        script = script.replace(said, small)
+    exec(script, {})
+    data = [json.loads(row) for row in rows.splitlines()]
+    assert [trainer.train_dataset.to_list() for trainer in made] == [data, data]
     texts, messages = (["an ox", "a cat"], [[{"role": "assistant", "content": text}] for text in ("an ox", "a cat")])
     names = {}
     exec(reward, names)

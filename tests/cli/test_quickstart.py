@@ -5,13 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from trl_dapo.cli.quickstart import (
-    FAMILIES,
-    Problems,
-    build_tokenizer,
-    exact_answer_reward,
-    run_quickstart,
-)
+from trl_dapo.cli.quickstart import FAMILIES, Problems, build_tokenizer, exact_answer_reward, run_quickstart
 from trl_dapo.evaluation import compare
 
 
@@ -67,10 +61,8 @@ def test_only_the_exact_answer_is_rewarded():
 
 
 def test_a_short_quickstart_leaves_models_a_picture_and_the_next_command(tmp_path):
-    output = io.StringIO()
-    change = run_quickstart(
-        tmp_path, num_warm_up_steps=2, num_steps=1, console=Console(file=output, force_terminal=False, width=100)
-    )
+    console = Console(file=(output := io.StringIO()), force_terminal=False, width=100)
+    change = run_quickstart(tmp_path, num_warm_up_steps=2, num_steps=1, console=console)
     text = output.getvalue()
     assert str(tmp_path / "trained") in text
     assert "trl-dapo train --config smollm2_135m_cpu" in text

@@ -119,10 +119,9 @@ def test_every_recipe_samples_as_this_package_measured_best(recipe, launched_on)
     # The longest row fits the budget; a prompt, of 1,024 tokens at the least, fits beside it in the engine.
     assert args.max_tokens_per_microbatch is None or args.max_tokens_per_microbatch > args.max_completion_length
     assert args.vllm_max_model_length >= args.max_completion_length + 1024
-    # Attention that is part of torch, or one that the header says how to install.
-    assert model_args.attn_implementation == (
-        "flash_attention_2" if "kernels" in read_header(recipe)["Needs"] else "sdpa"
-    )
+    # Part of torch, or what the header says how to install.
+    installed = "flash_attention_2" if "kernels" in read_header(recipe)["Needs"] else "sdpa"
+    assert model_args.attn_implementation == installed
 
 
 @each_recipe
@@ -137,10 +136,8 @@ def test_evaluating_costs_a_twentieth_of_training_at_most_and_no_more_memory(rec
     assert f"{args.num_generations_eval} completions of {num_problems} problems" in read_header(recipe)["Evaluation"]
     num_trained = args.eval_steps * args.gradient_accumulation_steps * args.per_device_train_batch_size
     num_trained *= num_processes_of(recipe)
-    if recipe.stem == "smollm2_135m_cpu":  # so short a run that a twentieth would show nothing
-        assert num_evaluated * 3 <= num_trained
-    else:
-        assert num_evaluated * 20 <= num_trained
+    # A twentieth, but of a run so short that it would show nothing.
+    assert num_evaluated * (3 if recipe.stem == "smollm2_135m_cpu" else 20) <= num_trained
     # Its passes are without gradient, and are not cut.
     budget = args.max_tokens_per_microbatch or args.per_device_train_batch_size * args.max_completion_length
     assert args.per_device_eval_batch_size * args.max_completion_length <= 2 * budget
@@ -181,9 +178,7 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
 def test_no_recipe_calls_the_papers_what_is_only_in_verls_script(recipe):
     """The paper names neither weight decay nor a gradient clip: run_dapo_qwen2.5_32b.sh does."""
     whose = " ".join(read_header(recipe)["Whose"].split())
-    named = [
-        sentence for sentence in whose.split(". ") if re.search("weight decay|gradient clip", sentence, re.IGNORECASE)
-    ]
+    named = [each for each in whose.split(". ") if re.search("weight decay|gradient clip", each, re.IGNORECASE)]
     assert [sentence for sentence in named if "paper" in sentence] == []
     if "weight_decay" in yaml.safe_load(recipe.read_text()):
         assert named != []
@@ -222,16 +217,9 @@ def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sam
 def test_the_memory_of_the_qlora_recipe_is_that_of_its_model_and_fits_24_gb():
     recipe = ROOT / "recipes" / "qwen3_4b_qlora_1gpu.yaml"
     settings, stated = yaml.safe_load(recipe.read_text()), read_header(recipe)["Memory"].replace("\n", " ")
-    config = Qwen3Config(  # Qwen/Qwen3-4B
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151_936,
-        tie_word_embeddings=True,
-    )
+    sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True}
+    config = Qwen3Config(**sizes)  # Qwen/Qwen3-4B
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
     linear = [m for name, m in model.named_modules() if name.endswith(tuple(settings["lora_target_modules"]))]
@@ -270,84 +258,62 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         assert options[key].choices is None or str(value) in options[key].choices, (key, value)
 
 
-def test_a_misspelt_key_in_a_recipe_is_told_with_the_nearest(tmp_path, capsys):
+def test_a_misspelt_key_in_a_recipe_is_told_with_the_nearest(tmp_path, mistake):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("learning_rat: 1.0e-6\nqqq: 1\nuse_cpu: true\nbf16: false\n")
-    assert launch(["--config", str(recipe)]) == 2
-    assert capsys.readouterr().err == (
-        "trl-dapo train: The recipe has fields that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`.\n"
-    )
+    said = "The recipe has fields that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."
+    assert mistake("--config", str(recipe)) == f"trl-dapo train: {said}"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learning_rat", "1e-6"], "has fields that no config has: `learning_rat` (nearest: `learning_rate`)."),
+        ("--learning_rat 1e-6", "has fields that no config has: `learning_rat` (nearest: `learning_rate`)."),
         # Before the mistake in another: a config is not even made.
-        (["--max-step=3", "--num_generations", "1"], "`max_step` (nearest: `max_steps`)."),
-        (["--num_proceses", "2"], "`num_proceses` (nearest: `num_processes`)."),
-        (["more"], "`more` follows no `--field`."),
+        ("--max-step=3 --num_generations 1", "`max_step` (nearest: `max_steps`)."),
+        ("--num_proceses 2", "`num_proceses` (nearest: `num_processes`)."),
+        ("more", "`more` follows no `--field`."),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_misspelt_option_is_told_with_the_nearest(capsys, words, message):
-    assert launch(["--config", SMOKE, *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trl-dapo train: ")
-    assert line.endswith(message)
+def test_a_misspelt_option_is_told_with_the_nearest(mistake, words, message):
+    said = mistake("--config", SMOKE, *words.split())
+    assert said.endswith(message)
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--dataset_name", "nowhere.parquet"], "nowhere.parquet"),
-        (["--eval_dataset_name", "nowhere.parquet"], "nowhere.parquet"),
-        (["--reward_funcs", "dapo_maths"], "`reward_funcs` names 'dapo_maths'. Expected dapo_math, math_verify"),
-        (["--reward_funcs", "string.nothing"], "module 'string' has no 'nothing'"),
-        (["--reward_funcs", "math.pi"], "names 'math.pi', which is no function but 3.14"),
-        (["--overlong_buffer_length", "64"], "got 64"),
-        (["--prompts_per_step", "3"], "Nearest `prompts_per_rollout`: 3 or 6"),
-        (["--gradient_accumulation_steps", "2"], "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),
-        (["--tiny_model", "false"], "`model_name_or_path` is not set"),
-        (["--eval_strategy", "steps", "--eval_steps", "1"], "needs `eval_dataset_name`"),
-        (["--eval_on_start", "true"], "`eval_on_start=True` needs `eval_dataset_name`"),
-        (["--resume_from_checkpoint", "nowhere"], "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
+        ("--dataset_name nowhere.parquet", "nowhere.parquet"),
+        ("--eval_dataset_name nowhere.parquet", "nowhere.parquet"),
+        ("--eval_dataset_name PROBLEMS --eval_dataset_limit 3", "3 of the 3 evaluation problems are in the training"),
+        ("--reward_funcs dapo_maths", "`reward_funcs` names 'dapo_maths'. Expected dapo_math, math_verify"),
+        ("--reward_funcs string.nothing", "module 'string' has no 'nothing'"),
+        ("--reward_funcs math.pi", "names 'math.pi', which is no function but 3.14"),
+        ("--overlong_buffer_length 64", "got 64"),
+        ("--prompts_per_step 3", "Nearest `prompts_per_rollout`: 3 or 6"),
+        ("--gradient_accumulation_steps 2", "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),
+        # The setting that the recipe counts in, and the layers that every model has.
+        ("--dataset_limit 2", "Add prompts, or lower `prompts_per_rollout`."),
+        ("--use_peft true --lora_target_modules query_key_value", "query_key_value"),
+        ("--use_peft true --lora_target_modules q", "`--lora_target_modules all-linear` names every linear layer of"),
+        ("--tiny_model false", "`model_name_or_path` is not set"),
+        ("--eval_strategy steps --eval_steps 1", "needs `eval_dataset_name`"),
+        ("--eval_on_start true", "`eval_on_start=True` needs `eval_dataset_name`"),
+        ("--resume_from_checkpoint nowhere", "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, capsys, problems, overrides, message):
-    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_name", problems, *overrides]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("trl-dapo train: ")
-    assert message in error
+def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, mistake, problems, overrides, message):
+    words = ["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_name", problems]
+    assert message in mistake(*words, *overrides.replace("PROBLEMS", problems).split()).splitlines()[-1]
 
 
-def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, capsys):
+def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, mistake):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
-    assert launch(["--config", SMOKE, "--use_cpu", "false", "--bf16", "true"]) == 2
-    error = capsys.readouterr().err
+    error = mistake("--config", SMOKE, "--use_cpu", "false", "--bf16", "true")
     assert "Without a GPU `--bf16 false` trains on the CPU" in error
-    assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.\n")
-
-
-def test_layers_that_a_model_has_not_are_refused_with_those_that_every_model_has(tmp_path, capsys):
-    adapter = ["--use_peft", "true", "--lora_target_modules", "query_key_value"]
-    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), *adapter]) == 2
-    error = capsys.readouterr().err
-    assert "query_key_value" in error
-    assert error.endswith("`--lora_target_modules all-linear` names every linear layer of any model.\n")
-
-
-def test_too_few_prompts_are_told_in_the_setting_that_the_recipe_counts_in(tmp_path, capsys):
-    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_limit", "2"]) == 2
-    assert capsys.readouterr().err.endswith("Add prompts, or lower `prompts_per_rollout`.\n")
-
-
-def test_problems_of_the_training_set_are_refused_for_evaluation(tmp_path, capsys, problems):
-    data = ["--dataset_name", problems, "--eval_dataset_name", problems]
-    assert launch(["--config", SMOKE, "--output_dir", str(tmp_path), *data, "--eval_dataset_limit", "3"]) == 2
-    assert "3 of the 3 evaluation problems are in the training set" in capsys.readouterr().err
+    assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.")
 
 
 def test_a_recipe_may_leave_out_rows_without_a_gold_answer_in_both_datasets(tmp_path):
@@ -398,14 +364,8 @@ LETTERS = """
 def {name}(completions, **kwargs):
     return [float(any(c.isalpha() for c in x[-1]["content"][:2])) for x in completions]
 """
-GIVE_WAY = {
-    "use_vllm": "false",
-    "warmup_steps": "0",
-    "eval_strategy": "no",
-    "eval_dataset_offset": "0",
-    "eval_on_start": "false",
-    "attn_implementation": "sdpa",
-}
+GIVE_WAY = {"use_vllm": "false", "warmup_steps": "0", "eval_strategy": "no", "eval_dataset_offset": "0"}
+GIVE_WAY |= {"eval_on_start": "false", "attn_implementation": "sdpa"}
 
 
 def shrink(recipe: Path, folder: Path) -> list[str]:
@@ -438,14 +398,6 @@ def write_drawings(path: Path, num: int) -> str:
     return str(path)
 
 
-def accelerate_launch(folder: Path, *options: str, command: list[str], timeout: int = 200) -> str:
-    """Launches a recipe as its header does; returns what it printed."""
-    command = ["-m", "accelerate.commands.launch", *options, str(ROOT / "recipes" / "train_dapo.py"), *command]
-    result = run_alone([sys.executable, *command], timeout=timeout, cwd=folder)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout + result.stderr
-
-
 def logs_of(folder: Path, step: int) -> list[dict]:
     state = json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
     assert state["global_step"] == step
@@ -469,7 +421,10 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
         base = Path(request.getfixturevalue("image_model"))
         command = [*with_model(command, str(base)), "--dataset_name", write_drawings(tmp_path / "train.parquet", 16)]
     if recipe.stem == "smoke_cpu":
-        output = accelerate_launch(tmp_path, "--num_processes", "1", command=command)
+        script = ["-m", "accelerate.commands.launch", "--num_processes", "1", str(ROOT / "recipes" / "train_dapo.py")]
+        result = run_alone([sys.executable, *script, *command], timeout=200, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr[-3000:]
+        output = result.stdout + result.stderr
     else:  # in a process of its own each would do no other thing
         monkeypatch.syspath_prepend(tmp_path)
         assert launch(command) == 0
@@ -499,7 +454,9 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     assert sorted(unmoved) == sorted(unread)
 
 
-def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote(tool_model, tmp_path, monkeypatch):
+def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote(
+    tool_model, tmp_path, monkeypatch, made
+):
     def script(text, i):
         number = int(re.search(r"What is (\d+) \+", text)[1])
         if "<tool_response>" not in text.partition("What is")[2]:
@@ -508,19 +465,12 @@ def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote
         result = re.search(r"<tool_response>\n(.*)\n</tool_response>", text)[1]
         return f"{'Answer: ' if number % 3 and i % 2 else 'No: '}{result}<|im_end|>"
 
-    recipe, trainers = ROOT / "recipes" / "qwen3_1.7b_tools.yaml", []
-
-    class Recorded(scripted(DAPOTrainer, script)):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            trainers.append(self)
-
-    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", Recorded)
+    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", scripted(DAPOTrainer, script))
     monkeypatch.syspath_prepend(tmp_path)
-    command = with_model(shrink(recipe, tmp_path), tool_model)
+    command = with_model(shrink(ROOT / "recipes" / "qwen3_1.7b_tools.yaml", tmp_path), tool_model)
     steps = ["--max_steps", "6", "--max_completion_length", "256"]
     assert launch([*command, "--reward_funcs", "dapo_math", *steps]) == 0
-    logs = [log for log in trainers[0].state.log_history if "dynamic_sampling/carried" in log]
+    logs = [log for log in made[0].state.log_history if "dynamic_sampling/carried" in log]
     assert len(logs) == 3
     for log in logs:
         assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (1, 0)
@@ -565,13 +515,12 @@ def test_no_thread_of_the_process_group_outlives_a_launch(launched_by_two):
         assert report == {"status": 0, "threads": []}
 
 
-def test_a_tiny_model_takes_what_a_recipe_says_of_the_model(tmp_path, monkeypatch):
-    trainers = []
-    monkeypatch.setattr(DAPOTrainer, "train", lambda self, **kwargs: trainers.append(self))
+def test_a_tiny_model_takes_what_a_recipe_says_of_the_model(tmp_path, monkeypatch, made):
+    monkeypatch.setattr(DAPOTrainer, "train", lambda self, **kwargs: None)
     monkeypatch.syspath_prepend(tmp_path)
     recipe = ROOT / "recipes" / "qwen2.5_math_7b_lora.yaml"
     assert launch([*shrink(recipe, tmp_path), "--attn_implementation", "eager"]) == 0
-    model = trainers[0].accelerator.unwrap_model(trainers[0].model)
+    model = made[0].accelerator.unwrap_model(made[0].model)
     assert isinstance(model, PeftModel)
     assert model.base_model.model.dtype == torch.bfloat16
     assert model.config._attn_implementation == "eager"
@@ -600,10 +549,8 @@ def test_every_step_of_the_smoke_recipe_moves_the_weights(tmp_path, capsys):
     assert "Each step moved the weights." in said.out
     assert "fell short" not in said.out + said.err
     assert [log["frac_empty_steps"] for log in logs_of(tmp_path, 3)] == [0, 0, 0]
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).lm_head.weight for folder in (tmp_path / "tiny_model", tmp_path)
-    )
-    assert not torch.equal(before, after)
+    before, after = (load_file(path / "model.safetensors") for path in (tmp_path / "tiny_model", tmp_path))
+    assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
 @needs_data
@@ -646,9 +593,8 @@ def slurm(tmp_path):
     def run(accelerate, *overrides, script=SBATCH):
         environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
         environment |= {"SLURM_JOB_ID": "7", "ACCELERATE_DOES": accelerate}
-        process = subprocess.Popen(
-            ["bash", str(script), *overrides], cwd=tmp_path, env=environment, start_new_session=True
-        )
+        how = {"cwd": tmp_path, "env": environment, "start_new_session": True}
+        process = subprocess.Popen(["bash", str(script), *overrides], **how)
         try:
             return process.wait(timeout=60)
         finally:

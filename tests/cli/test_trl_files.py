@@ -14,7 +14,6 @@ import pytest
 import trl
 from trl.scripts import grpo
 
-from trl_dapo import DAPOTrainer
 from trl_dapo.cli import processes, train
 from trl_dapo.cli.commands import main
 from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
@@ -31,35 +30,16 @@ THEIRS = {
     + "datasets:\n  - path: HuggingFaceH4/Polaris-Dataset-53K\n  - path: trl-lib/DeepMath-103K\n",
 }
 SUMS = [{"prompt": [{"role": "user", "content": f"{i} + {i}?"}], "solution": f"${2 * i}$"} for i in range(8)]
-TINY = [
-    *("--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--gradient_checkpointing", "false"),
-    *("--per_device_train_batch_size", "4", "--num_generations", "4", "--gradient_accumulation_steps", "1"),
-    *("--max_completion_length", "4", "--max_steps", "1", "--dynamic_sampling_max_rounds", "1"),
-]
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """The trainers that were made."""
-    trainers = []
-
-    class Recorded(DAPOTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            trainers.append(self)
-
-    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", Recorded)
-    return trainers
-
-
-@pytest.fixture
-def command(tmp_path, tiny_model):
+def command(tmp_path, tiny_model, tiny):
     """Writes a configuration file; returns the command line that runs it with the tiny model."""
 
     def write(text, *overrides):
         (tmp_path / "theirs.yaml").write_text(text)
         out = ["--output_dir", str(tmp_path / "out"), "--model_name_or_path", tiny_model]
-        return ["--config", str(tmp_path / "theirs.yaml"), *out, *TINY, *overrides]
+        return ["--config", str(tmp_path / "theirs.yaml"), *out, *tiny, *overrides]
 
     return write
 
@@ -91,12 +71,8 @@ def launched(monkeypatch):
 def test_trls_fields_are_fields_here_and_its_script_is_handed_what_it_expects():
     ours = {action.dest for action in make_parser()._actions}
     assert {action.dest for action in grpo.make_parser()._actions} - ours == set()
-    assert list(inspect.signature(grpo.main).parameters) == [
-        "script_args",
-        "training_args",
-        "model_args",
-        "dataset_args",
-    ]
+    handed = ["script_args", "training_args", "model_args", "dataset_args"]
+    assert list(inspect.signature(grpo.main).parameters) == handed
     assert issubclass(LaunchArguments, (grpo.GRPOScriptArguments, trl.DatasetMixtureConfig))
 
 
@@ -152,21 +128,15 @@ def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sum
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["--eval_strategy", "steps", "--dataset_test_split", "dev"],
-            "The dataset has no split 'dev'. `dataset_",
-        ),
-        (["--dataset_name", "no/such"], "no/such"),
-        (["--reward_funcs", "accurate_reward"], "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
-        (["--prompt_style", "boxed", "--dataset_streaming", "true"], "`dataset_streaming` is for rows that are taken"),
+        ("--eval_strategy steps --dataset_test_split dev", "The dataset has no split 'dev'. `dataset_"),
+        ("--dataset_name no/such", "no/such"),
+        ("--reward_funcs accurate_reward", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
+        ("--prompt_style boxed --dataset_streaming true", "`dataset_streaming` is for rows that are taken"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, overrides, message):
-    assert launch(command(ONE_DATASET, "--dataset_name", sums, *overrides)) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("trl-dapo train: ")
-    assert message in line
+def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, mistake, overrides, message):
+    said = mistake(*command(ONE_DATASET, "--dataset_name", sums, *overrides.split()))
+    assert message in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +157,7 @@ def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, ove
         ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out)"),
         ("torch_dtype: bfloat16", "`torch_dtype` (now: `dtype`)"),
         # Datasets
-        (
-            "datasets: [{path: SUMS, splt: test}]",
-            "`datasets` has fields that no config has: `splt` (nearest: `split`)",
-        ),
+        ("datasets: [{path: SUMS, splt: test}]", "fields that no config has: `splt` (nearest: `split`)"),
         ("datasets: [{split: test}]", "`datasets` holds {'split': 'test'}. Write each as `- path: NAME`."),
         ("datasets: SUMS", "`datasets` holds 'SUMS'. Write each as `- path: NAME`."),
         ("test_split_size: 0.5", "`test_split_size=0.5` has no effect without `datasets`. Set that, or leave it out."),
@@ -213,14 +180,14 @@ def test_a_mistake_in_such_a_file_is_told_in_one_line(command, sums, capsys, ove
     ids=lambda value: value.replace("\n", ", ") if "`" not in value else "",
 )
 def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
-    started, monkeypatch, sums, tiny_model, tmp_path, capsys, lines, message
+    started, monkeypatch, sums, tiny_model, tiny, tmp_path, capsys, lines, message
 ):
     monkeypatch.setattr(train, "find_spec", lambda name: None)  # whatever is installed
     text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\ndataset_name: SUMS\n{lines}\n".replace("SUMS", sums)
     (tmp_path / "theirs.yaml").write_text("# Theirs\n# of last year\n" + text)
     given = {line.partition(":")[0] for line in lines.splitlines()} | {"max_completion_length"}
-    tiny = [word for pair in zip(TINY[::2], TINY[1::2], strict=True) if pair[0][2:] not in given for word in pair]
-    assert main(["train", "--config", str(tmp_path / "theirs.yaml"), *tiny]) == 2
+    others = [word for pair in zip(tiny[::2], tiny[1::2], strict=True) if pair[0][2:] not in given for word in pair]
+    assert main(["train", "--config", str(tmp_path / "theirs.yaml"), *others]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dapo train: ")]
     assert message.replace("SUMS", sums) in line
     assert started == []
@@ -237,17 +204,16 @@ def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, su
     assert [hasattr(trainer.model, "peft_config") for trainer in without] == [False, False]
 
 
-def test_a_field_of_lora_beside_a_command_line_without_lora_is_refused(command, sums, made, capsys):
+def test_a_field_of_lora_beside_a_command_line_without_lora_is_refused(command, sums, made, mistake):
     file = f"dataset_name: {sums}\nuse_peft: true\nlora_alpha: 4\n"
-    assert launch(command(file, "--use_peft=false", "--lora_r=8")) == 2
-    assert "`lora_r=8` has no effect without `use_peft`." in capsys.readouterr().err
+    said = mistake(*command(file, "--use_peft=false", "--lora_r=8"))
+    assert "`lora_r=8` has no effect without `use_peft`." in said
     assert made == []
 
 
 def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
-    file = (
-        f"dataset_name: {sums}\nreward_funcs: accuracy_reward\nreward_weights: 2\neval_strategy: no\nrun_name: 2026\n"
-    )
+    file = f"dataset_name: {sums}\nreward_funcs: accuracy_reward\nreward_weights: 2\n"
+    file += "eval_strategy: no\nrun_name: 2026\n"
     assert launch(command(file, "--learning_rate", "1e-6")) == 0
     (trainer,) = made
     assert trainer.reward_func_names == ["accuracy_reward"]
@@ -275,7 +241,6 @@ def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_rea
     }
 
 
-def test_a_plan_reads_such_a_file_too(tmp_path):
-    (tmp_path / "theirs.yaml").write_text(THEIRS["processes"])
-    recipe = read(str(tmp_path / "theirs.yaml"), gpus="1xH100-80GB")
-    assert recipe.settings.dataset_name == "HuggingFaceH4/Polaris-Dataset-53K"
+def test_a_plan_reads_such_a_file_too(command):
+    _, file, *_ = command(THEIRS["processes"])
+    assert read(file, gpus="1xH100-80GB").settings.dataset_name == "HuggingFaceH4/Polaris-Dataset-53K"

@@ -17,3 +17,13 @@ def write(tmp_path):
         return str(path)
 
     return write_recipe
+
+
+@pytest.fixture
+def on_one_gpu(write):
+    """The plan of `ONE_GPU`'s recipe with such fields, on its GPU of 80 GB."""
+    from plan_helpers import ONE_GPU
+
+    from trl_dapo.plan import plan
+
+    return lambda fields=(), **options: plan(write("one GPU of 80 GB", {**ONE_GPU, **dict(fields)}), **options)

@@ -7,20 +7,8 @@ import dataclasses
 import pytest
 from plan_helpers import GIB, SMALL
 
-from trl_dapo.plan.memory import (
-    Adapter,
-    activation_bytes,
-    backward_bytes,
-    checkpoint_bytes,
-    expert_bytes,
-    gathered_bytes,
-    layer_bytes,
-    optimizer_bytes,
-    quantized_bytes,
-    score_bytes,
-    state_bytes,
-    vllm_cache_tokens,
-)
+from trl_dapo.plan import memory
+from trl_dapo.plan.memory import Adapter, activation_bytes, backward_bytes, layer_bytes, quantized_bytes, state_bytes
 from trl_dapo.plan.recipe import Sharding
 
 
@@ -28,12 +16,11 @@ pytestmark = pytest.mark.fast
 
 
 def test_the_optimizer_takes_two_moments_as_precise_as_the_weight_or_of_eight_bits():
-    assert optimizer_bytes("adamw_torch_fused", 4) == 8
-    assert optimizer_bytes("adamw_torch", 2) == 4
-    assert optimizer_bytes("paged_adamw_8bit", 4) == 2 + 8 / 256
-    assert optimizer_bytes("sgd", 4) == 0
+    taken = {"adamw_torch_fused": 8, "adamw_torch": 8, "paged_adamw_8bit": 2 + 8 / 256, "sgd": 0}
+    assert {name: memory.optimizer_bytes(name, 4) for name in taken} == taken
+    assert memory.optimizer_bytes("adamw_torch", 2) == 4
     with pytest.raises(ValueError, match="`optim: adafactor`"):
-        optimizer_bytes("adafactor", 4)
+        memory.optimizer_bytes("adafactor", 4)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +72,8 @@ def test_what_a_layer_keeps_of_a_token_by_hand():
     # An adapter on the output projection: what it reads, 6 numbers, and the rank, 2. Frozen layers keep no input.
     adapted = layer_bytes(SMALL, held=2, computed=2, adapter=Adapter(2, ("o_proj",)))
     assert adapted == 2 * (16 + 4) + 48 + 8 + 3 * 2 * 5 + 2 * (6 + 2)
-    assert score_bytes(SMALL, row=10, computed=2, attention="eager") == 10 * 2 * 6
-    assert score_bytes(SMALL, row=10, computed=2, attention="sdpa") == 10 * 3
-    assert score_bytes(SMALL, row=10, computed=2, attention="flash_attention_2") == 0
+    scores = {"eager": 10 * 2 * 6, "sdpa": 10 * 3, "flash_attention_2": 0}
+    assert {kind: memory.score_bytes(SMALL, row=10, computed=2, attention=kind) for kind in scores} == scores
 
 
 def test_a_micro_batch_at_its_fullest_by_hand():
@@ -110,10 +96,8 @@ def test_a_micro_batch_at_its_fullest_by_hand():
     assert activation_bytes(deep, checkpointing=True, **options)["work"] == tile + 2 * 132 * 10_000
     # Of a wide MLP its backward pass does, the layer computed again, and the gradient that waits for the embedding's.
     broad = dataclasses.replace(SMALL, intermediate_size=10**6, is_tied=True)
-    layer = 50 * layer_bytes(broad, 4, 2, "flash_attention_2")
-    assert activation_bytes(broad, checkpointing=True, **options)["work"] == (
-        layer + backward_bytes(broad, 50, held=4, computed=2) + 4 * 28
-    )
+    layer = 50 * layer_bytes(broad, 4, 2, "flash_attention_2") + backward_bytes(broad, 50, held=4, computed=2)
+    assert activation_bytes(broad, checkpointing=True, **options)["work"] == layer + 4 * 28
     # 3 x 2 x 50 x 5 of the MLP; the largest weight, 4 x 6, as computed and as held.
     assert backward_bytes(wide, 50, held=4, computed=2) == 1500 + 6 * 24
 
@@ -143,8 +127,8 @@ def test_what_experts_keep_of_a_token_by_hand():
     dense = layer_bytes(SMALL, held=2, computed=2, adapter=attention) - 3 * 2 * 5
     assert layer_bytes(EXPERTS, held=2, computed=2, adapter=attention) == dense + frozen
     # With an adapter what they read, and what their output layer reads.
-    adapted = expert_bytes(EXPERTS, 2, Adapter(2, ("gate_proj", "up_proj", "down_proj")))
-    assert adapted == expert_bytes(EXPERTS, 2, None) == frozen + 2 * 2 * (4 + 5)
+    adapted = memory.expert_bytes(EXPERTS, 2, Adapter(2, ("gate_proj", "up_proj", "down_proj")))
+    assert adapted == memory.expert_bytes(EXPERTS, 2, None) == frozen + 2 * 2 * (4 + 5)
     # Backward: three gradients of what they give, and of their weights gate's and up's, or half where PEFT's go.
     assert backward_bytes(EXPERTS, 50, 2, 2, attention) == 2 * 3 * 50 * 2 * 4
     assert backward_bytes(EXPERTS, 50, 2, 2) == 2 * (1200 + 2 * 8 * 4 * 5)
@@ -168,7 +152,7 @@ def test_copies_of_modules_by_hand():
     assert copies.layer_bytes(SMALL, held=2, computed=2) == 2 * (4 + 5)
     assert copies.layer_bytes(SMALL, held=4, computed=2) == 2 * (2 * 4 + 5)
     # FSDP2 gathers both copies of the ends.
-    assert gathered_bytes(SMALL, Sharding("fsdp2"), 4, num_copies=2) == 2 * (2 * 132 + 4 * 28) + 4 * 28
+    assert memory.gathered_bytes(SMALL, Sharding("fsdp2"), 4, num_copies=2) == 2 * (2 * 132 + 4 * 28) + 4 * 28
     # A copy of the output layer that trains has a gradient in float32.
     wide = dataclasses.replace(SMALL, vocab_size=100_000)
     options = {"tokens": 50, "row": 10, "held": 2, "computed": 2, "checkpointing": True}
@@ -188,21 +172,20 @@ def test_dora_by_hand():
 
 def test_what_is_gathered_and_what_vllm_caches_by_hand():
     # Two layers of 132, embedding and output layer of 28 each in bfloat16, and the latter in float32.
-    assert gathered_bytes(SMALL, Sharding("fsdp2"), 4) == 2 * (2 * 132 + 2 * 28) + 4 * 28
-    assert gathered_bytes(SMALL, Sharding("zero3"), 2) == 2 * 340 + 1e9
-    assert gathered_bytes(SMALL, Sharding("ddp"), 4) == 0
+    assert memory.gathered_bytes(SMALL, Sharding("fsdp2"), 4) == 2 * (2 * 132 + 2 * 28) + 4 * 28
+    assert memory.gathered_bytes(SMALL, Sharding("zero3"), 2) == 2 * 340 + 1e9
+    assert memory.gathered_bytes(SMALL, Sharding("ddp"), 4) == 0
     # Half of 8 GiB, less 2 GiB and 680 bytes; a token's keys and values take 24 bytes; one key head cannot be cut.
-    assert vllm_cache_tokens(SMALL, 8 * GIB, 0.5, 1) == (2 * GIB - 680) // 24
-    assert vllm_cache_tokens(SMALL, 8 * GIB, 0.5, 2) == (2 * GIB - 340) // 24
-    assert vllm_cache_tokens(SMALL, 8 * GIB, 0.1, 1) == 0
+    assert memory.vllm_cache_tokens(SMALL, 8 * GIB, 0.5, 1) == (2 * GIB - 680) // 24
+    assert memory.vllm_cache_tokens(SMALL, 8 * GIB, 0.5, 2) == (2 * GIB - 340) // 24
+    assert memory.vllm_cache_tokens(SMALL, 8 * GIB, 0.1, 1) == 0
 
 
 def test_a_checkpoint_holds_weights_and_state_once_or_twice():
-    one = (0.0, 1000, 4, "adamw_torch")
-    assert checkpoint_bytes(*one, Sharding("none"), only_model=False, is_adapter=False) == 12_000
-    assert checkpoint_bytes(*one, Sharding("none"), only_model=True, is_adapter=False) == 4_000
-    assert checkpoint_bytes(*one, Sharding("fsdp2"), only_model=False, is_adapter=False) == 16_000
-    zero = (0.0, 1000, 2, "adamw_torch")
-    assert checkpoint_bytes(*zero, Sharding("zero3"), only_model=False, is_adapter=False) == 2 * 2_000 + 12_000
-    adapter = (9_999.0, 10, 4, "adamw_torch")
-    assert checkpoint_bytes(*adapter, Sharding("none"), only_model=False, is_adapter=True) == 120
+    def size(kind, frozen=0.0, num=1000, held=4, only_model=False, is_adapter=False):
+        given = {"only_model": only_model, "is_adapter": is_adapter}
+        return memory.checkpoint_bytes(frozen, num, held, "adamw_torch", Sharding(kind), **given)
+
+    assert (size("none"), size("none", only_model=True), size("fsdp2")) == (12_000, 4_000, 16_000)
+    assert size("zero3", held=2) == 2 * 2_000 + 12_000
+    assert size("none", frozen=9_999.0, num=10, is_adapter=True) == 120

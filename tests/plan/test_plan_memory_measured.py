@@ -24,16 +24,8 @@ from trl_dapo.plan.memory import activation_bytes, backward_bytes, layer_bytes, 
 from trl_dapo.plan.planning import shape_of
 
 
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 64,
-    "tie_word_embeddings": True,
-}
+SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, "tie_word_embeddings": True}
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 
 
@@ -48,13 +40,8 @@ def small_model(dtype, lora, experts=False):
         return model.train(), shape, None
     model = get_peft_model(model, LoraConfig(r=8, **lora))
     model.enable_input_require_grads()
-    asked = {
-        "use_peft": True,
-        "lora_r": 8,
-        "lora_target_modules": lora["target_modules"],
-        "lora_modules_to_save": lora.get("modules_to_save"),
-        "use_dora": lora.get("use_dora", False),
-    }
+    asked = {"use_peft": True, "lora_r": 8, "lora_target_modules": lora["target_modules"]}
+    asked |= {"lora_modules_to_save": lora.get("modules_to_save"), "use_dora": lora.get("use_dora", False)}
     others = ("lora_target_parameters", "lora_dropout", "load_in_4bit", "load_in_8bit")
     adapter = read_adapter(SimpleNamespace(**asked, **dict.fromkeys(others)), shape)
     return model.train(), shape, adapter
@@ -77,13 +64,7 @@ LORA = {"target_modules": LINEARS}
 DORA = {"target_modules": LINEARS, "use_dora": True}
 SAVED = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head", "down_proj", "k_proj"]}
 ON_EXPERTS = {"target_modules": "all-linear"}
-PRECISIONS = {
-    "mixed": (torch.float32, True),
-    "bfloat16": (torch.bfloat16, True),
-    "float32": (torch.float32, False),
-}
-
-
+PRECISIONS = {"mixed": (torch.float32, True), "bfloat16": (torch.bfloat16, True), "float32": (torch.float32, False)}
 with_and_without_checkpointing = pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointed", "whole"])
 
 
@@ -224,25 +205,15 @@ RUNS = {
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, kind):
-    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
     if kind == "experts":
         model = save_experts(tmp_path / "model")
     else:
-        model = save_tiny_model(tmp_path / "model", num_key_value_heads=2, head_dim=32, **sizes)
-    settings = {
-        "model_name_or_path": model,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "prompts_per_rollout": 2,
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "save_steps": 1,
-        "learning_rate": 1e-4,
-        "output_dir": str(tmp_path / "out"),
-    }
+        sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "tie_word_embeddings")}
+        model = save_tiny_model(tmp_path / "model", **{**sizes, "num_hidden_layers": 4})
+    settings = {"model_name_or_path": model, "use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 1}
+    settings |= {"prompts_per_rollout": 2, "num_generations": 4, "per_device_train_batch_size": 4}
+    settings |= {"max_completion_length": 8, "learning_rate": 1e-4}
+    settings |= {"save_steps": 1, "output_dir": str(tmp_path / "out")}
     if kind != "whole":
         settings |= {"use_peft": True, **RUNS[kind]}
     path = tmp_path / "recipe.yaml"
@@ -262,14 +233,10 @@ def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, kin
     )
     trainer.train()
     state = (tensor for state in trainer.optimizer.state.values() for tensor in state.values())
-    measured = {
-        "weights": tensor_bytes(trainer.model.parameters()),
-        "gradients": gradients.num_bytes,
-        "optimizer": tensor_bytes(state),
-    }
+    measured = {"weights": tensor_bytes(trainer.model.parameters()), "optimizer": tensor_bytes(state)}
+    measured["gradients"] = gradients.num_bytes
     for part, num_bytes in measured.items():
         assert planned.training.memory[part] == pytest.approx(num_bytes, rel=0.01), part
     files = (tmp_path / "out" / "checkpoint-1").rglob("*")
-    assert planned.training.checkpoint == pytest.approx(
-        sum(file.stat().st_size for file in files if file.is_file()), rel=0.1
-    )
+    written = sum(file.stat().st_size for file in files if file.is_file())
+    assert planned.training.checkpoint == pytest.approx(written, rel=0.1)

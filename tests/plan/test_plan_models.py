@@ -40,16 +40,8 @@ def test_weights_are_counted_by_hand():
     ids=lambda family: "_".join(map(str, family.values())),
 )
 def test_weights_counted_from_a_config_are_those_of_the_model(family):
-    config = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 128,
-        "tie_word_embeddings": False,
-        **family,
-    }
+    config = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": False, **family}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     assert shape_of(config).num_parameters == sum(weight.numel() for weight in model.parameters())
@@ -84,27 +76,21 @@ def test_a_config_is_taken_from_a_folder_else_from_the_table(tmp_path):
         find_shape(str(tmp_path))
 
 
+LLAMA = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "head_dim": 4}
+LLAMA |= {"vocab_size": 7, "intermediate_size": 5}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1]", "holds no mapping"),
         ("{", "is not JSON"),
         ('{"model_type": "llama", "hidden_size": 8}', "has no 'num_attention_heads'"),
-        (
-            '{"model_type": "llama", "hidden_size": "8", "num_attention_heads": 2, "num_hidden_layers": 2}',
-            "sizes that are no numbers above 0",
-        ),
         ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "compresses its keys and values"),
-        (
-            '{"model_type": "llama", "hidden_size": null, "num_attention_heads": 2, "num_hidden_layers": 2, '
-            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
-            "sizes that are no numbers above 0.",
-        ),
-        (
-            '{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, "num_hidden_layers": -2, '
-            '"head_dim": 4, "vocab_size": 7, "intermediate_size": 5}',
-            "sizes that are no numbers above 0.",
-        ),
+        (json.dumps({**LLAMA, "hidden_size": "8"}), "sizes that are no numbers above 0"),
+        (json.dumps({**LLAMA, "hidden_size": None}), "sizes that are no numbers above 0"),
+        (json.dumps({**LLAMA, "num_attention_heads": 0}), "sizes that are no numbers above 0"),
+        (json.dumps({**LLAMA, "num_hidden_layers": -2}), "sizes that are no numbers above 0"),
     ],
 )
 def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):

@@ -15,6 +15,7 @@ from trl_dapo.plan.page import assumptions, describe
 from trl_dapo.plan.rollout import Lengths, sampling_seconds, training_flops
 
 
+NUM_WEIGHTS = 1_720_574_976  # of Qwen3-1.7B, which `ONE_GPU` trains
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 
 
@@ -33,14 +34,10 @@ def test_every_recipe_is_planned_on_the_hardware_of_its_header_and_fits_it(recip
     assert page.splitlines()[-1].startswith("Fits: peak ")
 
 
-def test_a_plan_for_one_gpu_by_hand(write):
-    planned = plan(write("one GPU of 80 GB", ONE_GPU), lengths=(2000, 8192), acceptance=0.4)
-    num = 1_720_574_976
-    assert {part: planned.training.memory[part] / num for part in ("weights", "gradients", "optimizer")} == {
-        "weights": 4,
-        "gradients": 4,
-        "optimizer": 8,
-    }
+def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
+    planned = on_one_gpu(lengths=(2000, 8192), acceptance=0.4)
+    num = NUM_WEIGHTS
+    assert [planned.training.memory[part] / num for part in ("weights", "gradients", "optimizer")] == [4, 4, 8]
     # 16,384 tokens x 2,048 wide in float32 for 28 layers; the last norm and the output layer's input, 12 bytes; the
     # mask of rows of 10,240, 3 bytes.
     assert planned.training.memory["activations"] == 16_384 * (2_048 * (4 * 28 + 12) + 3 * 10_240)
@@ -60,7 +57,7 @@ def test_a_plan_for_one_gpu_by_hand(write):
     # Weights are copied beside themselves.
     assert planned.seconds["sync"] == pytest.approx(4 * num / (0.7 * 3.35e12))
     # Where vLLM does not sleep, its share stays.
-    awake = plan(write("one GPU of 80 GB", {**ONE_GPU, "vllm_enable_sleep_mode": False}), lengths=(2000, 8192))
+    awake = on_one_gpu({"vllm_enable_sleep_mode": False}, lengths=(2000, 8192))
     assert awake.peak_updating == sum(planned.training.memory.values()) + 0.5 * 81_559 * 2**20
 
 
@@ -87,41 +84,40 @@ def test_a_plan_for_fsdp2_by_hand(write):
     assert slow.seconds["update"] == pytest.approx((passes * 4 * num + 4 * 2 * num) / (0.7 * 32e9))
 
 
-def test_what_a_plan_leaves_out_is_said(write):
-    assert not any("unchecked" in text for text in assumptions(plan(write("one GPU of 80 GB", ONE_GPU))))
+def test_what_a_plan_leaves_out_is_said(on_one_gpu):
+    assert not any("unchecked" in text for text in assumptions(on_one_gpu()))
     fields = {"vllm_max_model_length": None, "tools": ["calculate"], "dynamic_sampling_memory": True}
-    said = " ".join(assumptions(plan(write("one GPU of 80 GB", {**ONE_GPU, **fields}))))
+    said = " ".join(assumptions(on_one_gpu(fields)))
     for words in ("a cache of the model's whole context: unchecked", "tools take no time", "left out"):
         assert words in said
-    seeing = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"}
-    assert any("images take neither" in text for text in assumptions(plan(write("one GPU of 80 GB", seeing))))
+    seeing = on_one_gpu({"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"})
+    assert any("images take neither" in text for text in assumptions(seeing))
 
 
-def test_two_iterations_take_an_update_twice(write):
-    once = plan(write("one GPU of 80 GB", ONE_GPU))
-    twice = plan(write("one GPU of 80 GB", {**ONE_GPU, "num_iterations": 2}))
+def test_two_iterations_take_an_update_twice(on_one_gpu):
+    once, twice = on_one_gpu(), on_one_gpu({"num_iterations": 2})
     assert twice.seconds["update"] == pytest.approx(2 * once.seconds["update"])
     assert twice.seconds["logps"] == pytest.approx(once.seconds["logps"])
     assert twice.batches.num_rollouts == once.batches.num_rollouts / 2
 
 
-def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(write):
-    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
-    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter}))
-    num = 1_720_574_976
-    num_lora = 28 * 16 * (2_048 + 2_048 + 2_048 + 1_024)  # queries and values
-    assert planned.training.memory["weights"] == 2 * num + 4 * num_lora
+ADAPTER = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
+NUM_LORA = 28 * 16 * (2_048 + 2_048 + 2_048 + 1_024)  # queries and values
+
+
+def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(on_one_gpu):
+    planned, num_lora = on_one_gpu(ADAPTER), NUM_LORA
+    assert planned.training.memory["weights"] == 2 * NUM_WEIGHTS + 4 * num_lora
     assert planned.training.memory["optimizer"] == 8 * num_lora
     assert planned.training.checkpoint == 12 * num_lora
-    assert planned.seconds["sync"] == pytest.approx(4 * num_lora / (0.7 * 450e9) + 2 * 2 * num / 25e9)
-    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter, "beta": 0.1})).training.memory["reference"] == 0
+    assert planned.seconds["sync"] == pytest.approx(4 * num_lora / (0.7 * 450e9) + 2 * 2 * NUM_WEIGHTS / 25e9)
+    assert on_one_gpu({**ADAPTER, "beta": 0.1}).training.memory["reference"] == 0
 
 
-def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write):
-    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "lora_modules_to_save": ["lm_head"]}
-    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter}))
-    num, num_saved = 1_720_574_976, 151_936 * 2_048
-    num_lora = 28 * 16 * (2_048 + 2_048 + 2_048 + 1_024)  # queries and values
+def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write, on_one_gpu):
+    saving = {**ADAPTER, "lora_modules_to_save": ["lm_head"]}
+    planned = on_one_gpu(saving)
+    num, num_saved, num_lora = NUM_WEIGHTS, 151_936 * 2_048, NUM_LORA
     # The adapter in float32; the copy, beside the original, in bfloat16, and so its moments.
     assert planned.training.memory["weights"] == 2 * num + 4 * num_lora + 2 * num_saved
     assert planned.training.memory["gradients"] == 4 * num_lora + 2 * num_saved
@@ -130,31 +126,29 @@ def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write
     # vLLM serves no copy beside its base: the adapter is merged.
     merged = planned.seconds["sync"]
     assert merged == pytest.approx(2 * num / (0.7 * 3.35e12))
-    dora = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "use_dora": True}
-    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **dora})).seconds["sync"] == pytest.approx(merged)
+    assert on_one_gpu({**ADAPTER, "use_dora": True}).seconds["sync"] == pytest.approx(merged)
     # FSDP2 trains copies in float32, DeepSpeed and TRL beside quantized weights in bfloat16.
-    path = write("8 GPUs of 80 GB", {**ONE_GPU, **adapter})
+    path = write("8 GPUs of 80 GB", {**ONE_GPU, **saving})
     weights = [plan(path, accelerate_config=kind).training.weights for kind in ("fsdp2", "zero3")]
     assert [(each.trained, each.saved) for each in weights] == [(4, 4), (2, 2)]
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"lora_modules_to_save": ["lm_head"]}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
-        ({"use_dora": True}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
-        ({"use_peft": False}, "`vllm_lora_sync='adapter'` and a quantized base need an adapter"),
-        (
-            {"use_dora": True, "load_in_4bit": True, "vllm_lora_sync": None},
-            "a quantized base need an adapter that vLLM serves",
-        ),
+        {"lora_modules_to_save": ["lm_head"]},
+        {"use_dora": True},
+        {"use_peft": False},
+        {"use_dora": True, "load_in_4bit": True, "vllm_lora_sync": None},
     ],
+    ids=str,
 )
-def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(write, fields, message):
-    adapter = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16", "vllm_lora_sync": "adapter"}
-    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter})).fits
-    with pytest.raises(ValueError, match=re.escape(message)):
-        plan(write("one GPU of 80 GB", {**ONE_GPU, **adapter, **fields}))
+def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(on_one_gpu, fields):
+    adapter = {**ADAPTER, "vllm_lora_sync": "adapter"}
+    assert on_one_gpu(adapter).fits
+    said = "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        on_one_gpu({**adapter, **fields})
 
 
 @pytest.mark.parametrize(
@@ -164,10 +158,7 @@ def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(write,
         ({"lora_target_modules": "all-linear", "lora_dropout": 0.05}, "no dropout, got 0.05: `lora_dropout: 0`"),
         ({"lora_target_modules": ["down_proj"], "lora_dropout": 0.0, "use_dora": True}, "set `use_dora: false`"),
         ({"lora_target_modules": ["gate_proj"], "lora_dropout": 0.0}, "gate_proj and up_proj are one: name both"),
-        (
-            {"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["up_proj"]},
-            "names up_proj; a plan knows embed",
-        ),
+        ({"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["up_proj"]}, "names up_proj; a plan knows emb"),
     ],
 )
 def test_what_peft_refuses_on_experts_is_refused_before(write, tmp_path, fields, message):
@@ -179,20 +170,17 @@ def test_what_peft_refuses_on_experts_is_refused_before(write, tmp_path, fields,
         plan(path, gpus="1xH100-80GB")
 
 
-def test_the_kl_term_has_a_model_of_its_own(write):
-    planned, without = (
-        plan(write("one GPU of 80 GB", {**ONE_GPU, "beta": 0.1})),
-        plan(write("one GPU of 80 GB", ONE_GPU)),
-    )
-    assert planned.training.memory["reference"] == 4 * 1_720_574_976
-    assert planned.peak_sampling - without.peak_sampling == pytest.approx(4 * 1_720_574_976)
+def test_the_kl_term_has_a_model_of_its_own(on_one_gpu):
+    planned, without = on_one_gpu({"beta": 0.1}), on_one_gpu()
+    assert planned.training.memory["reference"] == 4 * NUM_WEIGHTS
+    assert planned.peak_sampling - without.peak_sampling == pytest.approx(4 * NUM_WEIGHTS)
     assert planned.seconds["logps"] == pytest.approx(2 * without.seconds["logps"])
 
 
-def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(write):
+def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(on_one_gpu):
     evaluates = {"eval_strategy": "steps", "eval_steps": 8, "num_generations_eval": 2}
     evaluates |= {"eval_dataset_name": "me/AIME-2024", "per_device_eval_batch_size": 4}
-    planned = plan(write("one GPU of 80 GB", {**ONE_GPU, **evaluates}))
+    planned = on_one_gpu(evaluates)
     assert (planned.num_problems, planned.evaluation_every) == (30, 2)
     sampled, _ = sampling_seconds(planned.shape, planned.sampling.engine, 60, planned.lengths, 256, 2)
     padded = training_flops(planned.shape, 60, Lengths(8_110.08, 8_192), 256, 2, causal=False) / 0.9 / (0.31 * 989e12)
@@ -200,24 +188,26 @@ def test_an_evaluation_is_sampled_and_its_loss_computed_on_padded_rows(write):
     assert planned.seconds_with_evaluation == planned.rollout_seconds + planned.evaluation_seconds / 2
 
 
-def test_prompts_are_as_long_as_those_of_the_file(write, tmp_path):
+def test_prompts_are_as_long_as_those_of_the_file(on_one_gpu, tmp_path):
     rows = [{"problem": "x" * length, "answer": "1"} for length in (40, 80)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"dataset_name": str(tmp_path / "rows.jsonl"), "prompt_style": "as_is"}
-    recipe = plan(write("one GPU of 80 GB", {**ONE_GPU, **data})).recipe
+    recipe = on_one_gpu(data).recipe
     # Four characters a token, and a chat template of 32.
     assert (recipe.prompt, recipe.longest_prompt) == (60 / 4 + 32, 80 / 4 + 32)
-    as_they_are = plan(write("one GPU of 80 GB", {**ONE_GPU, **data, "prompt_style": None})).recipe
-    assert as_they_are.longest_prompt == recipe.longest_prompt
-    boxed = plan(write("one GPU of 80 GB", {**ONE_GPU, **data, "prompt_style": "boxed"})).recipe
+    assert on_one_gpu({**data, "prompt_style": None}).recipe.longest_prompt == recipe.longest_prompt
+    boxed = on_one_gpu({**data, "prompt_style": "boxed"}).recipe
     around = len("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
     assert boxed.longest_prompt == pytest.approx((80 + around) / 4 + 32, abs=1)
-    elsewhere = plan(write("one GPU of 80 GB", {**ONE_GPU, "dataset_name": "nowhere.jsonl"})).recipe
+    elsewhere = on_one_gpu({"dataset_name": "nowhere.jsonl"}).recipe
     assert (elsewhere.prompt, elsewhere.longest_prompt) == (256, 2_048)
 
 
+A_SERVER = "64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM"
+
+
 def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
-    turns = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES))
+    turns = plan(write(A_SERVER, NINE_MACHINES))
     parts = turns.seconds
     assert turns.rollout_seconds == pytest.approx(sum(parts.values()))
     trains = parts["update"] + parts["logps"]
@@ -229,30 +219,26 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
     # All bfloat16 weights through one port of 50 GB/s, after gathering them through a machine's eight.
     assert parts["sync"] == pytest.approx(2 * 32_763_876_352 / 0.7 * (1 / 50e9 + 1 / 400e9))
 
-    ahead = {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}
-    ahead = plan(write("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", ahead))
+    ahead = plan(write(A_SERVER, {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}))
     longer = max(ahead.seconds["sampling"], ahead.seconds["update"] + ahead.seconds["logps"])
     assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
 
 
 def test_two_rollouts_ahead_others_are_sampled_beside_the_longest_completion(write):
     adapter = {**NINE_MACHINES, "dynamic_sampling_surplus": "carry", "use_peft": True}
-    hardware = "64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM"
-    one, two = (plan(write(hardware, {**adapter, "rollouts_ahead": num}), acceptance=0.25) for num in (1, 2))
+    one, two = (plan(write(A_SERVER, {**adapter, "rollouts_ahead": num}), acceptance=0.25) for num in (1, 2))
     target = two.batches.num_rows // two.recipe.settings.num_generations
     assert two.sampling.rounds == [(1.0, 4 * target)]  # no more than it takes, since nothing is a round
     sampling, tail = two.sampling.seconds
     assert 0 < tail < sampling / 2
-    assert two.rollout_seconds == pytest.approx(
-        sampling - tail + two.seconds["sync"]
-    )  # which takes longer than training
+    # Sampling takes longer than training.
+    assert two.rollout_seconds == pytest.approx(sampling - tail + two.seconds["sync"])
     assert two.rollout_seconds < one.rollout_seconds
 
 
-def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
+def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     def rounds(**fields):
-        recipe = {**ONE_GPU, "dynamic_sampling_surplus": "discard", **fields}
-        return plan(write("one GPU of 80 GB", recipe), acceptance=0.25).sampling.rounds
+        return on_one_gpu({"dynamic_sampling_surplus": "discard", **fields}, acceptance=0.25).sampling.rounds
 
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
     assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
@@ -265,14 +251,14 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(write):
     assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]
 
 
-def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(write):
-    planned = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.001)
+def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(on_one_gpu):
+    planned = on_one_gpu(acceptance=0.001)
     # 64,000 groups are needed; a round is of 32 rollouts at most, 2,048 groups, and there are ten at most.
     ((often, size),) = planned.sampling.rounds
     assert often == 10
     assert 64 < size <= 2_048
     assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
-    enough = plan(write("one GPU of 80 GB", ONE_GPU), acceptance=0.01)  # 6,400 groups, surplus is carried
+    enough = on_one_gpu(acceptance=0.01)  # 6,400 groups, surplus is carried
     assert enough.sampling.rounds == [(6_400 / 2_048, 2_048)]
     assert "before it is full" not in describe(enough)
 
@@ -301,5 +287,7 @@ ANOTHER_LOSS = {"loss_type": "grpo", "max_tokens_per_microbatch": None}
     ],
     ids=str,
 )
-def test_rows_pass_without_gradient_where_the_pass_that_trains_does_not_tell_the_same(write, overrides, num_passes):
-    assert plan(write("one GPU of 80 GB", {**ONE_GPU, **overrides})).training.num_without_gradient == num_passes
+def test_rows_pass_without_gradient_where_the_pass_that_trains_does_not_tell_the_same(
+    on_one_gpu, overrides, num_passes
+):
+    assert on_one_gpu(overrides).training.num_without_gradient == num_passes

@@ -16,20 +16,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from trl_dapo.cli import main
-from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
-from trl_dapo.report.drawing import (
-    OUTCOMES,
-    PAPER,
-    REWARD,
-    REWARDS,
-    RUN_COLOURS,
-    TIMELINE,
-    plot_named,
-    plot_panel,
-    plot_runs,
-    smooth,
-    thin,
-)
+from trl_dapo.report import PANELS, drawing, load_log_history, load_run, load_runs, plot_run, series, write_report
+from trl_dapo.report.drawing import OUTCOMES, REWARD, RUN_COLOURS, TIMELINE, plot_panel
 from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.runs import summarize_groups
 
@@ -40,7 +28,6 @@ HOSTILE = (
     '</pre><style>body{display:none}</style><a href="javascript:void(0)">\'"&amp;'
 )
 
-
 TIMES = {"sampling": 6.0, "update": 5.0, "rewards": 2.0, "other": 1.0}
 SERVED = {"timeline/wait_seconds": 3.0, "timeline/idle_seconds": 4.0}
 
@@ -50,14 +37,10 @@ def entry(step: int, **metrics) -> dict:
     sampling = {"groups_generated": 16.0, "acceptance_rate": 6 / 16, "rounds": 2.0}
     sampling |= {"dropped/all_correct": 7.0, "dropped/all_wrong": 3.0, "dropped/masked": 0.0}
     sampling |= {"tokens_generated": 800.0, "tokens_trained": 320.0}
+    rewards = {"reward": 0.1 * step, "filtered_reward": 0.1 * step + 0.05}
     return {
-        "step": step,
-        "reward": 0.1 * step,
-        "filtered_reward": 0.1 * step + 0.05,
-        "entropy": 1.0 / step,
-        "grad_norm": 0.5,
-        "microbatches": 4.0,
-        "peak_microbatch_tokens": 9216.0,
+        **{"step": step, **rewards, "entropy": 1.0 / step, "grad_norm": 0.5},
+        **{"microbatches": 4.0, "peak_microbatch_tokens": 9216.0},
         **{f"clip_ratio/{name}": 0.01 for name in ("low_mean", "high_mean", "dual_mean")},
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,
@@ -79,33 +62,26 @@ def write_state(folder, log_history: list[dict], max_steps: int = 100):
     return folder
 
 
+def write_torn_state(folder, text: str | None):
+    """A checkpoint whose state is no more than this, or not there."""
+    folder.mkdir(parents=True)
+    if text is not None:
+        (folder / "trainer_state.json").write_text(text)
+
+
 def write_completions(run, step: int, rows: list[dict]):
     (run / "completions").mkdir(exist_ok=True)
-    written = pd.DataFrame([{"step": step, **row} for row in rows]).to_parquet()
+    written = pd.DataFrame([{"prompt": "p", "advantage": 0.0, "step": step, **row} for row in rows]).to_parquet()
     (run / "completions" / f"completions_{step:05d}.parquet").write_bytes(written)
 
 
 def group(rollout: int, prompt_id: str, correct: int | None, drop_reason: str | None = None, **columns) -> dict:
     """A row of a ledger: a group of 4 completions of 5 tokens each, of which the first `correct` are right."""
-    rewards = [float(i < (correct or 0)) for i in range(4)]
-    return {
-        "rollout": rollout,
-        "step": rollout + 1,
-        "round": 1,
-        "prompt_id": prompt_id,
-        "source": None,
-        "outcome": "dropped" if drop_reason else "trained",
-        "drop_reason": drop_reason,
-        "correct": correct,
-        "scored": 4,
-        "tokens": 20,
-        "lengths": [5] * 4,
-        "truncated": [False] * 4,
-        "rewards/right": rewards,
-        "prompt": None,
-        "completions": None,
-        **columns,
-    }
+    row = {"rollout": rollout, "step": rollout + 1, "round": 1, "prompt_id": prompt_id, "source": None}
+    row |= {"outcome": "dropped" if drop_reason else "trained", "drop_reason": drop_reason}
+    row |= {"correct": correct, "scored": 4, "tokens": 20, "lengths": [5] * 4, "truncated": [False] * 4}
+    row |= {"rewards/right": [float(i < (correct or 0)) for i in range(4)], "prompt": None, "completions": None}
+    return row | columns
 
 
 def ledger_of(*rows: dict) -> pa.Table:
@@ -126,16 +102,20 @@ def write_ledger(run, *rows: dict):
 def write_summary(folder, num_correct: list[int], written: int, finished: str | None = None, k: int = 4):
     """What `trl-dapo eval` leaves of problems of which so many of `k` completions are right."""
     folder.mkdir(parents=True)
-    problems = [
-        {"id": str(i), "source": "s", "num_correct": count, "num_completions": k, "maj": 0.0}
-        for i, count in enumerate(num_correct)
-    ]
+    same = {"source": "s", "num_completions": k, "maj": 0.0}
+    problems = [{"id": str(i), "num_correct": count, **same} for i, count in enumerate(num_correct)]
     mean = sum(num_correct) / k / len(num_correct)
     summary = {"settings": {"k": k, "model": folder.name}, "scorer": "exact", "problems": problems}
     summary |= {} if finished is None else {"finished": finished}
     summary["metrics"] = {f"avg@{k}": {"mean": mean, "low": mean, "high": mean}}
     (folder / "summary.json").write_text(json.dumps(summary))
     os.utime(folder / "summary.json", (written, written))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run with as little in its log as a report needs."""
+    return write_state(tmp_path / "run", [plain(1)])
 
 
 class Page(HTMLParser):
@@ -160,6 +140,10 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+def text_of(*runs) -> str:
+    return Page(write_report(runs)).text
+
+
 @pytest.fixture(scope="module")
 def hostile_runs(tmp_path_factory):
     """Two runs with everything that can be logged; what the model, the rewards and the folders say is hostile."""
@@ -173,26 +157,17 @@ def hostile_runs(tmp_path_factory):
         (run / "eval_final").mkdir()
         estimate = {"mean": 0.646, "low": 0.622, "high": 0.669}
         (run / "eval_final" / "summary.json").write_text(json.dumps({"metrics": {"avg@4": estimate}}))
+        unseen = "\x00\x1b[2J\u202eright to left\n" + "\n" * 900
         rows = [
             {"completion": HOSTILE, "advantage": 1.5, "right": 1.0, "note": HOSTILE},
-            {
-                "completion": "\x00\x1b[2J\u202eright to left\n" + "\n" * 900,
-                "advantage": 0.2,
-                "right": 0.5,
-                "note": None,
-            },
+            {"completion": unseen, "advantage": 0.2, "right": 0.5, "note": None},
             {"completion": "w" * 100_000, "advantage": -1.5, "right": 0.0, "note": "\x07"},
         ]
         write_completions(run, 40, [{"prompt": [{"role": "user", "content": f"{HOSTILE} prompt"}], **r} for r in rows])
         texts = {"prompt": f"{HOSTILE} asked", "completions": [HOSTILE, "\x1b[2J", "w" * 100_000, ""]}
         hostile = {"source": f"{HOSTILE} source", "rewards/<b>": [-1234567.891] * 4, **texts}
-        plain_groups = [
-            group(i, f"2 digits * 2 digits/{20 + i % 7}*65", i % 4, source=["aime", "a" * 64][i % 2])
-            for i in range(40)
-        ]
-        write_ledger(
-            run, group(0, HOSTILE, 0, HOSTILE, **hostile), *({"rewards/<b>": None, **g} for g in plain_groups)
-        )
+        others = [group(i, f"2 digits/{20 + i % 7}*65", i % 4, source=["aime", "a" * 64][i % 2]) for i in range(40)]
+        write_ledger(run, group(0, HOSTILE, 0, HOSTILE, **hostile), *({"rewards/<b>": None, **row} for row in others))
         changed = {"epsilon_high": {"value": reward, "default": 0.28}, HOSTILE: {"value": HOSTILE, "default": None}}
         (run / "settings.json").write_text(json.dumps(changed))
         for name, right, written in (("before", [1, 2, 3], 10), ("after", [4, 2, 4], 20)):
@@ -209,13 +184,12 @@ def hostile_page(hostile_runs, tmp_path_factory):
 
 
 def test_a_running_mean_starts_with_what_there_is():
-    assert smooth([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
+    assert drawing.smooth([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
 
 
 def test_a_long_line_is_thinned_evenly_and_ends_where_the_run_does():
-    assert thin(list(range(600))) == list(range(600))
-    assert thin(list(range(1201))) == list(range(0, 1201, 3))
-    assert thin(list(range(1200))) == list(range(1, 1200, 2))
+    for length, kept in ((600, range(600)), (1201, range(0, 1201, 3)), (1200, range(1, 1200, 2))):
+        assert drawing.thin(list(range(length))) == list(kept)
 
 
 def test_entries_without_the_metric_or_without_a_number_are_left_out():
@@ -227,13 +201,13 @@ def test_entries_without_the_metric_or_without_a_number_are_left_out():
 def test_the_newest_complete_state_of_a_run_is_read_and_half_written_ones_are_noted(tmp_path):
     for step in (2, 10):
         write_state(tmp_path / f"checkpoint-{step}", [{"step": step, "reward": 0.0}])
-    (tmp_path / "checkpoint-12").mkdir()
-    (tmp_path / "checkpoint-12" / "trainer_state.json").write_text('{"global_step": 12, "log_hi')  # killed here
-    (tmp_path / "checkpoint-14").mkdir()  # or here
+    for step, text in ((12, '{"global_step": 12, "log_hi'), (13, "[" * 100_000), (14, None)):
+        write_torn_state(tmp_path / f"checkpoint-{step}", text)
     run = load_run(tmp_path)
     assert run.log_history == load_log_history(tmp_path) == [{"step": 10, "reward": 0.0}]
     assert run.notes == [
         "checkpoint-12/trainer_state.json is incomplete: the checkpoint is passed over.",
+        "checkpoint-13/trainer_state.json is incomplete: the checkpoint is passed over.",  # nested too deep
         "checkpoint-14/trainer_state.json is missing: the checkpoint is passed over.",
     ]
 
@@ -255,13 +229,6 @@ def test_a_log_without_a_figure_is_told(tmp_path):
     assert not (tmp_path / "report").exists()
 
 
-def test_a_log_that_is_nested_deeper_than_it_may_be_is_passed_over(tmp_path):
-    write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": 0.2}])
-    (tmp_path / "checkpoint-4").mkdir()
-    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text("[" * 100_000)
-    assert load_run(tmp_path).log_history == [{"step": 2, "reward": 0.2}]
-
-
 def test_a_run_that_has_not_logged_yet_shows_its_folders_newest_checkpoint_and_says_so(tmp_path):
     write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": 0.2}])
     (tmp_path / "log_history.jsonl").write_text("")
@@ -270,16 +237,16 @@ def test_a_run_that_has_not_logged_yet_shows_its_folders_newest_checkpoint_and_s
     assert run.notes == ["log_history.jsonl holds no entry yet: what is shown is the newest checkpoint's."]
 
 
+ENDED = {"step": 40, "train_runtime": 9.0}
+
+
 @pytest.mark.parametrize(
     ("log_history", "state"),
     [
         ([plain(40)], "not finished: going on or stopped at step 40 of 100; no checkpoint to resume from"),
         ([plain(100)], "finished, step 100"),
-        (
-            [plain(40), {"step": 40, "train_runtime": 9.0}, {"step": 40, "eval_reward": 0.1}],
-            "finished early, at step 40",
-        ),
-        ([{"step": 40, "train_runtime": 9.0}, plain(41)], "not finished: going on or stopped at step 41"),  # extended
+        ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
+        ([ENDED, plain(41)], "not finished: going on or stopped at step 41"),  # extended
     ],
     ids=["going on", "finished", "stopped early", "extended"],
 )
@@ -294,31 +261,25 @@ def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
 def test_the_figures_in_the_table_are_the_logs(tmp_path):
     history = [entry(1), entry(2, **{"eval_avg@32": 0.125})]
     history[0]["dynamic_sampling/tokens_generated"] = 480.0
-    text = Page(write_report([write_state(tmp_path / "run", history)])).text
-    assert "0.200" in text  # reward of the last step
-    assert "0.250" in text  # after the filter
-    assert "38%" in text  # 6 of 16 groups accepted
-    assert "2.00" in text  # (480 + 800) / (320 + 320) tokens
-    assert "12.5%\navg@32 at step 2" in text
+    text = text_of(write_state(tmp_path / "run", history))
+    # The last step's reward, and after the filter; 6 of 16 groups accepted; (480 + 800) / (320 + 320) tokens.
+    assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "12.5%\navg@32 at step 2"))
     history = [{**history[0], "eval_avg@32": 0.0625}, {**history[0], "eval_avg@32": 0.5}, history[1]]
-    text = Page(write_report([write_state(tmp_path / "longer", history)])).text
+    text = text_of(write_state(tmp_path / "longer", history))
     assert "6.2% -> 12.5%\navg@32 at step 2" in text
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
     shares = OUTCOMES.find([entry(1), entry(2, **{"dynamic_sampling/groups_generated": 0.0})])
     assert shares == {"accepted": ([1], [6 / 16]), "all_correct": ([1], [7 / 16]), "all_wrong": ([1], [3 / 16])}
-
-
-def test_the_reasons_of_a_users_own_rule_are_drawn_too(tmp_path):
-    log_history = [entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)]
-    assert OUTCOMES.find(log_history)["too easy"] == ([1, 2], [2 / 16] * 2)
-    assert OUTCOMES.find(log_history)["accepted"] == ([1, 2], [4 / 16] * 2)
+    # A user's own rule has reasons of its own.
+    shares = OUTCOMES.find([entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)])
+    assert (shares["too easy"], shares["accepted"]) == (([1, 2], [2 / 16] * 2), ([1, 2], [4 / 16] * 2))
 
 
 def test_the_title_does_not_lie_over_the_names_of_the_runs():
     logs, names = [[entry(step) for step in (1, 2)]] * 3, ["one", "two", "three"]
-    for figure in (plot_panel(REWARD, logs, names, "Title"), plot_runs(logs, names, [REWARD], "Title")):
+    for figure in (plot_panel(REWARD, logs, names, "Title"), drawing.plot_runs(logs, names, [REWARD], "Title")):
         FigureCanvasAgg(figure).draw()
         (title,), (key,) = figure.texts, figure.legends
         assert not title.get_window_extent().overlaps(key.get_window_extent())
@@ -345,8 +306,7 @@ def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
 def test_a_servers_time_lies_above_the_trainers():
     figure = plot_panel(TIMELINE, [[entry(step, **SERVED) for step in (1, 2)]], [""])
     (axes,) = figure.axes
-    # The server samples for 6 s and idles for 4; the trainer updates for 5, evaluates for 1, waits for
-    # 3 and scores for 2.
+    # The server samples for 6 s and idles for 4; the trainer updates for 5, evaluates for 1, waits 3 and scores 2.
     bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
     assert bars == [(0, 6), (6, 4), (0, 5), (5, 1), (6, 3), (9, 2)] * 2
     heights = [bar.get_y() for bar in axes.patches[:6]]
@@ -359,20 +319,14 @@ def test_what_is_in_flight_is_drawn_over_time_with_what_was_waited_for(tmp_path)
     log = [{**plain(i + 1), **{name: values[i] for name, values in counts.items()}} for i in range(2)]
     page = Page(write_report([write_state(tmp_path / "run", log)]))
     (alt,) = [image["alt"] for image in page.all("img") if "in flight" in image["alt"]]
-    assert alt == (
-        "Groups in flight, groups over optimizer steps. "
-        "run, asked for: 40 at step 1, 32 at step 2, between 32 and 40. "
-        "run, waited for: 8 at step 1, 0 at step 2, between 0 and 8. "
-        "run, too many: 0 at step 1, 1 at step 2, between 0 and 1."
-    )
+    assert alt.startswith("Groups in flight, groups over optimizer steps. run, asked for: 40 at step 1, 32 at step 2,")
+    assert "between 32 and 40. run, waited for: 8 at step 1, 0 at step 2, between 0 and 8. run, too many: 0 at" in alt
 
 
 def test_a_run_that_was_killed_is_shown_with_the_last_whole_checkpoint(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log_history.jsonl").write_text(json.dumps({**plain(12), "max_steps": 20}) + "\n")
     for step, state in ((5, "{}"), (10, "{}"), (12, '{"log_hist')):
-        (tmp_path / "run" / f"checkpoint-{step}").mkdir()
-        (tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+        write_torn_state(tmp_path / "run" / f"checkpoint-{step}", state)
+    (tmp_path / "run" / "log_history.jsonl").write_text(json.dumps({**plain(12), "max_steps": 20}) + "\n")
     page = Page(write_report([tmp_path / "run"]))
     assert "stopped at step 12 of 20; checkpoint-10 to resume from" in page.text
 
@@ -382,17 +336,11 @@ def test_two_reward_functions_are_drawn_apart_and_one_is_not(tmp_path):
     one = [{**plain(step), "rewards/right/mean": 0.5} for step in (1, 2)]
     path = write_report([write_state(tmp_path / "two", two), write_state(tmp_path / "one", one)])
     (alt,) = [figure["alt"] for figure in Page(path).all("img") if "by function" in figure["alt"]]
-    assert alt == (
-        "Reward by function, mean reward over optimizer steps. two, right: 0.5 at step 1, 0.5 at step 3. "
-        "two, short: 0.1 at step 1, 0.3 at step 3."
-    )
+    assert alt.endswith(" two, right: 0.5 at step 1, 0.5 at step 3. two, short: 0.1 at step 1, 0.3 at step 3.")
     assert (path.parent / "rewards.png").read_bytes()[:8] == PNG
-    figure = plot_named(REWARDS, [{"right": ([1, 2], [0.5, 0.5]), "short": ([1, 2], [0.1, 0.2])}, {}], ["two", "one"])
-    (axes,) = figure.axes
-    assert [(line.get_label().strip(), list(line.get_ydata())) for line in axes.lines] == [
-        ("right", [0.5, 0.5]),
-        ("short", [0.1, 0.2]),
-    ]
+    curves = {"right": ([1, 2], [0.5, 0.5]), "short": ([1, 2], [0.1, 0.2])}
+    (axes,) = drawing.plot_named(drawing.REWARDS, [curves, {}], ["two", "one"]).axes
+    assert {line.get_label().strip(): ([1, 2], list(line.get_ydata())) for line in axes.lines} == curves
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):
@@ -402,8 +350,9 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
     assert f"Left out, since nothing was logged: {', '.join(others)}." in page.text
     assert [figure["id"] for figure in page.all("figure")] == ["reward"]
     assert sorted(os.listdir(path.parent)) == ["overview.png", "report.html", "reward.png"]
-    assert (path.parent / "reward.png").read_bytes()[:8] == PNG
-    assert (path.parent / "overview.png").read_bytes()[:8] == PNG
+    plot_run([plain(1)], tmp_path / "plots" / "run.png")
+    for picture in (path.parent / "reward.png", path.parent / "overview.png", tmp_path / "plots" / "run.png"):
+        assert picture.read_bytes()[:8] == PNG
 
 
 def test_every_picture_says_in_words_what_it_shows(hostile_page):
@@ -412,33 +361,27 @@ def test_every_picture_says_in_words_what_it_shows(hostile_page):
     assert list(images) == [*(panel.name for panel in PANELS), "sources"]
     assert len(page.all("figcaption")) == len(PANELS) + 1
     # A twentieth of 40 steps is 2: (0.1 + 0.2) / 2 ... (3.9 + 4.0) / 2.
-    assert (
-        "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
-        in images["reward"]["alt"]
-    )
+    said = "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
+    assert said in images["reward"]["alt"]
 
 
 def test_the_page_stands_alone(hostile_page):
     page = Page(hostile_page)
-    sources = [
-        value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "srcset", "href")
-    ]
+    named = [pair for _, attributes in page.tags for pair in attributes.items()]
+    sources = [value for name, value in named if name in ("src", "srcset", "href")]
     assert len(sources) == 2 * (len(PANELS) + 1) + 1  # sources are drawn too; light and dark, and the icon
     assert all(source.startswith("data:") for source in sources)
-    assert "url(" not in page.source
-    assert "@import" not in page.source
+    assert not any(word in page.source for word in ("url(", "@import"))
     for source in sources[1:]:
         picture = base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
-        assert "<script" not in picture
-        assert "<b>bold" not in picture
+        assert not any(word in picture for word in ("<script", "<b>bold"))
 
 
 def test_what_a_model_wrote_is_shown_and_never_obeyed(hostile_page):
     page = Page(hostile_page)
-    allowed = "html head meta link title style body header h1 h2 h3 p div table thead tbody tr th td span br b figure"
-    assert {tag for tag, _ in page.tags} <= {
-        *f"{allowed} picture source img figcaption section pre footer details summary code".split()
-    }
+    allowed = "html head meta link title style body header h1 h2 h3 p div table thead tbody tr th td span br b figure "
+    allowed += "picture source img figcaption section pre footer details summary code"
+    assert {tag for tag, _ in page.tags} <= {*allowed.split()}
     assert len(page.all("style")) == 1
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert len(page.all("details")) == 2  # of each run the one group that was kept as text
@@ -449,60 +392,51 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(hostile_page):
 def test_characters_that_do_not_show_stand_as_escapes(tmp_path):
     run = write_state(tmp_path / os.fsdecode(b"not-utf8-\xff"), [plain(1)])
     hostile = "\x00\x1b[2J\u202eright to left\x9b\tand\nso on"
-    write_completions(run, 1, [{"prompt": "p", "completion": hostile, "advantage": 0.0, "right": 1.0}])
-    text = Page(write_report([run])).text
+    write_completions(run, 1, [{"completion": hostile, "right": 1.0}])
+    text = text_of(run)
     assert "\\x00\\x1b[2J\\u202eright to left\\x9b\tand\nso on" in text
     assert "not-utf8-\\udcff" in text
 
 
-def test_a_long_completion_keeps_both_ends_and_says_how_much_is_gone(tmp_path):
-    run = write_state(tmp_path, [plain(1)])
+def test_a_long_completion_keeps_both_ends_and_says_how_much_is_gone(run):
     completion = "begin" + "x" * (MAX_CHARACTERS + 1234 - 8) + "end"
-    write_completions(run, 1, [{"prompt": "p", "completion": completion, "advantage": 0.0, "right": 1.0}])
+    write_completions(run, 1, [{"completion": completion, "right": 1.0}])
     page = Page(write_report([run]))
     kept = MAX_CHARACTERS // 2
     assert f"{completion[:kept]} [1,234 characters left out] {completion[-kept:]}" in page.text
     assert completion[: kept + 1] not in page.text
 
 
-def test_the_best_and_the_worst_completion_of_the_first_and_the_last_table_are_shown(tmp_path):
-    run = write_state(tmp_path, [plain(1)])
+def test_the_best_and_the_worst_completion_of_the_first_and_the_last_table_are_shown(run):
     for step in (1, 2, 3, 4):
         rows = [
             {"prompt": prompt, "completion": f"{prompt}{step}-{score}", "advantage": score, "right": score}
             for prompt in "abc"
             for score in (0.0, 1.0, 0.5)
         ]
-        filler = {"prompt": "filler", "completion": f"filler{step}", "advantage": 0.0, "right": None}
-        write_completions(run, step, [filler, *rows])
+        write_completions(run, step, [{"prompt": "filler", "completion": f"filler{step}", "right": None}, *rows])
     newest = run / "completions" / "completions_00004.parquet"
     newest.write_bytes(newest.read_bytes()[:100])  # killed here
-    text = Page(write_report([run])).text
+    text = text_of(run)
     shown = [f"{prompt}{step}-{score}" for step in (1, 3) for prompt in "ab" for score in ("1.0", "0.0")]
     assert [word for word in text.split() if word.endswith(("-1.0", "-0.5", "-0.0"))] == shown
     assert "filler" not in text
     assert "completions/completions_00004.parquet cannot be read and is passed over." in text
 
 
-def test_a_prompt_whose_completions_are_worth_the_same_is_shown_with_one(tmp_path):
-    run = write_state(tmp_path, [plain(1)])
-    rows = [{"prompt": "p", "completion": f"c{i}", "advantage": 0.0, "right": 0.0} for i in range(3)]
-    write_completions(run, 1, rows)
-    text = Page(write_report([run])).text
+def test_a_prompt_whose_completions_are_worth_the_same_is_shown_with_one(run):
+    write_completions(run, 1, [{"completion": f"c{i}", "right": 0.0} for i in range(3)])
+    text = text_of(run)
     assert "One of 3 completions, all worth the same" in text
-    assert "c0" in text
-    assert "c1" not in text
+    assert ("c0" in text, "c1" in text) == (True, False)
 
 
-def test_another_programs_summary_is_no_evaluation(tmp_path):
-    run = write_state(tmp_path, [plain(1)])
-    for name, summary in {
-        "ours": {"metrics": {"avg@4": {"mean": 0.5, "low": 0.4, "high": 0.6}}},
-        "theirs": [1],
-    }.items():
+def test_another_programs_summary_is_no_evaluation(run):
+    ours = {"metrics": {"avg@4": {"mean": 0.5, "low": 0.4, "high": 0.6}}}
+    for name, summary in (("ours", ours), ("theirs", [1])):
         (run / name).mkdir()
         (run / name / "summary.json").write_text(json.dumps(summary))
-    text = Page(write_report([run])).text
+    text = text_of(run)
     assert "avg@4 50.0% [40.0%, 60.0%]" in text
     assert "theirs" not in text
 
@@ -514,28 +448,16 @@ def test_the_same_log_gives_the_same_files(tmp_path):
         assert (first.parent / name).read_bytes() == (second.parent / name).read_bytes()
 
 
-def test_a_run_without_some_metrics_is_drawn_all_the_same(tmp_path):
-    plot_run([plain(1)], tmp_path / "plots" / "run.png")
-    assert (tmp_path / "plots" / "run.png").read_bytes()[:8] == PNG
-
-
 # ---- The ledger ----
 
 
 def test_outcomes_count_groups_and_tokens_by_reason():
-    rows = ledger_of(
-        group(0, "a", 0, "all_wrong", tokens=70),
-        group(0, "b", 2, tokens=10),
-        group(0, "c", 4, "all_correct", tokens=10),
-        group(1, "d", 0, "all_wrong", tokens=10),
-    )
-    figures = summarize_groups(rows)
+    rows = [group(0, "a", 0, "all_wrong", tokens=70), group(0, "b", 2, tokens=10)]
+    rows += [group(0, "c", 4, "all_correct", tokens=10), group(1, "d", 0, "all_wrong", tokens=10)]
+    figures = summarize_groups(ledger_of(*rows))
     assert figures.num_groups == 4
-    assert {row["outcome"]: (row["num_groups"], row["share"], row["tokens"]) for row in figures.outcomes} == {
-        "all_wrong": (2, 0.5, 0.8),
-        "trained": (1, 0.25, 0.1),
-        "all_correct": (1, 0.25, 0.1),
-    }
+    found = {row["outcome"]: (row["num_groups"], row["share"], row["tokens"]) for row in figures.outcomes}
+    assert found == {"all_wrong": (2, 0.5, 0.8), "trained": (1, 0.25, 0.1), "all_correct": (1, 0.25, 0.1)}
 
 
 def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all():
@@ -577,10 +499,8 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     rows = [group(i, f"p{i}", 2, **texts, **rewards) for i in range(5)]
     rows += [group(5, "q", 0, "all_wrong", **texts, **rewards), group(6, "r", 0, "masked", **rewards)]
     opened = summarize_groups(ledger_of(*rows)).opened
-    assert [(row["verdict"], row["prompt_id"]) for row in opened] == [
-        ("all_wrong", "q"),
-        *[("accepted", f"p{i}") for i in (2, 3, 4)],
-    ]
+    accepted = [("accepted", f"p{i}") for i in (2, 3, 4)]
+    assert [(row["verdict"], row["prompt_id"]) for row in opened] == [("all_wrong", "q"), *accepted]
     first, second, third = opened[0]["completions"]
     assert (first["number"], first["text"], first["rewards"]) == (1, "5", {"right": 0.0, "form": None})
     assert (second["number"], second["text"], second["rewards"]) == (2, "4", {"right": 1.0, "form": 0.5})
@@ -588,11 +508,10 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     assert opened[0]["num_completions"] == 4
 
 
-def test_a_run_that_found_nothing_shows_what_it_sampled(tmp_path):
-    run = write_state(tmp_path / "run", [plain(1)])
+def test_a_run_that_found_nothing_shows_what_it_sampled(run):
     texts = {"prompt": "2+2", "completions": ["5", "6", "7", "8"]}
     write_ledger(run, *(group(0, f"p{i}", 0, "all_wrong", **texts) for i in range(4)))
-    text = Page(write_report([run])).text
+    text = text_of(run)
     assert "4 groups, 100.0%" in text
     assert "all_wrong, step 1, round 1, prompt p3, 0 of 4 right" in text
     assert "Completion 1 of 4: 5 tokens; right 0" in " ".join(text.split())
@@ -606,20 +525,11 @@ def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_d
     (runs[1] / "settings.json").write_text(json.dumps({"a_both": both}))
     cells = [cell.strip() for cell in Page(write_report(runs, tmp_path / "page")).cells]
     start = cells.index("learning_rate")
-    assert [cell.split()[0] for cell in cells[start : start + 8]] == [
-        "learning_rate",
-        "1e-06",
-        "0.001",
-        "1e-06",
-        "a_both",
-        "4",
-        "8",
-        "8",
-    ]
+    shown = [cell.split()[0] for cell in cells[start : start + 8]]
+    assert shown == "learning_rate 1e-06 0.001 1e-06 a_both 4 8 8".split()
 
 
-def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(tmp_path):
-    run = write_state(tmp_path / "run", [plain(1)])
+def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(run):
     write_summary(run / "a_after", [4, 2, 4], written=300)
     write_summary(run / "other", [1, 2], written=200)
     # Copied later, but made before all others.
@@ -651,10 +561,8 @@ def test_evaluations_during_training_are_listed_from_the_first_to_the_last(tmp_p
 
 def test_runs_of_the_same_name_are_told_apart_by_their_parents_and_none_is_read_twice(tmp_path):
     folders = [write_state(tmp_path / name, [plain(1)]) for name in ("x/lr/run", "y/lr/run")]
-    assert [run.label for run in load_runs([*folders, tmp_path / "x" / "." / "lr" / "run"])] == [
-        "x/lr/run",
-        "y/lr/run",
-    ]
+    again = tmp_path / "x" / "." / "lr" / "run"
+    assert [run.label for run in load_runs([*folders, again])] == ["x/lr/run", "y/lr/run"]
     assert [run.label for run in load_runs(folders[:1])] == ["run"]
 
 
@@ -736,7 +644,7 @@ def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_
     # Both runs are drawn in their colours, on the paper of the scheme.
     browser.execute_script("document.querySelectorAll('.swatch').forEach(swatch => swatch.remove())")
     assert min(share_of_pixels(browser, colour) for colour in RUN_COLOURS[:2]) > 5e-5
-    assert share_of_pixels(browser, PAPER[scheme]) > 0.5
+    assert share_of_pixels(browser, drawing.PAPER[scheme]) > 0.5
 
 
 @pytest.mark.parametrize("width", [1280, 400])

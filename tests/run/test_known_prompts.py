@@ -6,7 +6,7 @@ import json
 
 import pytest
 from datasets import Dataset, IterableDataset
-from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, prompts, right, tiny_config
+from helpers import mixed_unless_multiple_of_3, prompts, right, tiny_config
 
 from trl_dapo.run.known_prompts import learn_from
 from trl_dapo.sampling.example_names import problem_id
@@ -15,6 +15,7 @@ from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.sampler import Sampler
 
 
+MEMORY = {"dynamic_sampling_memory": True}
 ROWS = [{"prompt": f"prompt {i}", "solution": str(i), "source": "sums"} for i in range(4)]
 
 
@@ -37,14 +38,15 @@ def asked(row, num_correct, num_completions=8, **changed):
     return problem | {"num_correct": num_correct, "num_completions": num_completions, **changed}
 
 
-def trained(tiny_model, folder, **settings):
-    args = tiny_config(
-        folder,
-        **{"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "dynamic_sampling_memory": True} | settings,
-    )
-    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
-    trainer.train()
-    return trainer
+@pytest.fixture
+def trained(made):
+    def train(into, resumes=False, **settings):
+        settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, **MEMORY, **settings}
+        trainer = made(right, prompts(48), mixed_unless_multiple_of_3, into, **settings)
+        trainer.train(resume_from_checkpoint=resumes)
+        return trainer
+
+    return train
 
 
 def test_what_an_evaluation_saw_counts_half(tmp_path):
@@ -59,8 +61,7 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
 
 
 def test_a_prompt_that_stands_twice_in_the_dataset_is_learnt_once(tmp_path):
-    twice = Dataset.from_list([*ROWS, ROWS[0]])
-    made = sampler(twice)
+    made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))
     learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
     prior = made.memory.population.pass_rate()
     assert made.memory.pass_rate(names(made)[0]) == pytest.approx((prior[0] + 1, prior[1] + 3))
@@ -76,25 +77,23 @@ def test_hopeless_prompts_of_an_evaluation_are_passed_over_in_the_first_pass(tmp
 
 
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
-def test_a_run_begins_with_what_an_earlier_one_saw(tiny_model, tmp_path, of, capsys):
-    earlier = trained(tiny_model, tmp_path / "run")
+def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys):
+    earlier = trained("run")
     folder = tmp_path / "run" if of == "run" else tmp_path / "run" / "checkpoint-2"
     seen = earlier._sampler.memory.prompts
     capsys.readouterr()
-    later = trained(tiny_model, tmp_path / "later", dynamic_sampling_memory=str(folder), seed=7)
+    later = trained("later", dynamic_sampling_memory=str(folder), seed=7)
     assert f"{len(seen)} of 48 prompts are known from `{folder}`." in " ".join(capsys.readouterr().out.split())
     assert later._sampler.memory.seed == 7
     assert seen < later._sampler.memory.prompts
 
 
-def test_a_checkpoints_own_memory_goes_on_at_a_resume(tiny_model, tmp_path):
-    trained(tiny_model, tmp_path / "run", max_steps=8)
+def test_a_checkpoints_own_memory_goes_on_at_a_resume(trained, tmp_path):
+    trained("run", max_steps=8)
     settings = {"dynamic_sampling_memory": str(tmp_path / "run"), "max_steps": 4}
-    whole = trained(tiny_model, tmp_path / "a", **settings)
-    trained(tiny_model, tmp_path / "b", **settings | {"max_steps": 2})
-    args = tiny_config(tmp_path / "b", **settings, save_strategy="steps", save_steps=2)
-    again = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
-    again.train(resume_from_checkpoint=True)
+    whole = trained("a", **settings)
+    trained("b", **settings | {"max_steps": 2})
+    again = trained("b", resumes=True, **settings)
     assert again._sampler.memory.state_dict() == whole._sampler.memory.state_dict()
     assert again._sampler.memory._records == whole._sampler.memory._records
 
@@ -113,9 +112,9 @@ def test_a_folder_that_says_nothing_of_the_prompts_is_refused(tmp_path, make, er
 
 
 def test_an_evaluation_is_refused_for_a_dataset_without_length(tmp_path):
-    stream = IterableDataset.from_generator(lambda: iter(ROWS))
+    made = sampler(IterableDataset.from_generator(lambda: iter(ROWS)))
     with pytest.raises(ValueError, match="an evaluation needs a dataset of known length"):
-        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), sampler(stream))
+        learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
 
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("False", False), (True, True), ("a/b", "a/b")])

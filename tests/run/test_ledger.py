@@ -40,8 +40,10 @@ def new_sampler(target, **options):
     return sampler
 
 
-def task(names=("right",), chosen=None):
-    return TaskReward.choose(list(names), torch.ones(len(names)), chosen)
+def rows_of(sampler, step=0, names=("right",), chosen=None, columns=("right",)) -> dict:
+    """What the ledger says of the sampler's rollout."""
+    task = TaskReward.choose(list(names), torch.ones(len(names)), chosen)
+    return describe_groups(sampler.rollout, sampler.batch(), step, task, list(columns), {})
 
 
 # ---- What a row says ----
@@ -52,7 +54,7 @@ def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
     sampler.add_round(sampled([0.0, 0.0, 1.0, 0.0], [3, 4, 5, 9], ["aime", None], 0.5, step=4), ["all_wrong", None])
     later = sampled([1.0, 1.0, 0.0, 1.0, 1.0, 0.0], [1] * 6, seconds=0.25, step=6)
     sampler.add_round(later, ["all_correct", None, None])
-    rows = describe_groups(sampler.rollout, sampler.batch(), 6, task(), ["right"], {}).to_pydict()
+    rows = rows_of(sampler, step=6).to_pydict()
     assert rows["round"] == [1, 1, 2, 2, 2]
     assert rows["seconds"] == [0.5, 0.5, 0.25, 0.25, 0.25]
     assert rows["prompt_id"] == ["p0", "p1", "p0", "p1", "p2"]
@@ -74,9 +76,8 @@ def test_accepted_groups_beyond_the_batch_are_surplus_and_the_rollouts_are_numbe
     sampler = new_sampler(1)
     for n in range(3):
         sampler.add_round(sampled([1.0, 0.0] * 2, [1] * 4), [None, None])
-        rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(), ["right"], {}).to_pydict()
-        assert rows["outcome"] == ["trained", "surplus"]
-        assert rows["rollout"] == [n, n]
+        rows = rows_of(sampler).to_pydict()
+        assert (rows["outcome"], rows["rollout"]) == (["trained", "surplus"], [n, n])
         sampler.carry([])
         sampler.begin()
 
@@ -91,7 +92,7 @@ def test_what_was_half_asked_in_an_earlier_rollout_and_is_given_up_is_told_of_wi
     whole = sampled([1.0, 0.0, 0.0, 0.0], [1] * 4)
     whole.prompts, whole.sources, whole.ages = ["p"], [None], [0]
     sampler.add_round(whole, [None])
-    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(), ["right"], {}).to_pydict()
+    rows = rows_of(sampler).to_pydict()
     assert rows["prompt_id"] == ["asked before", "p"]
     assert rows["outcome"] == ["surplus", "trained"]  # it would be three rollouts old
     assert rows["round"] == [0, 1]
@@ -106,7 +107,7 @@ def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
     sampler.target = 2
     sampler.begin()
     sampler.add_round(sampled([0.0, 0.0, 0.5, 0.0], [1, 1, 2, 2]), ["all_wrong", None])
-    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(), ["right"], {}).to_pydict()
+    rows = rows_of(sampler).to_pydict()
     assert rows["outcome"] == ["dropped", "trained"]
     assert rows["round"] == [1, 1]
     assert rows["rewards/right"] == [[0.0, 0.0], [0.5, 0.0]]
@@ -114,28 +115,23 @@ def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
 
 def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
     nan = torch.nan
-    rewards = [[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]]
     sampler = new_sampler(1)
-    sampler.add_round(sampled(rewards, [1] * 4), [None, "unscored"])
-    names = ["right", "right"]
-    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(["right", "form"], ["right"]), names, {})
-    assert rows["rewards/right"].to_pylist() == [[1.0, None], [None, None]]
-    assert rows["rewards/right_2"].to_pylist() == [[0.5, 0.25], [None, 0.0]]
-    assert rows["scored"].to_pylist() == [1, 0]
-    assert rows["correct"].to_pylist() == [1, 0]
+    sampler.add_round(sampled([[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]], [1] * 4), [None, "unscored"])
+    both = {"names": ["right", "form"], "columns": ["right", "right"]}
+    rows = rows_of(sampler, chosen=["right"], **both).to_pydict()
+    assert rows["rewards/right"] == [[1.0, None], [None, None]]
+    assert rows["rewards/right_2"] == [[0.5, 0.25], [None, 0.0]]
+    assert (rows["scored"], rows["correct"]) == ([1, 0], [1, 0])
     # The sum of both, where none was named: nothing says what is right.
-    rows = describe_groups(sampler.rollout, sampler.batch(), 0, task(["right", "form"]), names, {})
-    assert rows["scored"].to_pylist() == [2, 1]
-    assert rows["correct"].to_pylist() == [None, None]
+    rows = rows_of(sampler, **both).to_pydict()
+    assert (rows["scored"], rows["correct"]) == ([2, 1], [None, None])
 
 
 def test_text_is_kept_of_every_verdict_before_a_second_of_any():
     a, b, c, d, e = (Group(0, i) for i in range(5))
     verdicts = {a: None, b: None, c: "all_wrong", d: "all_wrong", e: "masked"}
-    assert choose(verdicts, 3) == [a, c, e]
-    assert choose(verdicts, 4) == [a, b, c, e]
-    assert choose(verdicts, 0) == []
-    assert choose(verdicts, 9) == [a, b, c, d, e]
+    chosen = {num: choose(verdicts, num) for num in (0, 3, 4, 9)}
+    assert chosen == {0: [], 3: [a, c, e], 4: [a, b, c, e], 9: [a, b, c, d, e]}
 
 
 @pytest.mark.parametrize(
@@ -171,16 +167,11 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
         assert row["correct"] == (1 if i % 3 else 0)
     # Of 0 1 2 3: one dropped, one accepted, one more of those; then 4 to 7, where all are seen again.
     assert [row["outcome"] for row in rows[:6]] == ["dropped", "trained", "trained", "dropped", "trained", "trained"]
-    first = [
-        (i, row["prompt"], row["completions"]) for i, row in enumerate(rows) if row["step"] == 1 and row["prompt"]
-    ]
-    assert first == [
-        (0, "prompt 0:", ["wrong"] * 4),
-        (1, "prompt 1:", ["right", "wrong", "wrong", "wrong"]),
-        (2, "prompt 2:", ["right", "wrong", "wrong", "wrong"]),
-    ]
-    assert {row["step"] for row in rows} == {1, 2}
-    assert {row["rollout"] for row in rows} == {0, 1}
+    texts = [(i, row["prompt"], row["completions"]) for i, row in enumerate(rows) if row["step"] == 1]
+    one_right = ["right", "wrong", "wrong", "wrong"]
+    first = [(0, "prompt 0:", ["wrong"] * 4), (1, "prompt 1:", one_right), (2, "prompt 2:", one_right)]
+    assert [text for text in texts if text[1]] == first
+    assert {(row["step"], row["rollout"]) for row in rows} == {(1, 0), (2, 1)}
 
 
 def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
@@ -221,9 +212,8 @@ def test_a_folder_that_cannot_be_written_ends_the_ledger_and_not_the_run(tiny_mo
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2
-    said = [record.message for record in caplog.records if "No space left" in record.message]
-    assert len(said) == 1
-    assert "cannot be written and ends here. The run continues" in said[0]
+    (said,) = [record.message for record in caplog.records if "No space left" in record.message]
+    assert "cannot be written and ends here. The run continues" in said
 
 
 def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(tiny_model, tmp_path):
@@ -244,9 +234,15 @@ def part_of(*rollouts, **columns):
     return pa.table({"rollout": pa.array(rollouts, pa.int32()), **columns})
 
 
-def test_a_part_that_is_large_enough_is_left_alone(tmp_path, monkeypatch):
+@pytest.fixture
+def parts(tmp_path):
+    """A ledger of which no rollout is written yet."""
     parts = Parts(tmp_path / "rollouts")
     parts.begin(0)
+    return parts
+
+
+def test_a_part_that_is_large_enough_is_left_alone(parts, tmp_path, monkeypatch):
     for rollout in range(3):
         parts.append(part_of(rollout, rollout))
     assert [path.name for path in parts.folder.iterdir()] == ["part-00001.parquet"]
@@ -258,10 +254,8 @@ def test_a_part_that_is_large_enough_is_left_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 10**9], ids=["a part a rollout", "one part"])
-def test_rollouts_after_the_checkpoint_are_taken_out_before_they_are_sampled_again(tmp_path, monkeypatch, size):
+def test_rollouts_after_the_checkpoint_are_taken_out_before_they_are_sampled_again(parts, tmp_path, monkeypatch, size):
     monkeypatch.setattr(ledger, "PART_BYTES", size)
-    parts = Parts(tmp_path / "rollouts")
-    parts.begin(0)
     for rollout in range(6):
         parts.append(part_of(rollout, rollout))
     (parts.folder / "part-00007.tmp").touch()  # killed at it
@@ -276,9 +270,7 @@ def test_rollouts_after_the_checkpoint_are_taken_out_before_they_are_sampled_aga
     assert sum(pq.read_table(path).num_rows for path in (tmp_path / "rollouts-1").iterdir()) == 9
 
 
-def test_other_reward_functions_begin_a_part_of_their_own(tmp_path):
-    parts = Parts(tmp_path / "rollouts")
-    parts.begin(0)
+def test_other_reward_functions_begin_a_part_of_their_own(parts, tmp_path):
     parts.append(part_of(0, **{"rewards/a": pa.array([1.0])}))
     parts.append(part_of(1, **{"rewards/b": pa.array([2.0])}))
     rows = read_ledger(tmp_path)
@@ -286,9 +278,7 @@ def test_other_reward_functions_begin_a_part_of_their_own(tmp_path):
     assert rows["rewards/b"].to_pylist() == [None, 2.0]
 
 
-def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_way(tmp_path, caplog):
-    parts = Parts(tmp_path / "rollouts")
-    parts.begin(0)
+def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_way(parts, tmp_path, caplog):
     parts.append(part_of(0))
     torn = parts.folder / "part-00002.parquet"
     torn.write_bytes((parts.folder / "part-00001.parquet").read_bytes()[:-9])
@@ -302,34 +292,18 @@ def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_wa
     assert "it is kept as part-00002.parquet.torn" in caplog.text
 
 
-def test_a_row_without_text_takes_less_than_200_bytes(tmp_path):
+def test_a_row_without_text_takes_less_than_200_bytes(parts):
     """A rollout of 512 groups of 16 completions of up to 20,480 tokens; two functions, one with a value for each."""
     torch.manual_seed(0)
     names = [f"{torch.randint(2**62, ()).item():016x}" for _ in range(512)]
     rewards_BF = torch.stack([torch.randint(2, (8192,)).float(), torch.rand(8192) * (torch.rand(8192) < 0.2)], dim=1)
     lengths_B = torch.randint(1, 20_480, (8192,))
-    round_ = Round(
-        names,
-        Rows.empty(),
-        rewards_BF,
-        lengths_B,
-        lengths_B > 18_000,
-        {},
-        {},
-        sources=["math_dapo"] * 512,
-        seconds=61.5,
-        asks=[Ask(name, {}, 16) for name in names],
-    )
-    stream = PromptStream(Dataset.from_dict({"prompt": ["a"] * 512, "id": list(range(512))}), seed=0)
-    sampler = Sampler(stream, target=512, num_generations=16)
-    sampler.begin()
-    sampler.add_round(round_, [None] * 512)
-    rows = describe_groups(
-        sampler.rollout, sampler.batch(), 0, task(["right", "soft"], ["right"]), ["right", "soft"], {}
-    )
-    parts = Parts(tmp_path / "rollouts")
-    parts.begin(0)
-    parts.append(rows)
+    facts = rewards_BF, lengths_B, lengths_B > 18_000, {}, {}
+    asked = {"sources": ["math_dapo"] * 512, "seconds": 61.5, "asks": [Ask(name, {}, 16) for name in names]}
+    sampler = new_sampler(512)
+    sampler.num_generations = 16
+    sampler.add_round(Round(names, Rows.empty(), *facts, **asked), [None] * 512)
+    parts.append(rows_of(sampler, names=["right", "soft"], chosen=["right"], columns=["right", "soft"]))
     size = sum(path.stat().st_size for path in parts.folder.iterdir())
     assert 100 < size / 512 < 200  # lengths and a fifth of the rewards alone cannot be told in less
 
@@ -400,20 +374,11 @@ def test_the_table_of_completions_shows_the_rewards_that_were_given_and_the_reas
     def script(text, i):
         return "right" if number(text) == 1 and i % 4 == 0 else "right" if number(text) == 2 else "wrong"
 
-    settings = {
-        "dynamic_sampling_max_rounds": 1,
-        "log_completions": True,
-        "max_steps": 2,
-        "num_completions_to_print": 0,
-    }
-    make_trainer(tiny_model, tmp_path, script, num_prompts=8, **settings).train()
+    settings = {"dynamic_sampling_max_rounds": 1, "log_completions": True, "num_completions_to_print": 0}
+    make_trainer(tiny_model, tmp_path, script, num_prompts=8, max_steps=2, **settings).train()
     first, second = (pq.read_table(path).to_pandas() for path in sorted((tmp_path / "completions").iterdir()))
-    assert first["dynamic_sampling"].tolist() == [
-        *["trained"] * 4,
-        *["dropped: all_wrong"] * 4,
-        *["dropped: all_correct"] * 4,
-        *["dropped: all_wrong"] * 4,
-    ]
+    verdicts = ["trained", "dropped: all_wrong", "dropped: all_correct", "dropped: all_wrong"]
+    assert first["dynamic_sampling"].tolist() == [verdict for verdict in verdicts for _ in range(4)]
     assert first["right"].tolist() == [1.0, 0.0, 0.0, 0.0, *[0.0] * 4, *[1.0] * 4, *[0.0] * 4]
     # Nothing was accepted, just when the table is needed.
     assert second["right"].tolist() == [0.0] * 16

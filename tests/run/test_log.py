@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import prompts
 from transformers import TrainerCallback
 from transformers.utils import logging
 
@@ -12,39 +12,24 @@ from trl_dapo.report import load_run, write_report
 from trl_dapo.run.log import changed_settings
 
 
-class Killed(Exception):
-    pass
+SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 
 
-def make_trainer(tiny_model, output_dir, killed_at: int | None = None, **settings):
-    """A run whose reward function raises in step `killed_at`."""
-
-    def reward(completions, trainer_state, **kwargs):
-        if trainer_state.global_step + 1 == killed_at:
-            raise Killed
-        return [float(completion == "1") for completion in completions]
-
-    return ScriptedTrainer(
-        tiny_model,
-        reward,
-        tiny_config(output_dir, max_steps=4, save_strategy="steps", save_steps=2, **settings),
-        train_dataset=prompts(16),
-        script=lambda prompt, index: str(index % 2),
-    )
+def lines(output_dir, name="log_history") -> list[dict]:
+    return [json.loads(line) for line in (output_dir / f"{name}.jsonl").read_text().splitlines()]
 
 
-def lines(output_dir) -> list[dict]:
-    return [json.loads(line) for line in (output_dir / "log_history.jsonl").read_text().splitlines()]
+def test_a_run_that_dies_between_checkpoints_leaves_its_log_and_goes_on_with_it(made, tmp_path):
+    def dies_in_step_4(completions, trainer_state, **kwargs):
+        return [1.0, 0.0] * (len(completions) // 2) if trainer_state.global_step < 3 else [1 / 0]
 
-
-def test_a_run_that_dies_between_checkpoints_leaves_its_log_and_goes_on_with_it(tiny_model, tmp_path):
-    with pytest.raises(Killed):
-        make_trainer(tiny_model, tmp_path, killed_at=4).train()
+    with pytest.raises(ZeroDivisionError):
+        made(dies_in_step_4, **SAVED).train()
     run = load_run(tmp_path)
     assert [entry["step"] for entry in run.log_history] == [1, 2, 3]
     assert (run.last_step, run.max_steps, run.finished) == (3, 4, False)
 
-    trainer = make_trainer(tiny_model, tmp_path)
+    trainer = made(**SAVED)
     trainer.train(resume_from_checkpoint=True)  # from step 2: step 3 is taken again
     assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
     run = load_run(tmp_path)
@@ -53,24 +38,22 @@ def test_a_run_that_dies_between_checkpoints_leaves_its_log_and_goes_on_with_it(
     assert run.notes == []
 
 
-def test_a_second_training_keeps_the_log_of_the_first(tiny_model, tmp_path):
-    trainer = make_trainer(tiny_model, tmp_path)
+def test_a_second_training_keeps_the_log_of_the_first(made, tmp_path):
+    trainer = made(**SAVED)
     for _ in range(3):
         trainer.train()
-    assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
-    for n in (1, 2):
-        kept = (tmp_path / f"log_history-{n}.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in kept] == [1, 2, 3, 4, 4]
+    for name in ("log_history", "log_history-1", "log_history-2"):
+        assert [entry["step"] for entry in lines(tmp_path, name)] == [1, 2, 3, 4, 4]
 
 
-def test_the_settings_of_a_run_name_its_model(tiny_model, tmp_path):
-    make_trainer(tiny_model, tmp_path).train()
+def test_the_settings_of_a_run_name_its_model(tiny_model, made, tmp_path):
+    made(**SAVED).train()
     assert load_run(tmp_path).settings["model"] == {"value": str(tiny_model), "default": None}
 
 
-def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
+def test_a_run_into_a_used_folder_begins_its_log_anew(made, tmp_path):
     (tmp_path / "log_history.jsonl").write_text('{"step": 99}\n')
-    trainer = make_trainer(tiny_model, tmp_path)
+    trainer = made(**SAVED)
     trainer.evaluate(prompts(4))  # not yet the run
     assert lines(tmp_path) == [{"step": 99}]
     trainer.train()
@@ -80,50 +63,48 @@ def test_a_run_into_a_used_folder_begins_its_log_anew(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("given", "changed"),
     [
-        ({"use_cpu": True}, {"use_cpu": True}),
-        ({"use_cpu": True, "bf16": False}, {"use_cpu": True, "bf16": False}),
+        ({}, {}),
+        ({"bf16": False}, {"bf16": False}),
         # TRL makes `steps_per_generation` the same, and `prompts_per_step` makes both.
-        ({"use_cpu": True, "gradient_accumulation_steps": 4}, {"use_cpu": True, "gradient_accumulation_steps": 4}),
-        ({"use_cpu": True, "steps_per_generation": 2}, {"use_cpu": True, "steps_per_generation": 2}),
-        ({"use_cpu": True, "prompts_per_step": 4}, {"use_cpu": True, "prompts_per_step": 4}),
-        # transformers evaluates by it.
-        ({"use_cpu": True, "eval_strategy": "epoch"}, {"use_cpu": True, "eval_strategy": "epoch"}),
-        # 16 rows in micro-batches of 8.
-        ({"use_cpu": True, "generation_batch_size": 16}, {"use_cpu": True, "steps_per_generation": 2}),
+        ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
+        ({"steps_per_generation": 2}, {"steps_per_generation": 2}),
+        ({"prompts_per_step": 4}, {"prompts_per_step": 4}),
+        ({"eval_strategy": "epoch"}, {"eval_strategy": "epoch"}),  # transformers evaluates by it
+        ({"generation_batch_size": 16}, {"steps_per_generation": 2}),  # 16 rows in micro-batches of 8
     ],
     ids=str,
 )
 @pytest.mark.parametrize("verbosity", ["warning", "error"])  # transformers draws no bars where it says no warnings
 def test_only_what_was_set_is_a_changed_setting(tmp_path, monkeypatch, verbosity, given, changed):
     monkeypatch.setattr(logging.get_logger("transformers"), "level", getattr(logging, verbosity.upper()))
-    settings = changed_settings(DAPOConfig(str(tmp_path), report_to="none", **given))
-    assert {name: setting["value"] for name, setting in settings.items()} == changed
+    settings = changed_settings(DAPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given))
+    assert {name: setting["value"] for name, setting in settings.items()} == {"use_cpu": True, **changed}
 
 
-def test_what_json_has_no_word_for_does_not_stop_a_run(tiny_model, tmp_path):
-    trainer = make_trainer(tiny_model, tmp_path)
+def test_what_json_has_no_word_for_does_not_stop_a_run(made, tmp_path):
+    trainer = made(**SAVED)
     trainer.train()
     trainer.log({"reward": float("nan"), "device": trainer.model.device})
     assert lines(tmp_path)[-1]["device"] == "cpu"
     assert load_run(tmp_path).notes == []
 
 
-def test_a_log_that_cannot_even_begin_does_not_stop_the_run(tiny_model, tmp_path, caplog):
+def test_a_log_that_cannot_even_begin_does_not_stop_the_run(made, tmp_path, caplog):
     (tmp_path / "settings.json").mkdir()
-    trainer = make_trainer(tiny_model, tmp_path)
+    trainer = made(**SAVED)
     trainer.train()
     assert trainer.state.global_step == 4
     assert "cannot be written and ends here. The run continues: " in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(tiny_model, tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(made, tmp_path, caplog):
     class Unwritable(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 (tmp_path / "log_history.jsonl").unlink()
                 (tmp_path / "log_history.jsonl").mkdir()  # root may write where others may not
 
-    trainer = make_trainer(tiny_model, tmp_path)
+    trainer = made(**SAVED)
     trainer.add_callback(Unwritable())
     trainer.train()
     assert trainer.state.global_step == 4
@@ -131,17 +112,13 @@ def test_a_folder_that_cannot_be_written_any_more_ends_the_log_and_not_the_run(t
     assert said.startswith(f"`{tmp_path / 'log_history.jsonl'}` cannot be written and ends here. The run continues: ")
 
 
-def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(tiny_model, tmp_path, capfd):
+def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(made, tmp_path, capfd):
     """But in `training_args.bin`, which transformers writes."""
     planted = ["hf_plantedabcdefgh", "pa55word", "planted-key"]
-    trainer = make_trainer(
-        tiny_model,
-        tmp_path / "run",
-        model_init_kwargs={"token": "hf_plantedabcdefgh"},
-        vllm_server_base_url="http://user:pa55word@gpu-7:8000",
-        chat_template_kwargs={"deep": [{"api_key": "planted-key"}]},
-    )
-    trainer.train()
+    secrets = {"model_init_kwargs": {"token": "hf_plantedabcdefgh"}}
+    secrets |= {"vllm_server_base_url": "http://user:pa55word@gpu-7:8000"}
+    secrets |= {"chat_template_kwargs": {"deep": [{"api_key": "planted-key"}]}}
+    made(into="run", **SAVED, **secrets).train()
     write_report([str(tmp_path / "run")], tmp_path / "report")
     left = {path for path in tmp_path.rglob("*") if path.is_file() and path.name != "training_args.bin"}
     assert {"settings.json", "log_history.jsonl", "dapo_state.json"} <= {path.name for path in left}

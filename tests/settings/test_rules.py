@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule book on plain values: no torch, no TRL. That a config asks it is held by `test_config.py`."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -65,74 +66,43 @@ def test_beams_are_taken_where_transformers_samples_them():
     assert why_refused(settings(generation_kwargs={"do_sample": True, "num_beams": 2})) is None
 
 
-ALONE = [
-    (
-        {"max_passes": 2},
-        "`max_passes=2` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. ",
-    ),
-    ({"max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by"),
-    ({"log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which keeps no ledger. Set"),
-]
-MASK = [
-    (
-        {"dynamic_sampling_on_exhausted": "error"},
-        "`dynamic_sampling_on_exhausted='error'` has no effect with `dynamic",
-    ),
-    (CARRY, "`dynamic_sampling_surplus='carry'` has no effect with `dynamic_sampling_mode='mask'`, which samples"),
-    ({"dynamic_sampling_max_round_size": 2}, "`dynamic_sampling_max_round_size=2` has no effect with `dynamic"),
-    ({"batch_multiplier": 3.0}, "`batch_multiplier=3.0` has no effect with `dynamic_sampling_mode='mask'`, which"),
-]
+OFF = {"use_dynamic_sampling": False}
+MASK = {"dynamic_sampling_mode": "mask"}
+BUDGET = {"max_tokens_per_microbatch": 64}
+IN_MODE_MASK = "has no effect with `dynamic_sampling_mode='mask'`, which samples"
+STEPS = "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step"
 SETTINGS = [
-    *(({"use_dynamic_sampling": False, **changed}, said) for changed, said in ALONE),
-    *(({"dynamic_sampling_mode": "mask", **changed}, said) for changed, said in MASK),
+    ({**OFF, "max_passes": 2}, "`max_passes=2` is counted by dynamic sampling, which `use_dynamic_sampling=False` t"),
+    ({**OFF, "max_tokens_generated": 1e9}, "`max_tokens_generated=1000000000.0` is counted by"),
+    ({**OFF, "log_groups": 0}, "`log_groups=0` has no effect with `use_dynamic_sampling=False`, which keeps no led"),
+    ({**MASK, "dynamic_sampling_on_exhausted": "error"}, f"`dynamic_sampling_on_exhausted='error'` {IN_MODE_MASK}"),
+    ({**MASK, **CARRY}, f"`dynamic_sampling_surplus='carry'` {IN_MODE_MASK}"),
+    ({**MASK, "dynamic_sampling_max_round_size": 2}, f"`dynamic_sampling_max_round_size=2` {IN_MODE_MASK}"),
+    ({**MASK, "batch_multiplier": 3.0}, f"`batch_multiplier=3.0` {IN_MODE_MASK}"),
     ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with `dynamic_sampling_mode='filter'`. Set `"),
-    (
-        {**CARRY, "dynamic_sampling_mode": "replace"},
-        "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampling",
-    ),
+    ({**CARRY, "dynamic_sampling_mode": "replace"}, "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampli"),
     ({**CARRY, "loss_type": "grpo"}, "`dynamic_sampling_surplus='carry'` needs `loss_type='dapo'`, got 'grpo': TRL's"),
     ({"vllm_request_timeout": 60.0}, "`vllm_request_timeout=60.0` has no effect without a vLLM server. Leave it out,"),
     ({"rollouts_ahead": 1}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got transformers generation"),
     ({**AHEAD, "vllm_mode": "colocate"}, "`rollouts_ahead=1` needs a vLLM server on GPUs of its own, got `vllm_mode="),
-    ({**AHEAD, "use_dynamic_sampling": False}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: "),
+    ({**AHEAD, **OFF}, "`rollouts_ahead=1` needs `use_dynamic_sampling=True`, got False: "),
     ({**AHEAD, "dynamic_sampling_surplus": "discard"}, "`rollouts_ahead=1` needs `dynamic_sampling_surplus='carry'`"),
-    (
-        {**AHEAD, "top_k": 20},
-        "`rollouts_ahead=1` contradicts `top_k=20`: what is sampled ahead trains with the serv",
-    ),
+    ({**AHEAD, "top_k": 20}, "`rollouts_ahead=1` contradicts `top_k=20`: what is sampled ahead trains with the s"),
     ({**AHEAD, "min_p": 0.1}, "`rollouts_ahead=1` contradicts `min_p=0.1`"),
     ({**AHEAD, "repetition_penalty": 1.05}, "`rollouts_ahead=1` contradicts `repetition_penalty=1.05`"),
-    (
-        {**AHEAD, "vllm_structured_outputs_regex": "a+"},
-        "`rollouts_ahead=1` contradicts `vllm_structured_outputs_regex",
-    ),
-    (
-        {**AHEAD, "generation_kwargs": {"min_tokens": 8}},
-        "`rollouts_ahead=1` contradicts `generation_kwargs['min_tokens'",
-    ),
+    ({**AHEAD, "vllm_structured_outputs_regex": "a+"}, "`rollouts_ahead=1` contradicts `vllm_structured_outputs_re"),
+    ({**AHEAD, "generation_kwargs": {"min_tokens": 8}}, "`rollouts_ahead=1` contradicts `generation_kwargs['min_to"),
     ({"generation_kwargs": {"seed": 1}}, "`generation_kwargs['seed']=1` is not supported. Leave it out: with it all "),
     ({"generation_kwargs": {"do_sample": False}}, "`generation_kwargs['do_sample']=False` is not supported. Leave it"),
     ({"generation_kwargs": {"n": 2}}, "`generation_kwargs['n']=2` is not supported. Set `num_generations`."),
     ({"generation_kwargs": {"logprobs": 3}}, "`generation_kwargs['logprobs']=3` is not supported. Leave it out: thos"),
     ({"generation_kwargs": {"temperature": 2}}, "`generation_kwargs['temperature']=2` is not supported. Set `tempera"),
     ({"overlong_buffer_length": 4, "max_completion_length": None}, "`overlong_buffer_length=4` needs a `max_completi"),
-    (
-        {"max_tokens_per_microbatch": 64, "loss_type": "grpo"},
-        "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`",
-    ),
-    (
-        {"max_tokens_per_microbatch": 64, "top_entropy_quantile": 0.5},
-        "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0.5`: a quantile over each micro-batch wo",
-    ),
-    (
-        {"optim": "galore_adamw_layerwise"},
-        "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step of i",
-    ),
+    ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),
+    ({**BUDGET, "top_entropy_quantile": 0.5}, "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0"),
+    ({"optim": "galore_adamw_layerwise"}, STEPS),
     ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
-    (
-        {"reward_scaling": [0, 1]},
-        "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum",
-    ),
+    ({"reward_scaling": [0, 1]}, "`reward_scaling` takes four numbers, source minimum, source maximum, target minimu"),
     ({"reward_scaling": [1, 1, 0, 1]}, "The source range of `reward_scaling` must begin below its end and both be fi"),
 ]
 
@@ -144,121 +114,42 @@ def test_settings_that_contradict_each_other_are_refused_with_the_value_first(ch
         check_rules(settings(**changed))
 
 
+ROUNDS_OF_4 = {"groups_per_rollout": 4}
+IMAGES = {"has_images": True}
+TWO_A_ROW = {"num_ranks_sharing_a_row": 2}
+ROPE = {"feels_padding": "its rope type 'dynamic' depends on the number of columns"}
+TWINS = {**FILTER, "reward_names": ["exact", "length", "exact"]}
+BAND = {"dynamic_sampling_max_accuracy": 0.9}
+MEMORY = {"dynamic_sampling_memory": True}
+IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
+
+
 @pytest.mark.parametrize(
-    ("changed", "facts", "message"),
+    ("changed", "facts", "message"),  # with `...` for the words between
     [
-        (
-            {"batch_multiplier": 0.1},
-            {"groups_per_rollout": 4},
-            "`batch_multiplier=0.1` asks for rounds of less than one prompt, with a rollout batch of 4. Raise it to "
-            "at least 0.25.",
-        ),
-        (
-            {"batch_multiplier": 2.0},
-            {"groups_per_rollout": 4},
-            "`batch_multiplier=2.0` asks for rounds of 8 prompts, but without vLLM or continuous batching a round "
-            "runs as one batch and holds at most the generation batch, 4 prompts. Lower it, or set `use_vllm=True` or "
-            "`use_transformers_continuous_batching=True`.",
-        ),
-        (
-            {"max_tokens_per_microbatch": 64},
-            {"has_images": True},
-            "`max_tokens_per_microbatch=64` does not support models with images, whose rows cannot be cut again. "
-            "Leave it out, and bound memory by `per_device_train_batch_size`.",
-        ),
-        (
-            {"max_tokens_per_microbatch": 64},
-            {"num_ranks_sharing_a_row": 2},
-            "`max_tokens_per_microbatch=64` needs ranks of which each has rows of its own, but 2 ranks share a row "
-            "(tensor, context or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or leave it out.",
-        ),
-        (
-            {"max_tokens_per_microbatch": 64},
-            {"feels_padding": "its rope type 'dynamic' depends on the number of columns"},
-            "`max_tokens_per_microbatch=64` does not work for this model, which depends on its padding: its rope type "
-            "'dynamic' depends on the number of columns. Leave it out, and bound memory by "
-            "`per_device_train_batch_size`.",
-        ),
-        (
-            CARRY,
-            {"feels_padding": "its log-probabilities move when a row is padded"},
-            "`dynamic_sampling_surplus='carry'` does not work for this model, whose log-probabilities depend on the "
-            "padding: a row has other padding in the rollout that it is carried to. Set "
-            "`dynamic_sampling_surplus='discard'`.",
-        ),
-        (
-            {"use_dynamic_sampling": False},
-            FILTER,
-            "A `group_filter` has no effect with `use_dynamic_sampling=False`. Leave it out, or set "
-            "`use_dynamic_sampling=True`.",
-        ),
-        (
-            {},
-            {**FILTER, "reward_names": ["exact", "length", "exact"]},
-            "A `group_filter` is given a group's rewards by name, but 2 reward functions are called 'exact'. Give "
-            "each a name of its own (`__name__`).",
-        ),
-        (
-            {"dynamic_sampling_memory": True},
-            FILTER,
-            "`dynamic_sampling_memory=True` has no effect beside a `group_filter`, which alone decides which groups "
-            "train. Leave it at False, or leave out `group_filter`.",
-        ),
-        (
-            {"dynamic_sampling_max_accuracy": 0.9},
-            FILTER,
-            "`dynamic_sampling_max_accuracy=0.9` has no effect beside a `group_filter`, which alone decides which "
-            "groups train. Leave it at 1.0, or leave out `group_filter`.",
-        ),
-        (
-            AHEAD,
-            {"has_rollout_func": True},
-            "`rollouts_ahead=1` does not support a `rollout_func`, which asks the server itself. Set "
-            "`rollouts_ahead=0`.",
-        ),
-        (
-            AHEAD,
-            {"has_environments": True},
-            "`rollouts_ahead=1` does not support environments, which are reset when their round begins. Set "
-            "`rollouts_ahead=0`.",
-        ),
-        (
-            AHEAD,
-            {"has_tools": True},
-            "`rollouts_ahead=1` does not support tools, which are called between two requests. Set "
-            "`rollouts_ahead=0`.",
-        ),
-        (
-            AHEAD,
-            {"has_images": True},
-            "`rollouts_ahead=1` does not support models with images, which a checkpoint cannot hold. Set "
-            "`rollouts_ahead=0`.",
-        ),
-        (
-            {"use_transformers_continuous_batching": True, "fp16": True},
-            {"trains_float32": True},
-            "`use_transformers_continuous_batching=True` with `fp16=True` rounds the float32 weights that train to "
-            "float16 at every rollout: small steps are lost. Set `fp16=False`, or sample with `use_vllm=True`, or "
-            "without either.",
-        ),
-        (
-            {},
-            {"num_ranks_sharing_a_row": 4},
-            "Dynamic sampling needs ranks of which each has rows of its own, but 4 ranks share a row (tensor, context "
-            "or sequence parallelism). Use data parallelism (DDP, FSDP, ZeRO), or set `use_dynamic_sampling=False`.",
-        ),
-        (
-            CARRY,
-            {"has_images": True},
-            "`dynamic_sampling_surplus='carry'` does not support models with images: a checkpoint cannot hold them. "
-            "Set `dynamic_sampling_surplus='discard'`.",
-        ),
+        ({"batch_multiplier": 0.1}, ROUNDS_OF_4, "`batch_multiplier=0.1` ... batch of 4. Raise it to at least 0.25."),
+        ({"batch_multiplier": 2.0}, ROUNDS_OF_4, "`batch_multiplier=2.0` asks for rounds of 8 ... 4 prompts. Lower"),
+        (BUDGET, IMAGES, "`max_tokens_per_microbatch=64` does not support models with images, ... Leave it out, and"),
+        (BUDGET, TWO_A_ROW, "`max_tokens_per_microbatch=64` needs ... 2 ranks share a row ... or leave it out."),
+        (BUDGET, ROPE, "`max_tokens_per_microbatch=64` does not work ... its rope type 'dynamic' ... Leave it out,"),
+        (CARRY, ROPE, "`dynamic_sampling_surplus='carry'` does not ... Set `dynamic_sampling_surplus='discard'`."),
+        (OFF, FILTER, "A `group_filter` has no effect ... Leave it out, or set `use_dynamic_sampling=True`."),
+        ({}, TWINS, "A `group_filter` ... but 2 reward functions are called 'exact'. Give each a name of its own ("),
+        (MEMORY, FILTER, "`dynamic_sampling_memory=True` has no effect ... Leave it at False, or leave out `group_fi"),
+        (BAND, FILTER, "`dynamic_sampling_max_accuracy=0.9` has no effect ... Leave it at 1.0, or leave out `group_f"),
+        (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
+        (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),
+        (AHEAD, {"has_tools": True}, "`rollouts_ahead=1` does not support tools, ... Set `rollouts_ahead=0`."),
+        (AHEAD, IMAGES, "`rollouts_ahead=1` does not support models with images, ... Set `rollouts_ahead=0`."),
+        (IN_FP16, {"trains_float32": True}, "... with `fp16=True` ... to float16 ... Set `fp16=False`, or sample"),
+        ({}, TWO_A_ROW, "Dynamic sampling needs ... but 2 ranks share a row ... or set `use_dynamic_sampling=False`."),
+        (CARRY, IMAGES, "`dynamic_sampling_surplus='carry'` ... with images: ... Set `dynamic_sampling_surplus='disc"),
     ],
-    ids=str,
 )
-def test_facts_that_settings_do_not_go_with_are_refused_in_these_words(changed, facts, message):
-    assert why_refused(settings(**changed), **facts) == message
-    assert why_refused(settings(**changed), **{**FACTS, **facts}) == message
+def test_facts_that_settings_do_not_go_with_are_refused_with_the_way_out(changed, facts, message):
+    said = why_refused(settings(**changed), **facts)
+    assert re.match(re.escape(message).replace(re.escape("..."), ".*"), said)
+    assert why_refused(settings(**changed), **{**FACTS, **facts}) == said
     assert why_refused(settings(**changed)) is None  # not known yet
 
 

@@ -19,16 +19,46 @@ from trl_dapo.settings.warnings import leave_out_renaming_warnings, warnings_at_
 CONTEXT = 1024  # tokens, as GPT-2 has
 
 
-def test_a_usual_run_is_not_warned_of_anything(tmp_path):
-    assert warnings_at_start(tiny_config(tmp_path), CONTEXT, steps_in_bfloat16=False) == []
+@pytest.fixture
+def heard(tmp_path):
+    """What a run of such settings hears."""
+
+    def warn(steps_in_bfloat16=False, **settings):
+        return warnings_at_start(tiny_config(tmp_path, **settings), CONTEXT, steps_in_bfloat16)
+
+    return warn
 
 
-def test_bfloat16_weights_at_a_small_learning_rate_are_warned_of(tmp_path):
-    (message,) = warnings_at_start(tiny_config(tmp_path, learning_rate=9e-6), CONTEXT, steps_in_bfloat16=True)
-    assert "`learning_rate` is 9e-06" in message
-    for learning_rate, steps_in_bfloat16 in [(1e-5, True), (9e-6, False)]:
-        args = tiny_config(tmp_path, learning_rate=learning_rate)
-        assert warnings_at_start(args, CONTEXT, steps_in_bfloat16) == []
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"learning_rate": 1e-5, "steps_in_bfloat16": True},
+        {"learning_rate": 9e-6},
+        {"epsilon": 0.3, "epsilon_high": 0.3},
+        {"epsilon": 0.3, "epsilon_high": None},
+        {"max_completion_length": 1023},
+        {"max_completion_length": None},
+    ],
+    ids=str,
+)
+def test_a_usual_run_is_not_warned_of_anything(heard, settings):
+    assert heard(**settings) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learning_rate": 9e-6, "steps_in_bfloat16": True}, "`learning_rate` is 9e-06"),
+        ({"epsilon": 0.3, "epsilon_high": 0.1}, "`epsilon_high` (0.1) is below `epsilon` (0.3): "),
+        ({"gradient_accumulation_steps": 1}, "one prompt"),  # 4 rows, 4 completions a prompt
+        ({"max_completion_length": 1024}, "(1024) leaves no room for a prompt in the model's context of 1024 tokens"),
+    ],
+    ids=["small steps in bfloat16", "an upper clip below the lower", "a rollout of one prompt", "the whole context"],
+)
+def test_settings_that_lose_what_a_run_is_for_are_warned_of(heard, settings, said):
+    (message,) = heard(**settings)
+    assert said in message
 
 
 def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
@@ -38,30 +68,7 @@ def test_a_step_of_1e_6_is_lost_in_bfloat16_and_one_of_1e_4_is_not():
     assert weight - 1e-4 != weight
 
 
-def test_an_upper_clip_below_the_lower_is_warned_of(tmp_path):
-    def said(epsilon_high):
-        args = tiny_config(tmp_path, epsilon=0.3, epsilon_high=epsilon_high)
-        return warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
-
-    assert said(0.3) == said(None) == []
-    (message,) = said(0.1)
-    assert message.startswith("`epsilon_high` (0.1) is below `epsilon` (0.3): ")
-
-
-def test_a_rollout_of_one_prompt_is_warned_of(tmp_path):
-    args = tiny_config(tmp_path, gradient_accumulation_steps=1)  # 4 rows, 4 completions a prompt
-    (message,) = warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
-    assert "one prompt" in message
-
-
-def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
-    def said(length):
-        args = tiny_config(tmp_path, max_completion_length=length)
-        return warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
-
-    assert said(1023) == said(None) == []
-    (message,) = said(1024)
-    assert "(1024) leaves no room for a prompt in the model's context of 1024 tokens" in message
+PENALTY = "generation_kwargs['presence_penalty']"
 
 
 @pytest.mark.parametrize(
@@ -70,23 +77,16 @@ def test_completions_as_long_as_the_context_are_warned_of(tmp_path):
         ({"top_k": 20}, "`top_k=20`", "`top_k=0`"),
         ({"top_p": 0.9, "min_p": 0.1}, "`top_p=0.9`, `min_p=0.1`", "`top_p=1.0`, `min_p=None`"),
         ({"repetition_penalty": 1.2}, "`repetition_penalty=1.2`", "`repetition_penalty=1.0`"),
-        (
-            {"generation_kwargs": {"presence_penalty": 1.0, "stop": ["\n"]}},
-            "`generation_kwargs['presence_penalty']=1.0`",
-            "no `generation_kwargs['presence_penalty']`",
-        ),
-        ({"top_k": -1, "top_p": 1.0, "min_p": 0.0}, None, None),
+        ({"generation_kwargs": {"presence_penalty": 1.0, "stop": ["\n"]}}, f"`{PENALTY}=1.0`", f"no `{PENALTY}`"),
     ],
     ids=str,
 )
-def test_an_engine_that_samples_a_part_of_the_policy_is_warned_of_with_the_way_out(tmp_path, settings, said, way_out):
-    args = tiny_config(tmp_path, use_vllm=True, **settings)
-    messages = warnings_at_start(args, CONTEXT, steps_in_bfloat16=False)
-    assert [(f"With {said} " in message, message.endswith(f"Set {way_out}.")) for message in messages] == [
-        (True, True)
-    ] * (said is not None)
-    # transformers weighs nothing.
-    assert warnings_at_start(tiny_config(tmp_path, **settings), CONTEXT, steps_in_bfloat16=False) == []
+def test_an_engine_that_samples_a_part_of_the_policy_is_warned_of_with_the_way_out(heard, settings, said, way_out):
+    (message,) = heard(use_vllm=True, **settings)
+    assert f"With {said} " in message
+    assert message.endswith(f"Set {way_out}.")
+    assert heard(use_vllm=True, top_k=-1, top_p=1.0, min_p=0.0) == []
+    assert heard(**settings) == []  # transformers weighs nothing
 
 
 @pytest.mark.parametrize(("mean", "is_warned"), [(0.9, False), (0.89, True)])
@@ -105,24 +105,17 @@ def test_weights_whose_mean_is_below_0_9_are_warned_of_once(tiny_model, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("make_model", "is_warned"),
-    [
-        (lambda: tiny_policy().bfloat16(), True),
-        (tiny_policy, False),
-        (lambda: freeze_all_but_the_head(tiny_policy().bfloat16()), False),
-    ],
-    ids=["bfloat16", "float32", "bfloat16, mostly frozen"],
+    ("dtype", "is_frozen", "is_warned"),
+    [("bfloat16", False, True), ("float32", False, False), ("bfloat16", True, False)],
 )
-def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(make_model, is_warned, tmp_path, caplog):
+def test_the_trainer_warns_of_weights_that_it_steps_in_bfloat16(dtype, is_frozen, is_warned, tmp_path, caplog):
+    model = tiny_policy().to(getattr(torch, dtype))
+    if is_frozen:
+        model.requires_grad_(False)
+        model.lm_head.requires_grad_(True)
     args = tiny_config(tmp_path, learning_rate=1e-6)
-    DAPOTrainer(make_model(), right, args, train_dataset=prompts(24), processing_class=make_tokenizer())
+    DAPOTrainer(model, right, args, train_dataset=prompts(24), processing_class=make_tokenizer())
     assert ("held in bfloat16" in caplog.text) is is_warned
-
-
-def freeze_all_but_the_head(model):
-    model.requires_grad_(False)
-    model.lm_head.requires_grad_(True)
-    return model
 
 
 def test_warnings_of_names_that_trl_uses_are_left_out_and_others_are_not():
