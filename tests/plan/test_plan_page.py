@@ -121,7 +121,7 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_ef
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        ({"save_strategy": "no"}, " no checkpoint "),
+        ({"save_strategy": "no"}, "no checkpoint "),
         ({"save_strategy": "steps"}, " a checkpoint, all of which are kept "),
         ({"save_strategy": "steps", "save_total_limit": 2}, " while the oldest of 3 is there "),
     ],
