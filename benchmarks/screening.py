@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the first pass costs where a memory begins with an evaluation, and what trains of hard prompts.
+What carry, memory and screening cost together, also in the first pass, and what trains of hard prompts.
 
 The `Sampler` that the trainer drives plays on prompts of fixed pass rates, on rounds without rows, and asks for a few
 completions of a prompt first. Figures are means over draws of the prompts and of their answers.
@@ -18,7 +18,7 @@ import numpy as np
 
 from trl_dapo.sampling.prompt_memory import PromptMemory
 
-from .frame.tables import print_table
+from .frame.tables import print_table, say
 from .sampling_policies import Ours, World
 
 
@@ -39,13 +39,13 @@ MODES = {
     "carry and memory": {"carries": True, "memory": PromptMemory},
 }
 NUM_PROMPTS = 1500
-NUM_DRAWS = 3
+NUM_DRAWS, NUM_JUDGED = 3, 10  # of a table, and of what is promised
 
 
-def play(rate_N, screen, target, num_rollouts, seed=0, **mode):
+def play(rate_N, screen, target, num_rollouts, seed=0, num_generations=NUM_GENERATIONS, **mode):
     """Plays rollouts; yields each with what it cost, and the policy."""
     trace = SimpleNamespace(
-        num_prompts=len(rate_N), num_generations=NUM_GENERATIONS, seed=seed, rates=lambda step: rate_N
+        num_prompts=len(rate_N), num_generations=num_generations, seed=seed, rates=lambda step: rate_N
     )
     world = World(trace)
     policy = Ours(world, target, screen=screen, **mode)
@@ -56,6 +56,22 @@ def play(rate_N, screen, target, num_rollouts, seed=0, **mode):
 def price_of(steps):
     """Groups generated for one that trains."""
     return sum(step.num_generated for step in steps) / sum(step.num_trained for step in steps)
+
+
+def compare_sizes(seed, target=32, num_rollouts=93):
+    """Prints what auto with carry and memory costs by group size; returns the dearest trace of 16."""
+    rows, dearest = [], 0.0
+    for name, make in TRACES.items():
+        found = {NUM_GENERATIONS: [], NUM_GENERATIONS // 2: []}
+        for size, draw in itertools.product(found, range(NUM_JUDGED)):
+            rate_N = make(np.random.default_rng([seed, draw]), NUM_PROMPTS)
+            how = MODES["carry and memory"] | {"num_generations": size}
+            found[size].append(price_of([step for step, _ in play(rate_N, "auto", target, num_rollouts, draw, **how)]))
+        rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found.values())])
+        dearest = max(dearest, np.mean(found[NUM_GENERATIONS]))
+    title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
+    print_table(title, ("pass rates", *map(str, found)), rows, left=3)
+    return dearest
 
 
 def compare_rare(num_draws=2, num_rollouts=250, target=32):
@@ -113,5 +129,8 @@ def compare_first_pass(seed, target=32):
 
 
 def main(seed=1):
+    dearest = compare_sizes(seed)
+    say(f"auto with carry and memory, generated / trained, worst trace: {dearest:.2f}")
     compare_first_pass(seed)
     compare_rare()
+    return dearest > 1.3
