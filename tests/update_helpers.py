@@ -213,6 +213,38 @@ def padded_tokens(microbatch):
     return microbatch["prompt_ids"].numel() + microbatch["completion_ids"].numel()
 
 
+def policy_with_reference(folder):
+    """A policy whose reference model, it in its beginning, is loaded from a folder."""
+    model = tiny_policy()
+    model.save_pretrained(folder)
+    model.config._name_or_path = str(folder)
+    return model
+
+
+def logs_of(trainer):
+    """What was logged of each optimizer step."""
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
+def passes_without_gradient(trainer, rollout, compute=UpdatePhase._get_per_token_logps_and_entropies):
+    """Log-probabilities and entropies without gradient, and the rows and columns of each pass."""
+    ids, attention = whole_rows(rollout)
+    seen, num_columns = [], rollout["completion_ids"].size(1)
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    with torch.no_grad():
+        options = {"batch_size": 4, "compute_entropy": True}
+        logps, entropies, _ = compute(trainer, trainer.model, ids, attention, num_columns, **options)
+    hook.remove()
+    return logps, entropies, seen
+
+
+def whole_rows(rollout):
+    """Token ids and attention of prompts and completions together."""
+    return (torch.cat([rollout[f"prompt_{kind}"], rollout[f"completion_{kind}"]], dim=1) for kind in ("ids", "mask"))
+
+
 def training(**settings):
     """A trainer in the middle of an optimizer step of one micro-batch."""
     trainer = ScriptedUpdate(gradient_accumulation_steps=1, **settings)

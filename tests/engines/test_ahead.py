@@ -52,6 +52,31 @@ class OnStep(TrainerCallback):
         self.function(state.global_step)
 
 
+SAVES = {"save_strategy": "steps", "save_steps": 2}
+
+
+def resume(make, folder, step=2, change=None, **settings):
+    """A run that goes on with another's checkpoint, perhaps with other settings, to its end."""
+    resumed = make(f"from {folder.name} {step}", **settings)
+    if change is not None:
+        change(resumed)
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert resumed.state.global_step == resumed.args.max_steps
+    return resumed
+
+
+@pytest.fixture
+def saved(make, tmp_path):
+    """The folder of a run whose checkpoint of its second step has a round in flight."""
+    make("ahead", **SAVES).train()
+    return tmp_path / "ahead"
+
+
+def after_training(trainer):
+    trainer.train()
+    return trainer
+
+
 def asked_for(trainer):
     """The prompts of the first request."""
     return [number(trainer.client.tokenizer.decode(ids)) for ids in trainer.client.requests[0]["prompts"]]
@@ -118,12 +143,10 @@ def test_rows_of_an_earlier_policy_are_weighed_against_the_engine_that_sampled_t
 
 def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
     """Same prompts in the same order, same parameters; only the weights are older."""
-    ahead, in_turns = make("ahead", temperature=0.9), make("in turns", temperature=0.9, rollouts_ahead=0)
-    ahead.train()
-    in_turns.train()
-    first = [trainer.client.requests[0] for trainer in (ahead, in_turns)]
-    assert first[0] == first[1]
-    for trainer in (ahead, in_turns):
+    both = [after_training(make(f"{num} ahead", temperature=0.9, rollouts_ahead=num)) for num in (1, 0)]
+    ahead, in_turns = (trainer.client.requests[0] for trainer in both)
+    assert ahead == in_turns
+    for trainer in both:
         asked = trainer.client.asked
         assert sorted(asked) == list(range(len(asked)))  # those of one round go out at once
         assert {(request["n"], request["temperature"]) for request in trainer.client.requests} == {(4, 0.9)}
@@ -184,8 +207,7 @@ def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(m
 
 
 def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make):
-    trainer = make(batch_multiplier=1.0, max_steps=3)
-    trainer.train()
+    trainer = after_training(make(batch_multiplier=1.0, max_steps=3))
     # Of prompts 0 to 3 two are solved, of 4 to 7 three, of which one is carried; with it, three of 8 to 11 are enough.
     # Of 12 to 15 two are solved: the third rollout samples one more round, with a push of its own.
     assert logged(trainer, "dynamic_sampling/rounds") == [2.0, 1.0, 2.0]
@@ -201,16 +223,19 @@ def test_only_the_request_leaves_the_main_thread(make):
         seen.add(threading.current_thread())
         return right(completions)
 
-    trainer = make(reward=reward)
-    trainer.train()
+    trainer = after_training(make(reward=reward))
     assert seen == {threading.main_thread()}
     assert trainer.client.threads == [True] + [False] * 3 * 6
 
 
-def test_the_last_rollout_asks_for_nothing(make):
-    trainer = make(max_steps=1)
-    trainer.train()
-    assert trainer.client.threads == [True]
+TWO_STEPS = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}  # a rollout
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_ahead"), [({"max_steps": 1}, 0), ({**TWO_STEPS, "max_steps": 6}, 2)], ids=["one", "three"]
+)
+def test_the_last_rollout_asks_for_nothing(make, settings, num_ahead):
+    assert after_training(make(**settings)).client.threads == [True] + [False] * num_ahead * 6
 
 
 @pytest.mark.parametrize(
@@ -220,9 +245,8 @@ def test_the_last_rollout_asks_for_nothing(make):
 )
 def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(make, tmp_path, limit, num_rollouts):
     """Of 12 prompts 6 a rollout are drawn, and answered with 136 tokens; what is drawn ahead is not used up."""
-    settings = {"num_prompts": 12, "save_strategy": "steps", "save_steps": 1, "max_steps": 9, **limit}
-    trainer = make(**settings)
-    trainer.train()
+    settings = {"num_prompts": 12, **SAVES, "save_steps": 1, "max_steps": 9, **limit}
+    trainer = after_training(make(**settings))
     assert trainer.state.global_step == num_rollouts
     assert logged(trainer, "dynamic_sampling/passes") == [0.5 * (i + 1) for i in range(num_rollouts)]
     assert len(trainer.client.requests) == 1 + 6 * (num_rollouts - 1)
@@ -230,12 +254,6 @@ def test_a_limit_counts_what_has_trained_and_asks_for_nothing_that_would_not(mak
     resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     assert resumed.state.global_step == num_rollouts
     assert torch.equal(weights(resumed), weights(trainer))
-
-
-def test_with_several_steps_a_rollout_none_is_asked_for_behind_the_last(make):
-    trainer = make(gradient_accumulation_steps=2, steps_per_generation=4, max_steps=6)  # 2 steps a rollout
-    trainer.train()
-    assert trainer.client.threads == [True] + [False] * 2 * 6
 
 
 # ---- Evaluation, saving, the end ----
@@ -289,14 +307,12 @@ def test_an_evaluation_of_the_best_model_is_of_its_weights_and_not_of_the_last(m
     ],
 )
 def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, tmp_path, overrides):
-    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, **overrides}
-    straight = make("straight", **settings)
-    straight.train()
+    settings = {**SAVES, "max_steps": 6, **overrides}
+    straight = after_training(make("straight", **settings))
     state = torch.load(tmp_path / "straight/checkpoint-2/dapo_state_rank0.pt", weights_only=True)
     shared = json.loads((tmp_path / "straight/checkpoint-2/dapo_state.json").read_text())
     assert len(state["ahead"]["answers"]) == len(shared["ahead"]["asks"]) > 0
-    resumed = make("resumed", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-2"))
+    resumed = resume(make, tmp_path / "straight", **settings)
     assert torch.equal(weights(resumed), weights(straight))
     assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
     # The answer is the checkpoint's: it was not asked for again.
@@ -306,36 +322,24 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
 
 
 def test_a_checkpoint_inside_a_rollout_holds_the_round_too(make, tmp_path):
-    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "save_strategy": "steps", "save_steps": 1}
-    straight = make("straight", max_steps=6, **settings)
-    straight.train()
+    settings = {**TWO_STEPS, **SAVES, "save_steps": 1, "max_steps": 6}
+    straight = after_training(make("straight", **settings))
     for step in (1, 2, 3):
-        resumed = make(f"from {step}", max_steps=6, **settings)
-        resumed.train(resume_from_checkpoint=str(tmp_path / f"straight/checkpoint-{step}"))
-        assert torch.equal(weights(resumed), weights(straight))
+        assert torch.equal(weights(resume(make, tmp_path / "straight", step, **settings)), weights(straight))
 
 
-def test_a_run_that_takes_turns_again_trains_on_the_round_of_the_checkpoint(make, tmp_path):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    resumed = make("in turns", rollouts_ahead=0)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
-    assert resumed.state.global_step == 4
-    assert all(resumed.client.threads)
+def test_a_run_that_takes_turns_again_trains_on_the_round_of_the_checkpoint(make, saved):
+    assert all(resume(make, saved, rollouts_ahead=0).client.threads)
 
 
-def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    settings = {"use_vllm": False, "vllm_mode": "colocate", "rollouts_ahead": 0, "batch_multiplier": 1.0}
-    resumed = make("transformers", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
-    assert resumed.state.global_step == 4
+def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, saved, caplog):
+    in_this_process = {"use_vllm": False, "vllm_mode": "colocate", "rollouts_ahead": 0, "batch_multiplier": 1.0}
+    resume(make, saved, **in_this_process)
     assert caplog.text.count("was written with other settings: `use_vllm` (True there, False here)") == 1
 
 
-def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    resumed = make("hotter", temperature=1.5)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(make, saved, caplog):
+    resumed = resume(make, saved, temperature=1.5)
     assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
     assert resumed.client.threads[0]  # its first round is its own
     assert logged(resumed, "overlap/groups_by_age/1")[2:] == [0.0, 4.0]
@@ -343,60 +347,47 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
 
-def test_a_round_of_an_earlier_version_is_sampled_anew_and_that_is_said(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    state = tmp_path / "ahead/checkpoint-2/dapo_state_rank0.pt"
-    local = torch.load(state, weights_only=True)
-    torch.save(local | {"ahead": {"is_asked": True}}, state)
-    resumed = make("again")
-    resumed.train(resume_from_checkpoint=str(state.parent))
+def test_a_round_of_an_earlier_version_is_sampled_anew_and_that_is_said(make, saved, caplog):
+    state = saved / "checkpoint-2/dapo_state_rank0.pt"
+    torch.save(torch.load(state, weights_only=True) | {"ahead": {"is_asked": True}}, state)
+    resume(make, saved)
     assert caplog.text.count("The checkpoint's round ahead is an earlier version's. It is sampled again.") == 1
-    assert resumed.state.global_step == 4
 
 
-def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    resumed = make("afresh", ignore_data_skip=True)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, saved, caplog):
+    resumed = resume(make, saved, ignore_data_skip=True)
     assert "sampled again" not in caplog.text  # nothing is wrong with the tokenizer
     assert "other settings" not in caplog.text
     assert asked_for(resumed) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_round_is_sampled_anew_where_what_it_completes_is_another_example_now(make, tmp_path, caplog):
-    settings = {"batch_multiplier": None, "dynamic_sampling_screen": "2", "save_strategy": "steps", "save_steps": 2}
+    settings = {"batch_multiplier": None, "dynamic_sampling_screen": "2", **SAVES}
     make("ahead", **settings).train()
     ahead = json.loads((tmp_path / "ahead/checkpoint-2/dapo_state.json").read_text())["ahead"]
     num_rests = sum(first is not None for *_, first, _, _, _ in ahead["asks"])
     assert num_rests > 0
-    resumed = make("of another year", year=2027, **settings)  # by their ids they are the same prompts
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+    resume(make, tmp_path / "ahead", year=2027, **settings)  # by their ids they are the same prompts
     assert f"holds half of {num_rests} groups whose examples are not found again" in caplog.text
     assert "What the checkpoint holds of later rollouts is of other prompts" in caplog.text
-    assert resumed.state.global_step == 4
 
 
-def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    resumed = make("another tokenizer")
-    tokenize = resumed._tokenize_prompts
+def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, saved, caplog):
+    def change_the_tokenizer(trainer, tokenize=DAPOTrainer._tokenize_prompts):
+        def with_one_more(prompts):
+            prompt_ids, *rest = tokenize(trainer, prompts)
+            return [[3, *ids] for ids in prompt_ids], *rest
 
-    def with_one_more(prompts):
-        prompt_ids, *rest = tokenize(prompts)
-        return [[3, *ids] for ids in prompt_ids], *rest
+        trainer._tokenize_prompts = with_one_more
 
-    resumed._tokenize_prompts = with_one_more
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
-    assert resumed.state.global_step == 4
+    resumed = resume(make, saved, change=change_the_tokenizer)
     assert resumed.client.asked[:6] == [12, 13, 14, 15, 16, 17]
     assert logged(resumed, "overlap/groups_by_age/0")[2:] == [4.0, 0.0]  # of the policy that is there now
     assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
 
 
-def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, tmp_path, caplog):
-    make("ahead", save_strategy="steps", save_steps=2).train()
-    resumed = make("another seed", seed=7)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
+def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, saved, caplog):
+    resumed = resume(make, saved, seed=7)
     assert caplog.text.count("was written with other settings") == 1
     assert resumed.client.threads[0]  # its first round is its own
 
@@ -425,25 +416,19 @@ def fail_at(step_to_fail, error):
     return OnStep(fail)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("a callback's own")])
-def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error):
+@pytest.mark.parametrize(
+    ("error", "attempt"),
+    [(KeyboardInterrupt(), 1), (ValueError("a callback's own"), 1), (KeyboardInterrupt(), 3)],
+    ids=["Ctrl-C", "exception", "goes out after its session was closed"],
+)
+def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error, attempt):
     trainer = make()
-    calls = answer_when_interrupted(trainer)
+    calls = answer_when_interrupted(trainer, attempt)
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
-    assert calls[0]
+    assert calls[:attempt] == [True] * attempt
     assert trainer.client.in_flight == 0
-    assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_a_request_that_goes_out_after_its_session_was_closed_is_ended_too(make):
-    trainer = make()
-    calls = answer_when_interrupted(trainer, attempt=3)
-    trainer.add_callback(fail_at(1, KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert calls[:3] == [True] * 3
     assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -474,25 +459,14 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_is_named_with_the_checkpoint(make, tmp_path):
-    trainer = make(save_strategy="steps", save_steps=1, vllm_server_base_url="http://gpu-7:8000")
-
-    def lose(step):
-        if step == 2:
-            trainer.client.error = ConnectionError("connection refused")
-
-    trainer.add_callback(OnStep(lose))
-    with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-3"):
-        trainer.train()
-    assert not trainer._ahead._asked
-
-
-def test_the_step_that_trained_while_the_server_was_lost_is_in_a_checkpoint(make, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    """The step that trained while the server was lost is in it; the fourth rollout's round is due then."""
+    settings = {**SAVES, "save_steps": 3, "max_steps": 6, "vllm_server_base_url": "http://gpu-7:8000"}
     trainer = make(**settings)
     lose = OnStep(lambda step: step == 2 and setattr(trainer.client, "error", ConnectionError("connection refused")))
     trainer.add_callback(lose)
-    with pytest.raises(RuntimeError, match=r"is gone.*checkpoint-3"):  # when the fourth rollout's round is due
+    with pytest.raises(RuntimeError, match=r"vLLM server at http://gpu-7:8000 is gone.*checkpoint-3"):
         trainer.train()
+    assert not trainer._ahead._asked
     lost = sorted(trainer.client.asked[-6:])
     resumed = make(**settings)
     resumed.train(resume_from_checkpoint=True)
@@ -512,8 +486,7 @@ def test_a_server_that_does_not_answer_in_time_is_named_with_the_setting(make, t
 
 
 def test_groups_are_counted_by_age_and_clipping_too(make):
-    trainer = make(batch_multiplier=1.75, max_steps=5)
-    trainer.train()
+    trainer = after_training(make(batch_multiplier=1.75, max_steps=5))
     # 7 prompts a round: 0 to 6 have 4 that are solved, 7 to 13 five, 14 to 20 five, 21 to 27 four, 28 to 34 five. The
     # third round's rollout trains on one that was carried beside 4 of 5, and so does each behind it.
     assert logged(trainer, "overlap/groups_by_age/0") == [4.0, 0.0, 0.0, 0.0, 0.0]
@@ -526,8 +499,7 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
 
 
 def test_waiting_and_idling_are_told_apart(make):
-    trainer = make()
-    trainer.train()
+    trainer = after_training(make())
     seconds = {
         name: logged(trainer, f"timeline/{name}_seconds")
         for name in ("sampling", "wait", "idle", "rewards", "update", "other")
@@ -539,12 +511,13 @@ def test_waiting_and_idling_are_told_apart(make):
 
 
 def test_without_it_nothing_of_it_is_logged(make):
-    trainer = make(rollouts_ahead=0)
-    trainer.train()
+    trainer = after_training(make(rollouts_ahead=0))
     assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("overlap/")]
 
 
 # ---- What is refused ----
+
+DISCARDS = {"dynamic_sampling_surplus": "discard"}
 
 
 @pytest.mark.parametrize(
@@ -559,21 +532,15 @@ def test_without_it_nothing_of_it_is_logged(make):
         ({"use_vllm": False}, "transformers generation.*vllm_mode='server'"),
         ({"vllm_mode": "colocate"}, "colocate.*vllm_mode='server'"),
         ({"use_dynamic_sampling": False}, "`use_dynamic_sampling=True`, got False"),
+        ({"dynamic_sampling_mode": "replace", **DISCARDS}, "`dynamic_sampling_mode='filter'`, got 'replace'"),
         (
-            {"dynamic_sampling_mode": "replace", "dynamic_sampling_surplus": "discard"},
-            "`dynamic_sampling_mode='filter'`, got 'replace'",
-        ),
-        (
-            {"dynamic_sampling_mode": "mask", "dynamic_sampling_surplus": "discard", "batch_multiplier": None},
+            {"dynamic_sampling_mode": "mask", "batch_multiplier": None, **DISCARDS},
             "`dynamic_sampling_mode='filter'`, got 'mask'",
         ),
-        ({"dynamic_sampling_surplus": "discard"}, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
+        (DISCARDS, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
         ({"loss_type": "grpo"}, "`loss_type='dapo'`, got 'grpo'"),
         ({"top_p": 0.7}, "`top_p=0.7`: what is sampled ahead trains with the server's log-probabilities"),
-        (
-            {"generation_kwargs": {"presence_penalty": 1.0}},
-            r"`generation_kwargs\['presence_penalty'\]=1.0`: ",
-        ),
+        ({"generation_kwargs": {"presence_penalty": 1.0}}, r"`generation_kwargs\['presence_penalty'\]=1.0`: "),
         ({"vllm_request_timeout": 0}, "`vllm_request_timeout` must be above 0"),
         ({"rollouts_ahead": 0, "vllm_mode": "colocate", "vllm_request_timeout": 5}, "`vllm_request_timeout=5`"),
     ],
@@ -624,17 +591,11 @@ def test_what_takes_more_than_one_request_is_refused(make, attribute, value, wha
 
 # ---- An engine that sleeps ----
 
+SLEEPS = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "rollouts_ahead": 0}
+
 
 def test_an_engine_that_sleeps_is_awake_from_a_rollouts_first_round_to_its_last(make):
-    trainer = make(
-        vllm_mode="colocate",
-        vllm_enable_sleep_mode=True,
-        rollouts_ahead=0,
-        dynamic_sampling_surplus="discard",
-        batch_multiplier=1.0,
-        max_steps=2,
-    )
-    trainer.train()
+    trainer = after_training(make(**SLEEPS, dynamic_sampling_surplus="discard", batch_multiplier=1.0, max_steps=2))
     calls = trainer.vllm_generation.llm.calls
     # Of prompts 0 to 3 two are solved, of 4 to 7 three: two rounds a rollout, one push.
     rollout = ["wake weights", "push", "wake kv_cache", "generate", "generate", "sleep"]
@@ -647,17 +608,15 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
     def fails(completions, **kwargs):
         raise ValueError("no reward")
 
-    settings = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "rollouts_ahead": 0, "skip_preflight": True}
-    trainer = make(reward=fails, **settings)
+    trainer = make(reward=fails, skip_preflight=True, **SLEEPS)
     with pytest.raises(ValueError, match="no reward"):
         trainer.train()
     assert trainer.vllm_generation.llm.calls[-2:] == ["generate", "sleep"]
     assert trainer.vllm_generation.enable_sleep_mode
 
 
-def test_the_state_of_the_round_in_a_checkpoint_is_readable(make, tmp_path):
-    make(save_strategy="steps", save_steps=2).train()
-    shared = json.loads((tmp_path / "run/checkpoint-2/dapo_state.json").read_text())
+def test_the_state_of_the_round_in_a_checkpoint_is_readable(saved):
+    shared = json.loads((saved / "checkpoint-2/dapo_state.json").read_text())
     asks = shared["ahead"]["asks"]
     assert [name for _, _, name, *_ in asks] == ["12", "13", "14", "15", "16", "17"]
     # Four of each, no rest, in the second rollout, behind one optimizer step, for the third.

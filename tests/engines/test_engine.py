@@ -65,44 +65,37 @@ def test_continuous_batching_is_refused_where_it_would_round_the_weights_that_tr
 ADDRESS = "http://planted:pa55word@gpu-7:8000"
 
 
-def lose_the_server(text, i):
-    raise ConnectionError(f"connection refused by {ADDRESS}")
+LOST, NO_FILE = ConnectionError(f"connection refused by {ADDRESS}"), FileNotFoundError("no such picture")
 
 
-def lose_a_file(text, i):
-    raise FileNotFoundError("no such picture")
+def lose(tiny_model, folder, error=LOST, use_vllm=True):
+    """Trains with a server, as far as its errors go: TRL wants vLLM to be installed before it makes such a trainer."""
 
+    def script(text, i):
+        raise error
 
-def make_trainer_of_a_server(tiny_model, folder, script=lose_the_server):
-    """As far as its errors go: TRL wants vLLM to be installed before it makes one."""
     trainer = ScriptedTrainer(tiny_model, letters, tiny_config(folder), train_dataset=prompts(40), script=script)
-    trainer.use_vllm, trainer.args.vllm_mode, trainer.args.vllm_server_base_url = True, "server", ADDRESS
-    return trainer
+    trainer.use_vllm, trainer.args.vllm_mode, trainer.args.vllm_server_base_url = use_vllm, "server", ADDRESS
+    trainer.train()
 
 
-def test_a_lost_server_is_named_with_the_last_complete_checkpoint(tiny_model, tmp_path):
+def test_a_lost_server_is_named_with_the_last_complete_checkpoint_or_the_folder_that_holds_none(tiny_model, tmp_path):
+    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over: .* holds no checkpoint"):
+        lose(tiny_model, tmp_path)
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     (tmp_path / "checkpoint-11").mkdir()  # was being written when the run before was killed
-    with pytest.raises(
-        RuntimeError, match=r" http://gpu-7:8000 .*refused by http://gpu-7:8000.* resume from .*checkpoint-10\.$"
-    ):
-        make_trainer_of_a_server(tiny_model, tmp_path).train()
+    message = r" http://gpu-7:8000 .*refused by http://gpu-7:8000.* resume from .*checkpoint-10\.$"
+    with pytest.raises(RuntimeError, match=message):
+        lose(tiny_model, tmp_path)
 
 
-def test_a_server_lost_before_the_first_checkpoint_means_to_train_anew(tiny_model, tmp_path):
-    with pytest.raises(RuntimeError, match=r" http://gpu-7:8000 .* start over: .* holds no checkpoint"):
-        make_trainer_of_a_server(tiny_model, tmp_path).train()
-
-
-def test_an_error_that_is_not_the_servers_stays_what_it_is(tiny_model, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^no such picture$"):
-        make_trainer_of_a_server(tiny_model, tmp_path, lose_a_file).train()
-
-
-def test_without_a_server_an_error_of_generation_stays_what_it_is(tiny_model, tmp_path):
-    trainer = make_trainer_of_a_server(tiny_model, tmp_path)
-    trainer.use_vllm = False
-    with pytest.raises(ConnectionError, match=r"^connection refused by "):
-        trainer.train()
+@pytest.mark.parametrize(
+    ("error", "use_vllm", "message"),
+    [(NO_FILE, True, r"^no such picture$"), (LOST, False, r"^connection refused by ")],
+    ids=["not the server's", "without a server"],
+)
+def test_another_error_of_generation_stays_what_it_is(tiny_model, tmp_path, error, use_vllm, message):
+    with pytest.raises(type(error), match=message):
+        lose(tiny_model, tmp_path, error, use_vllm)

@@ -13,7 +13,7 @@ import torch
 from helpers import errors_of_old_logps, number, prompts, right, untimed, watch_training, weights
 from peft import PeftModel
 from scripted_server import StandIn, ahead_config, stand_ins, with_adapter
-from test_ahead import OnStep, logged
+from test_ahead import OnStep, after_training, logged
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -45,11 +45,8 @@ def trained_prompts(trainer):
     trained, train_on = [], trainer._train_on
 
     def spy(sampler, batch):
-        rollout = sampler.rollout
-        rows = [
-            rollout.rounds[g.round].rows.prompts[rollout.rounds[g.round].local_rows(g.index)[1][0]]
-            for g in batch.train
-        ]
+        of_groups = [(sampler.rollout.rounds[group.round], group.index) for group in batch.train]
+        rows = [round_.rows.prompts[round_.local_rows(index)[1][0]] for round_, index in of_groups]
         trained.append([number(prompt) for prompt in rows])
         return train_on(sampler, batch)
 
@@ -84,14 +81,12 @@ def wait_for_the_others(trainer, num_held=1):
 
 @pytest.mark.parametrize("settings", [{}, {"dynamic_sampling_memory": True}, {"steps_per_generation": 8}], ids=str)
 def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_it(make, tiny_model, settings):
-    trainer = make(max_steps=8, **settings)
-    errors = errors_of_old_logps(trainer, tiny_model) if "steps_per_generation" not in settings else {}
+    trainer, takes_two_steps = make(max_steps=8, **settings), "steps_per_generation" in settings
+    errors = {} if takes_two_steps else errors_of_old_logps(trainer, tiny_model)
     trainer.train()
     assert all(error < 1e-4 for found in errors.values() for error in found)
-    if errors:
-        assert {age for step, age in errors if 2 <= step < 5} == {1, 2}
-    num_rollouts = 4 if "steps_per_generation" in settings else 8
-    target = 8 if "steps_per_generation" in settings else 4
+    assert takes_two_steps or {age for step, age in errors if 2 <= step < 5} == {1, 2}
+    num_rollouts, target = (4, 8) if takes_two_steps else (8, 4)
     assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
     by_age = [logged(trainer, f"overlap/groups_by_age/{age}") for age in range(3)]
     assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
@@ -142,8 +137,7 @@ def test_the_check_of_the_log_probabilities_sees_an_adapter_that_is_not_the_one_
 
 def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
     """Prompt 10 is the second rollout's, which has taken four groups before; its answer is the last of 21."""
-    early = make("early", max_steps=4)
-    early.train()
+    early = after_training(make("early", max_steps=4))
     late = make("late", max_steps=4)
     held, ask, came_first = hold(late, 10), late._ahead.ask, []
 
@@ -180,8 +174,7 @@ def test_a_group_that_is_not_due_is_not_waited_for(make):
 
 
 def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_the_last(make):
-    trainer = make(max_steps=4)
-    trainer.train()
+    trainer = after_training(make(max_steps=4))
     # One group in three is dropped: the eight of two rollouts are of twelve prompts, and nine are never too many.
     assert logged(trainer, "overlap/in_flight") == [9.0, 9.0, 3.0, 0.0]
     assert logged(trainer, "overlap/overflow") == [0.0] * 4
@@ -340,8 +333,7 @@ def answers_rubbish(trainer, num_times, to=10, says_nan=False):
 
 @pytest.mark.parametrize("says_nan", [False, True])
 def test_what_cannot_be_trained_on_is_asked_for_once_more_by_the_same_adapter(make, says_nan):
-    straight = make("straight", max_steps=3)
-    straight.train()
+    straight = after_training(make("straight", max_steps=3))
     trainer = make("rubbish", max_steps=3)
     requests = answers_rubbish(trainer, 1, says_nan=says_nan)
     trainer.train()

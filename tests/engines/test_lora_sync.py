@@ -64,14 +64,17 @@ def test_what_vllm_would_leave_out_or_scale_otherwise_is_named(overrides, why):
     assert why in why_not_served(adapted(**overrides))
 
 
-def test_adapters_that_are_not_lora_and_models_without_one_are_named():
+OTHER_ADAPTERS = {
+    "IA3": IA3Config(target_modules=["q_proj"], feedforward_modules=[]),
+    "ADALORA": AdaLoraConfig(target_modules=["q_proj"], total_step=10),
+    "PROMPT_TUNING": PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_ADAPTERS)
+def test_adapters_that_are_not_lora_and_models_without_one_are_named(kind):
+    assert why_not_served(get_peft_model(make_model(), OTHER_ADAPTERS[kind])) == f"the adapter is {kind}, not LoRA"
     assert why_not_served(make_model()) == "the model has no adapter"
-    ia3 = IA3Config(target_modules=["q_proj"], feedforward_modules=[])
-    assert why_not_served(get_peft_model(make_model(), ia3)) == "the adapter is IA3, not LoRA"
-    adalora = AdaLoraConfig(target_modules=["q_proj"], total_step=10)
-    assert why_not_served(get_peft_model(make_model(), adalora)) == "the adapter is ADALORA, not LoRA"
-    prompt = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    assert why_not_served(get_peft_model(make_model(), prompt)) == "the adapter is PROMPT_TUNING, not LoRA"
 
 
 def test_one_of_several_adapters_is_served_and_two_at_once_are_not():
@@ -132,10 +135,8 @@ def make(monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_generation.VLLMGeneration, "_init_vllm", lambda self: vars(self).update(merges=True))
 
     def make(model, lora_sync=None):
-        accelerator = Accelerator(cpu=True)
-        return AdapterGeneration(
-            model, accelerator, make_tokenizer(), mode="server", lora_sync=lora_sync, output_dir=tmp_path
-        )
+        settings = {"mode": "server", "lora_sync": lora_sync, "output_dir": tmp_path}
+        return AdapterGeneration(model, Accelerator(cpu=True), make_tokenizer(), **settings)
 
     return make
 
@@ -173,11 +174,12 @@ def test_nothing_is_said_of_a_model_without_an_adapter_or_of_what_was_asked_for(
     assert said == []
 
 
-def test_an_adapter_asked_for_by_hand_is_refused_where_it_cannot_travel(make):
-    with pytest.raises(ValueError, match=r"`vllm_lora_sync='adapter'` .*`use_dora=True`"):
-        make(adapted(use_dora=True), "adapter")
-    with pytest.raises(ValueError, match=r"`vllm_lora_sync='adapter'` .*the model has no adapter"):
-        make(make_model(), "adapter")
+@pytest.mark.parametrize(
+    ("model", "why"), [(lambda: adapted(use_dora=True), "`use_dora=True`"), (make_model, "the model has no adapter")]
+)
+def test_an_adapter_asked_for_by_hand_is_refused_where_it_cannot_travel(make, model, why):
+    with pytest.raises(ValueError, match=f"`vllm_lora_sync='adapter'` .*{why}"):
+        make(model(), "adapter")
 
 
 @pytest.mark.parametrize(("options", "lora_sync"), [({"use_dora": True}, None), ({}, "merge")])
@@ -242,12 +244,7 @@ def test_a_sleeping_engine_keeps_its_base_and_wakes_without_a_push(monkeypatch, 
     monkeypatch.setattr(vllm_generation, "LLM", lambda **kwargs: Engine(told, **kwargs), raising=False)
     policy = adapted(r=12)
     engine = AdapterGeneration(
-        policy,
-        Accelerator(cpu=True),
-        make_tokenizer(),
-        enable_sleep_mode=True,
-        lora_sync=None,
-        output_dir=tmp_path,
+        policy, Accelerator(cpu=True), make_tokenizer(), enable_sleep_mode=True, lora_sync=None, output_dir=tmp_path
     )
     kwargs = engine.llm.kwargs
     assert (kwargs["enable_lora"], kwargs["max_lora_rank"], kwargs["quantization"]) == (True, 16, None)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from evaluations import ask
+
 from trl_dapo import evaluation
 from trl_dapo.cli import commands as cli
 from trl_dapo.evaluation import commands, compare
@@ -52,9 +54,7 @@ def test_models_that_do_not_differ_are_said_to_be_equal_so_far(serve, tmp_path, 
     monkeypatch.setenv("COLUMNS", "80")
     server = serve(lambda body: "Answer: 2")
     for name in ("base", "trained"):
-        assert run_eval("--model", name, "--dataset", problems_file, "--output_dir", tmp_path / name, "--k", 2,
-                        "--base_url", server.url) == 0  # fmt: skip
-    capsys.readouterr()
+        ask(server, problems_file, tmp_path / name, k=2)
     assert run_compare(tmp_path / "base", tmp_path / "trained") == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80

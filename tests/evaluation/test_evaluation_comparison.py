@@ -5,7 +5,7 @@
 import json
 
 import pytest
-from evaluations import Deal, ask, sums
+from evaluations import Deal, ask, sums, sums_of
 
 from trl_dapo.evaluation import compare, estimate_mean
 
@@ -86,19 +86,19 @@ def test_a_comparison_says_what_else_differed(serve, tmp_path):
     assert compare(base, trained)["differing_settings"] == {"temperature": [1.0, 0.6]}
 
 
-def test_evaluations_of_other_problems_are_not_compared(serve, tmp_path):
+@pytest.mark.parametrize(
+    ("numbers", "k", "message"),
+    [
+        ([1, 2, 4, 5], 2, r"1 only in `.*base` \(ids id3\) and 2 only in `.*trained` \(ids id4, id5\)"),
+        ([1, 2, 3], 4, r"has 2 completions a problem and .* has 4"),
+    ],
+    ids=["problems", "k"],
+)
+def test_evaluations_of_other_problems_or_another_k_are_not_compared(serve, tmp_path, numbers, k, message):
     server = serve(lambda body: "Answer: 2")
-    ask(server, sums(3), tmp_path / "base")
-    ask(server, sums(5).select([0, 1, 3, 4]), tmp_path / "trained")
-    with pytest.raises(ValueError, match=r"1 only in `.*base` \(ids id3\) and 2 only in `.*trained` \(ids id4, id5\)"):
-        compare(tmp_path / "base", tmp_path / "trained")
-
-
-def test_evaluations_of_other_k_are_not_compared(serve, tmp_path):
-    server = serve(lambda body: "Answer: 2")
-    ask(server, sums(1), tmp_path / "base", k=2)
-    ask(server, sums(1), tmp_path / "trained", k=4)
-    with pytest.raises(ValueError, match=r"has 2 completions a problem and .* has 4"):
+    ask(server, sums(3), tmp_path / "base", k=2)
+    ask(server, sums_of(numbers), tmp_path / "trained", k=k)
+    with pytest.raises(ValueError, match=message):
         compare(tmp_path / "base", tmp_path / "trained")
 
 
@@ -110,11 +110,8 @@ def test_what_is_no_summary_is_named(tmp_path):
         compare(tmp_path, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"There is no `.*nothing.json`.$"):
         compare(tmp_path / "nothing.json", tmp_path)
-    for content, message in (
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "is not the summary of an evaluation"),
-    ):
+    unreadable = ("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is not the summary of an evaluation")
+    for content, message in unreadable:
         (tmp_path / "summary.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             compare(tmp_path, tmp_path)

@@ -19,6 +19,23 @@ from trl_dapo.cli.quickstart import Problems, build_model, build_tokenizer, exac
 from trl_dapo.evaluation import compare, evaluate
 
 
+@pytest.fixture
+def loaded(tiny_model):
+    """A model and its tokenizer."""
+    return AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """In vLLM's place a module that has no model yet."""
+    module, params = types.ModuleType("vllm"), types.ModuleType("vllm.sampling_params")
+    module.LLM, module.SamplingParams, module.sampling_params = None, types.SimpleNamespace, params
+    params.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY=2)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+    return module
+
+
 def has_digit(text, gold):
     found = re.search("[0-9]", text)
     return found is not None, found and found[0]
@@ -92,42 +109,34 @@ def test_the_most_probable_completion_is_the_same_here_in_a_batch_and_behind_a_s
     assert len({row["completion"] for row in batch}) > 1
 
 
-def test_a_completion_ends_with_its_end_token_which_counts(tiny_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    eos = tokenizer.eos_token_id
+def test_a_completion_ends_with_its_end_token_which_counts(loaded, tmp_path):
+    model, tokenizer = loaded
 
     def script(prompt_ids):
-        text = tokenizer.decode(prompt_ids)
-        return tokenizer("abc")["input_ids"] + ([eos] if text == "1+1" else tokenizer("defgh")["input_ids"])
+        is_first = tokenizer.decode(prompt_ids) == "1+1"
+        return tokenizer("abc" if is_first else "abcdefgh")["input_ids"] + [tokenizer.eos_token_id] * is_first
 
-    model = Echo(AutoModelForCausalLM.from_pretrained(tiny_model), script)
-    summary = here(model, sums(2), tmp_path, k=1, processing_class=tokenizer)
+    summary = here(Echo(model, script), sums(2), tmp_path, k=1, processing_class=tokenizer)
     first, second = completions(tmp_path)
     assert (first["completion"], first["length"], first["truncated"]) == ("abc", 4, False)
     assert (second["completion"], second["length"], second["truncated"]) == ("abcdefgh", 8, True)
     assert (summary["mean_length"], summary["truncated"]) == (6.0, 0.5)
 
 
-def test_a_model_in_training_is_evaluated_without_dropout(tiny_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    model = Echo(
-        AutoModelForCausalLM.from_pretrained(tiny_model), lambda prompt_ids: modes.append(model.training) or [3]
-    )
-    modes = []
+def test_a_model_in_training_is_evaluated_without_dropout(loaded, tmp_path):
+    modes, (model, tokenizer) = [], loaded
+    model = Echo(model, lambda prompt_ids: modes.append(model.training) or [3])
     model.train()
     here(model, sums(1), tmp_path, k=1, processing_class=tokenizer)
     assert modes == [False]
     assert model.training
 
 
-def test_a_chat_template_says_itself_how_a_prompt_begins(tiny_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+def test_a_chat_template_says_itself_how_a_prompt_begins(loaded, tmp_path):
+    prompts, (model, tokenizer) = [], loaded
     begin = TemplateProcessing(single="<unk> $0", special_tokens=[("<unk>", tokenizer.unk_token_id)])
     tokenizer.backend_tokenizer.post_processor = begin
-    prompts = []
-    model = Echo(
-        AutoModelForCausalLM.from_pretrained(tiny_model), lambda prompt_ids: prompts.append(prompt_ids) or [3]
-    )
+    model = Echo(model, lambda prompt_ids: prompts.append(prompt_ids) or [3])
     here(model, mixed_prompts(1), tmp_path / "chat", k=1, processing_class=tokenizer)
     here(model, sums(1), tmp_path / "plain", k=1, processing_class=tokenizer)
     assert [tokenizer.decode(ids) for ids in prompts] == ["<u>What is 1+0?<eos><a>", "<unk>1+1"]
@@ -138,8 +147,8 @@ def test_batches_of_one_problem_do_not_repeat_each_other(tiny_model, tmp_path):
     assert len({row["completion"] for row in completions(tmp_path)}) == 8
 
 
-def test_sampling_settings_that_come_with_a_model_have_no_say(tiny_model, tmp_path):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+def test_sampling_settings_that_come_with_a_model_have_no_say(loaded, tmp_path):
+    model, tokenizer = loaded
     own = model.generation_config
     here(model, sums(2), tmp_path / "without", processing_class=tokenizer)
     own.update(top_k=1, repetition_penalty=9.0, do_sample=False, max_new_tokens=2)
@@ -169,17 +178,17 @@ def test_an_interrupted_evaluation_here_ends_like_an_unbroken_one(tiny_model, tm
     assert (tmp_path / "broken" / "completions.jsonl").read_bytes() == journal.read_bytes()
 
 
-def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, tmp_path, caplog):
+def test_more_tokens_than_the_model_is_made_for_are_a_warning(tiny_model, loaded, tmp_path, caplog):
     here(tiny_model, sums(1), tmp_path / "short", k=1)
     assert "is made for" not in caplog.text
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    model, tokenizer = loaded
     echo = Echo(model, lambda prompt_ids: [tokenizer.eos_token_id])
     here(echo, sums(1), tmp_path / "long", k=1, max_completion_length=2046, processing_class=tokenizer)
     assert "come to 2049 tokens, the model is made for 2048" in caplog.text
 
 
-def test_messages_need_a_chat_template(tiny_model, tmp_path):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+def test_messages_need_a_chat_template(loaded, tmp_path):
+    model, tokenizer = loaded
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"has no chat template.*give `trl_dapo\.evaluation\.evaluate`.* a `Dataset`"):
         here(model, mixed_prompts(1), tmp_path, processing_class=tokenizer)
@@ -193,7 +202,7 @@ def test_without_vllm_its_engine_says_what_to_do(tiny_model, tmp_path, monkeypat
         here(tiny_model, sums(1), tmp_path, engine="vllm")
 
 
-def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_model, tmp_path, monkeypatch):
+def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_model, loaded, vllm, tmp_path):
     class Engine:
         def __init__(self):
             self.waiting = []
@@ -210,11 +219,8 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
 
         def step(self):
             request_id, ids, params = self.waiting.pop()
-            answer = types.SimpleNamespace(
-                text=f"Answer: {AutoTokenizer.from_pretrained(tiny_model).decode(ids)[-1:]}",
-                token_ids=[0] * params.max_tokens,
-                finish_reason="length",
-            )
+            said = {"text": f"Answer: {tokenizer.decode(ids)[-1:]}", "token_ids": [0] * params.max_tokens}
+            answer = types.SimpleNamespace(**said, finish_reason="length")
             return [
                 types.SimpleNamespace(request_id="0", finished=False, outputs=[]),
                 types.SimpleNamespace(request_id=request_id, finished=True, outputs=[answer]),
@@ -225,13 +231,8 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
         seeds.append(seed)
         return types.SimpleNamespace(llm_engine=Engine())
 
-    made, seeds = [], []
-    vllm = types.ModuleType("vllm")
-    vllm.LLM, vllm.SamplingParams = make_llm, types.SimpleNamespace
-    vllm.sampling_params = types.ModuleType("vllm.sampling_params")
-    vllm.sampling_params.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY=2)
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", vllm.sampling_params)
+    made, seeds, (_, tokenizer) = [], [], loaded
+    vllm.LLM = make_llm
     dataset = Dataset.from_dict({"prompt": ["say 3", "say 4"], "solution": ["3", "5"]})
     summary = here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2)
     assert [problem["num_correct"] for problem in summary["problems"]] == [4, 0]
@@ -245,21 +246,13 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2)
     assert len(set(seeds)) == 2
     # ... nor where as many are left as there were at first, with the same first one, because more are asked for.
-    indices = [json.loads(line) for line in lines]
-    journal.write_bytes(
-        b"".join([header, *(line for line, entry in zip(lines, indices, strict=True) if entry["index"])])
-    )
+    journal.write_bytes(b"".join([header, *(line for line in lines if json.loads(line)["index"])]))
     here(tiny_model, dataset, tmp_path, engine="vllm", tensor_parallel_size=2, k=7)
     assert len(set(seeds)) == 3
 
 
-def test_vllm_takes_no_adapter(tmp_path, monkeypatch):
-    vllm = types.ModuleType("vllm")
-    vllm.LLM = vllm.SamplingParams = None
-    vllm.sampling_params = types.ModuleType("vllm.sampling_params")
-    vllm.sampling_params.RequestOutputKind = None
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", vllm.sampling_params)
+@pytest.mark.usefixtures("vllm")
+def test_vllm_takes_no_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is an adapter\. Merge it into its model first"):
         here(tmp_path, sums(1), tmp_path / "eval", engine="vllm")

@@ -112,12 +112,18 @@ def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1 + 4
 
 
-def test_a_refusal_is_no_failure_to_retry(serve, tmp_path):
-    server = serve(lambda body: (400, {"error": "maximum context length is 4096"}))
-    with pytest.raises(ConnectionError, match=r"refuses .* 400 .*maximum context length is 4096") as error:
-        ask(server, sums(1), tmp_path, concurrency=1)
+@pytest.mark.parametrize(
+    ("status", "message", "num_requests"),
+    [(400, r"refuses .* 400 .*context is 4096", 1), (500, r"asked 3 times\): 500 .*context is 4096", 3)],
+)
+def test_a_refusal_is_no_failure_to_retry_and_a_failure_is_as_often_as_asked(
+    serve, tmp_path, status, message, num_requests
+):
+    server = serve(lambda body: (status, {"error": "the context is 4096"}))
+    with pytest.raises(ConnectionError, match=message) as error:
+        ask(server, sums(1), tmp_path, concurrency=1, num_retries=2)
     assert "0 of 4 completions are in" in str(error.value)
-    assert len(server.requests) == 1
+    assert len(server.requests) == num_requests
 
 
 def test_the_user_of_a_servers_address_is_asked_with_and_not_told(serve, tmp_path, capfd):
@@ -156,13 +162,6 @@ def test_a_refusal_ends_the_waiting_of_other_requests_and_keeps_what_they_bring(
     server = serve(script)
     with pytest.raises(ConnectionError, match=r"refuses a request with 400 .* 1 of 3 completions are in"):
         ask(server, sums(3), tmp_path, k=1)
-    assert len(server.requests) == 3
-
-
-def test_a_request_is_made_again_as_often_as_asked(serve, tmp_path):
-    server = serve(lambda body: (500, {"error": "overloaded"}))
-    with pytest.raises(ConnectionError, match=r"asked 3 times\): 500 .*overloaded"):
-        ask(server, sums(1), tmp_path, concurrency=1, num_retries=2)
     assert len(server.requests) == 3
 
 

@@ -93,34 +93,28 @@ def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script
     return trainer
 
 
-def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path)
-    metrics = trainer.evaluate(prompts(6))
-    assert [call["rows"] for call in trainer.calls] == [6 * 4]
+@pytest.mark.parametrize(
+    ("settings", "num_problems", "calls"),
+    [
+        ({}, 6, [24]),
+        ({"schedules": False}, 3, [4, 4, 4]),  # a call is a batch
+        ({"dynamic_sampling_max_round_size": 2}, 5, [8, 8, 4]),  # no more than a round may: 2 prompts of 4 completions
+    ],
+    ids=["asked once", "without a scheduler", "capped"],
+)
+def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path, settings, num_problems, calls):
+    trainer = evaluator(tiny_model, tmp_path, **settings)
+    metrics = trainer.evaluate(prompts(num_problems))
+    assert [call["rows"] for call in trainer.calls] == calls
     assert metrics["eval_avg@4"] == 1.0  # every completion is scored for the prompt that it answers
 
 
 def test_forward_passes_and_rewards_stay_batched(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path)
-    widths, compute_loss = [], trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (
-        widths.append(len(inputs["prompt_ids"])) or compute_loss(model, inputs)
-    )
+    trainer, widths = evaluator(tiny_model, tmp_path), []
+    compute = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: widths.append(len(inputs["prompt_ids"])) or compute(model, inputs)
     trainer.evaluate(prompts(3))
     assert widths == [4, 4, 4]
-
-
-def test_without_a_scheduler_a_call_is_a_batch(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path, schedules=False)
-    trainer.evaluate(prompts(3))
-    assert [call["rows"] for call in trainer.calls] == [4, 4, 4]
-
-
-def test_a_call_takes_no_more_than_a_round_may(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path, dynamic_sampling_max_round_size=2)  # 2 prompts of 4 completions
-    metrics = trainer.evaluate(prompts(5))
-    assert [call["rows"] for call in trainer.calls] == [8, 8, 4]
-    assert metrics["eval_avg@4"] == 1.0
 
 
 @pytest.mark.parametrize("num_problems", [5, 6])
@@ -144,19 +138,19 @@ def test_an_evaluation_reports_the_same_in_one_call_and_batch_by_batch(tiny_mode
         assert reports[0][name] == pytest.approx(value), name
 
 
-def test_an_evaluation_before_the_first_step_asks_once(tiny_model, tmp_path):
-    args = tiny_config(
-        tmp_path, max_steps=1, per_device_eval_batch_size=4, eval_on_start=True, eval_strategy="steps", eval_steps=1
-    )
+@pytest.mark.parametrize(("schedules", "calls"), [(True, [12, 12]), (False, [4] * 6)])
+def test_an_evaluation_before_the_first_step_has_scores_and_asks_once(tiny_model, tmp_path, schedules, calls):
+    looks = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    data = {"train_dataset": prompts(24), "eval_dataset": prompts(3)}
     trainer = jobs.CountingTrainer(
-        tiny_model, right, args, train_dataset=prompts(24), eval_dataset=prompts(3), script=jobs.script
+        tiny_model, right, tiny_config(tmp_path, max_steps=1, **looks), script=jobs.script, **data
     )
-    trainer.use_transformers_continuous_batching = True
+    trainer.use_transformers_continuous_batching = schedules
     trainer.train()
-    evaluations = [call["rows"] for call in trainer.calls if not call["training"]]
-    assert evaluations == [12, 12]
-    scores = [entry["eval_avg@4"] for entry in trainer.state.log_history if "eval_avg@4" in entry]
-    assert scores == pytest.approx([2 / 3 / 4] * 2)  # of prompts 0, 1 and 2 the last two are solved once in four
+    assert [call["rows"] for call in trainer.calls if not call["training"]] == calls
+    scores = [(entry["step"], entry["eval_avg@4"]) for entry in trainer.state.log_history if "eval_avg@4" in entry]
+    # Of prompts 0, 1 and 2 the last two are solved once in four.
+    assert scores == [(step, pytest.approx(2 / 3 / 4)) for step in (0, 1)]
 
 
 def test_a_stream_of_problems_is_asked_for_at_once(tiny_model, tmp_path):

@@ -106,10 +106,8 @@ def test_a_reward_that_is_nan_says_nothing_as_in_training():
     def reward(completions, **kwargs):
         return [math.nan, 0.5]
 
-    verdicts = score(
-        [Problem("a", "b", "1+1", "2", 1)], [[Completion("2", 1, False), Completion("3", 1, False)]], reward
-    )
-    assert verdicts == [[(None, "2"), (True, "3")]]
+    said = [[Completion(text, 1, False) for text in ("2", "3")]]
+    assert score([Problem("a", "b", "1+1", "2", 1)], said, reward) == [[(None, "2"), (True, "3")]]
 
 
 def has_letter(completions, letter, **kwargs):
@@ -129,9 +127,8 @@ def test_a_column_that_a_scorer_asks_for_must_be_there_before_anything_is_asked(
     server = serve(lambda body: pytest.fail("it was asked"))
     with pytest.raises(ValueError, match="no column 'letter', for which the scorer asks; found 'prompt', 'solution'"):
         ask(server, sums(1), tmp_path, scorer=has_letter)
-    with pytest.raises(
-        ValueError, match=r"but the `columns` of one is .'letter': 'a'. and of the other .'letter': 'b'."
-    ):
+    message = r"but the `columns` of one is .'letter': 'a'. and of the other .'letter': 'b'."
+    with pytest.raises(ValueError, match=message):
         ask(server, sums_of([1, 1], letter=["a", "b"]), tmp_path, scorer=has_letter)
 
 
@@ -174,12 +171,7 @@ def test_the_help_says_what_each_scorer_reads():
     evaluation.commands.add_eval_arguments(parser)
     said = " ".join(parser.format_help().split())
     assert "symbolic comparison" not in said
-    for words in (
-        "the last `Answer:` line",
-        "LaTeX such as `\\boxed{}`",
-        "the last number of any text",
-        "dotted import",
-    ):
-        assert words in said
+    words = "the last `Answer:` line", "LaTeX such as `\\boxed{}`", "the last number of any text", "dotted import"
+    assert [part for part in words if part not in said] == []
     given = parser.parse_args([*"--model m --dataset d --output_dir o --limit 3 --scorer a.b".split()])
     assert (given.scorer, given.limit) == ("a.b", 3)

@@ -29,12 +29,13 @@ class Answers:
         return f"Answer: {digits[dealt % len(digits)]}"
 
 
-def make(model, folder, script, reward_funcs=is_seven, **overrides):
+def make(model, folder, script, reward_funcs=is_seven, eval_dataset=None, **overrides):
     args = tiny_config(
         folder, **{"per_device_eval_batch_size": 4, "shuffle_dataset": False, "max_completion_length": 12, **overrides}
     )
     train_dataset = prompts(24, solution=["7"] * 24)
-    return ScriptedTrainer(model, reward_funcs, args, train_dataset=train_dataset, script=script)
+    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    return ScriptedTrainer(model, reward_funcs, args, script=script, **data)
 
 
 def scores_of(metrics, prefix="eval"):
@@ -271,64 +272,21 @@ def test_the_best_model_is_the_one_with_the_best_score_on_the_dataset_named(tiny
         evaluation[which] += i % 4 == 0
         return "Answer: 7" if i % 4 < solved[which][evaluation[which]] else "Answer: 3"
 
-    args = tiny_config(
-        tmp_path,
-        per_device_eval_batch_size=4,
-        max_completion_length=12,
-        max_steps=3,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="best",
-        metric_for_best_model="eval_aime_avg@4",
-        greater_is_better=True,
-        load_best_model_at_end=True,
-    )
+    best = {"metric_for_best_model": "eval_aime_avg@4", "greater_is_better": True, "load_best_model_at_end": True}
+    looks = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", **best}
     problems = prompts(26)
-    trainer = ScriptedTrainer(
-        tiny_model,
-        is_seven,
-        args,
-        train_dataset=prompts(24),
-        eval_dataset={"aime": problems.select([24]), "amc": problems.select([25])},
-        script=script,
-    )
+    data = {"aime": problems.select([24]), "amc": problems.select([25])}
+    trainer = make(tiny_model, tmp_path, script, eval_dataset=data, shuffle_dataset=True, max_steps=3, **looks)
     trainer.train()
     assert trainer.state.best_metric == 1.0
     assert trainer.state.best_global_step == 2
-
-
-def test_an_evaluation_before_the_first_step_has_scores(tiny_model, tmp_path):
-    args = tiny_config(
-        tmp_path,
-        max_completion_length=12,
-        max_steps=1,
-        per_device_eval_batch_size=4,
-        eval_on_start=True,
-        eval_strategy="steps",
-        eval_steps=1,
-    )
-    trainer = ScriptedTrainer(
-        tiny_model,
-        is_seven,
-        args,
-        train_dataset=prompts(24),
-        eval_dataset=prompts(2),
-        script=lambda text, i: f"Answer: {'7333'[i % 4]}",
-    )
-    trainer.train()
-    evaluations = [entry for entry in trainer.state.log_history if "eval_avg@4" in entry]
-    assert [entry["step"] for entry in evaluations] == [0, 1]
-    assert [entry["eval_avg@4"] for entry in evaluations] == [1 / 4, 1 / 4]
 
 
 # ---- The same completions, scored by `trl-dapo eval` ----
 
 
 def dapo_math(completions, solution, **kwargs):
-    return [
-        1.0 if completion.endswith(f"Answer: {gold}") else 0.0
-        for completion, gold in zip(completions, solution, strict=True)
-    ]
+    return [float(text.endswith(f"Answer: {gold}")) for text, gold in zip(completions, solution, strict=True)]
 
 
 def is_formatted(completions, **kwargs):
@@ -367,12 +325,8 @@ def test_evaluation_in_training_and_on_the_command_line_give_the_same_scores(
     server = serve(lambda body: again(*asked(body)))
     summary = evaluate("tiny", dataset, tmp_path / "eval", base_url=server.url, k=4, concurrency=1, progress=False)
     on_the_line = {name: estimate["mean"] for name, estimate in summary["metrics"].items() if name != "pass@2"}
-    if "source" in columns:
-        for source, figures in summary["sources"].items():
-            on_the_line |= {
-                f"{name}/{source}": estimate["mean"]
-                for name, estimate in figures["metrics"].items()
-                if name != "pass@2"
-            }
+    for source, figures in summary["sources"].items() if "source" in columns else ():
+        of_source = {f"{name}/{source}": figure["mean"] for name, figure in figures["metrics"].items()}
+        on_the_line |= {name: mean for name, mean in of_source.items() if not name.startswith("pass@2")}
     assert scores_of(in_training) == pytest.approx(on_the_line)
     assert 0 < in_training["eval_avg@4"] < 1

@@ -9,13 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from trl_dapo.rewards import (
-    DapoMathReward,
-    dapo_math_reward,
-    math_verify_reward,
-    normalize_answer,
-    score_dapo_math,
-)
+from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward, normalize_answer, score_dapo_math
 
 
 pytestmark = pytest.mark.fast
@@ -229,11 +223,10 @@ def test_a_single_completion_without_a_gold_answer_cannot_be_scored():
         score_dapo_math("Answer: 34", float("nan"))
 
 
+@pytest.mark.parametrize("boxed", ["fallback", "strict"])
 @pytest.mark.parametrize("gold", ["$34$", "\\(34\\)", "34"])
-def test_a_box_is_compared_with_the_gold_answer_without_its_dollars(gold):
-    assert [score_dapo_math("\\boxed{34}", gold, boxed=boxed).correct for boxed in ("fallback", "strict")] == [
-        True
-    ] * 2
+def test_a_box_is_compared_with_the_gold_answer_without_its_dollars(gold, boxed):
+    assert score_dapo_math("\\boxed{34}", gold, boxed=boxed).correct
 
 
 def test_the_extracted_answers_are_logged_as_valid_unicode():
@@ -258,18 +251,16 @@ def test_a_meaningless_setting_is_refused_with_its_value(settings):
 
 
 @needs_data
-@pytest.mark.parametrize(("file", "num_golds"), [("dapo_math_17k.parquet", 17_917), ("aime-2024.parquet", 960)])
-def test_every_real_gold_answer_scores_one_and_its_successor_minus_one(file, num_golds):
-    golds = raw_golds(file)
+@pytest.mark.parametrize(
+    ("file", "num_golds", "text", "boxed"),
+    [
+        ("dapo_math_17k.parquet", 17_917, "Thus the sum is 7, as wanted.\n\nAnswer: {}", "never"),
+        ("aime-2024.parquet", 960, "Thus the sum is 7, as wanted.\n\nAnswer: {}", "never"),
+        ("dapo_math_17k.parquet", 17_917, "So it is \\boxed{{{}}}.", "strict"),  # the format of its own prompt
+    ],
+)
+def test_every_real_gold_answer_scores_one_and_its_successor_minus_one(file, num_golds, text, boxed):
+    golds, reward = raw_golds(file), DapoMathReward(boxed=boxed)
     assert len(golds) == num_golds
-    text = "Thus the sum is 7, as wanted.\n\nAnswer: {}"
-    assert set(dapo_math_reward([text.format(gold) for gold in golds], golds)) == {1.0}
-    assert set(dapo_math_reward([text.format(off_by_one(gold)) for gold in golds], golds)) == {-1.0}
-
-
-@needs_data
-def test_every_real_gold_answer_scores_one_in_the_boxed_format_of_its_own_prompt():
-    golds = raw_golds("dapo_math_17k.parquet")
-    reward = DapoMathReward(boxed="strict")
-    assert set(reward([f"So it is \\boxed{{{gold}}}." for gold in golds], golds)) == {1.0}
-    assert set(reward([f"So it is \\boxed{{{off_by_one(gold)}}}." for gold in golds], golds)) == {-1.0}
+    assert set(reward([text.format(gold) for gold in golds], golds)) == {1.0}
+    assert set(reward([text.format(off_by_one(gold)) for gold in golds], golds)) == {-1.0}

@@ -46,6 +46,15 @@ def impatient_reward():
     reward.close()
 
 
+@pytest.fixture
+def pool():
+    """Makes rewards with pools of their own, which end with the test."""
+    made = []
+    yield lambda **settings: made.append(MathVerifyReward(**settings)) or made[-1]
+    for reward in made:
+        reward.close()
+
+
 def pids(reward):
     return [worker.process.pid for worker in reward._workers]
 
@@ -177,11 +186,7 @@ def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatie
     assert 2 <= logged["math_verify/worker_restarts"] <= 4  # two strikes for each of those
     assert logged["math_verify/hopeless_golds"] == 1.0
     assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
-    assert logged == {
-        "math_verify/killed": 0.0,
-        "math_verify/worker_restarts": 0.0,
-        "math_verify/hopeless_golds": 1.0,
-    }
+    assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 0.0, "math_verify/hopeless_golds": 1.0}
 
 
 SURVIVORS = r"""
@@ -267,28 +272,19 @@ math_verify.parse, math_verify.verify = stalling_parse, stalling_verify
 """
 
 
-def test_one_stall_costs_no_verdict(scripted, caplog):
+def test_one_stall_costs_no_verdict(scripted, pool, caplog):
     scripted("FOR_GOOD = False\n" + STALL)
-    reward = MathVerifyReward(timeout=0.2, num_workers=2)
-    logged = {}
-    assert reward(
-        ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{\\frac{16}{2}}"],
-        ["7", "7", "$\\frac{16}{2}$", "$\\frac{16}{2}$"],
-        log_metric=logged.__setitem__,
-    ) == [1.0, 0.0, 1.0, 1.0]
-    assert logged == {
-        "math_verify/killed": 0.0,
-        "math_verify/worker_restarts": 2.0,
-        "math_verify/hopeless_golds": 0.0,
-    }
+    texts, logged = ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{\\frac{16}{2}}"], {}
+    golds = ["7", "7", "$\\frac{16}{2}$", "$\\frac{16}{2}$"]
+    reward = pool(timeout=0.2, num_workers=2)
+    assert reward(texts, golds, log_metric=logged.__setitem__) == [1.0, 0.0, 1.0, 1.0]
+    assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 2.0, "math_verify/hopeless_golds": 0.0}
     assert not caplog.records
-    reward.close()
 
 
-def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, caplog):
+def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, pool, caplog):
     scripted("FOR_GOOD = True\n" + STALL)
-    reward = MathVerifyReward(timeout=0.2, num_workers=1)
-    logged = {}
+    reward, logged = pool(timeout=0.2, num_workers=1), {}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             verdicts = reward(["\\boxed{7}", "\\boxed{6}"], ["7", "6"], log_metric=logged.__setitem__)
@@ -296,10 +292,9 @@ def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, ca
     assert logged["math_verify/hopeless_golds"] == 1.0
     (record,) = caplog.records
     assert "the gold answer '7'" in record.message
-    reward.close()
 
 
-def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted):
+def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted, pool):
     # By the clock it takes half as long again as the limit, by the processor next to nothing.
     scripted("""
         parse = math_verify.parse
@@ -310,31 +305,26 @@ def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripte
 
         math_verify.parse = slow_parse
     """)
-    reward = MathVerifyReward(timeout=0.5, num_workers=1)
     logged = {}
-    assert reward(["\\boxed{7}"], ["7"], log_metric=logged.__setitem__) == [1.0]
+    assert pool(timeout=0.5, num_workers=1)(["\\boxed{7}"], ["7"], log_metric=logged.__setitem__) == [1.0]
     assert logged["math_verify/worker_restarts"] == 0.0
-    reward.close()
 
 
-def test_a_completion_that_needs_too_much_memory_is_wrong_and_the_next_one_is_not():
-    logged = {}
-    reward = MathVerifyReward(timeout=60.0, num_workers=1, memory_limit=256 * MIB)
+def test_a_completion_that_needs_too_much_memory_is_wrong_and_the_next_one_is_not(pool):
+    reward, logged = pool(timeout=60.0, num_workers=1, memory_limit=256 * MIB), {}
     texts = ["\\boxed{34}", "answer: $$" + " " * 3_000_000 + "34$$", "$\\boxed{34}$"]
     assert reward(texts, ["34"] * 3, log_extra=logged.__setitem__) == [1.0, 0.0, 1.0]
     assert logged["math_verify_answer"][1] == "[unparseable]"  # it was not the time that ran out
-    reward.close()
 
 
-def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict():
-    reward = MathVerifyReward(num_workers=1, memory_limit=256 * MIB)
+def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict(pool):
+    reward = pool(num_workers=1, memory_limit=256 * MIB)
     reward(["\\boxed{1}"], ["1"])
     started = pids(reward)
     # math-verify caches its last matches, and with them these texts of 20 MB each
     texts = [f"\\boxed{{{i}}}" + "\U0001f600" * 5_000_000 for i in range(4)]
     assert reward(texts, ["3"] * 4) == [0.0, 0.0, 0.0, 1.0]
     assert pids(reward) != started
-    reward.close()
 
 
 def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
@@ -346,8 +336,8 @@ def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
 
 
 @pytest.mark.parametrize("text", ["\\boxed{7}", "\\boxed{7}" + " " * 200_000], ids=["waits", "is not read"])
-def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(monkeypatch, text):
-    reward = MathVerifyReward(num_workers=1)
+def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(pool, monkeypatch, text):
+    reward = pool(num_workers=1)
     assert reward(["\\boxed{7}"], ["7"]) == [1.0]
     (worker,) = reward._workers
     os.kill(worker.process.pid, signal.SIGSTOP)
@@ -355,7 +345,6 @@ def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(
     monkeypatch.setattr(MathVerifyReward, "_patience", property(lambda self: next(waits, 60.0)), raising=False)
     assert reward([text, "\\boxed{8}"], ["7", "7"]) == [1.0, 0.0]
     assert worker.process.poll() == -signal.SIGKILL
-    reward.close()
 
 
 def test_limits_hold_off_the_main_thread(impatient_reward):
@@ -380,37 +369,30 @@ def test_threads_may_share_one_reward(reward):
     assert rewards == {i: [1.0, 0.0] for i in range(4)}
 
 
-def test_what_was_read_and_what_was_killed_is_logged():
-    logged = {}
-    reward = MathVerifyReward(timeout=1.0, num_workers=1)
-    reward(
-        ["$\\boxed{34}$", "nothing", ENDLESS, "\\boxed{34}", "\\boxed{34\udfff}"],
-        ["34", "34", "34", None, "34"],
-        log_extra=logged.__setitem__,
-        log_metric=logged.__setitem__,
-    )
+def test_what_was_read_and_what_was_killed_is_logged(pool):
+    texts, logged = ["$\\boxed{34}$", "nothing", ENDLESS, "\\boxed{34}", "\\boxed{34\udfff}"], {}
+    logs = {"log_extra": logged.__setitem__, "log_metric": logged.__setitem__}
+    pool(timeout=1.0, num_workers=1)(texts, ["34", "34", "34", None, "34"], **logs)
     assert logged.pop("math_verify/worker_restarts") >= 1.0  # once more where the clock was first on a busy machine
     assert logged == {
         "math_verify_answer": ["34", "[unparseable]", "[killed]", "[skipped]", "34?"],
         "math_verify/killed": 1 / 5,
         "math_verify/hopeless_golds": 0.0,
     }
-    reward.close()
 
 
 def test_a_sample_without_a_gold_answer_is_skipped(reward):
     assert reward(["\\boxed{34}", "\\boxed{34}"], [None, 34]) == [None, 1.0]
 
 
-def test_workers_start_with_the_first_completions_and_no_more_than_are_needed():
-    reward = MathVerifyReward(num_workers=3)
+def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(pool):
+    reward = pool(num_workers=3)
     assert pids(reward) == []
     reward(["\\boxed{34}"], ["34"])
     assert len(pids(reward)) == 1
     reward.close()
     assert pids(reward) == []
     assert reward(["\\boxed{34}"], ["34"]) == [1.0]
-    reward.close()
 
 
 @linux_only
@@ -440,11 +422,11 @@ def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone
 
 
 @linux_only
-def test_an_exception_in_the_trainer_leaves_no_worker_behind():
-    reward = MathVerifyReward(timeout=600.0, num_workers=1)
+def test_an_exception_in_the_trainer_leaves_no_worker_behind(pool):
+    reward = pool(timeout=600.0, num_workers=1)
     reward(["\\boxed{1}"], ["1"])
     started = pids(reward)
-    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C does
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -453,7 +435,6 @@ def test_an_exception_in_the_trainer_leaves_no_worker_behind():
         signal.signal(signal.SIGALRM, previous)
     assert all(has_ended(pid) for pid in started)
     assert reward(["\\boxed{1}"], ["1"]) == [1.0]
-    reward.close()
 
 
 TRAINER = """
@@ -501,13 +482,11 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(monkeypatch, cap
     assert "no such luck" in capfd.readouterr().err
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(scripted):
+def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(scripted, pool):
     scripted("if once('start'): os.kill(os.getpid(), signal.SIGKILL)")
-    reward = MathVerifyReward(num_workers=1)
-    logged = {}
+    reward, logged = pool(num_workers=1), {}
     assert reward(["\\boxed{1}", "\\boxed{2}"], ["1", "1"], log_metric=logged.__setitem__) == [1.0, 0.0]
     assert logged["math_verify/worker_restarts"] == 1.0
-    reward.close()
 
 
 def test_workers_that_are_killed_whenever_they_start_are_an_error(scripted):
@@ -518,14 +497,12 @@ def test_workers_that_are_killed_whenever_they_start_are_an_error(scripted):
     assert pids(reward) == []
 
 
-def test_what_python_does_not_import_from_is_kept_out_of_the_workers_path(monkeypatch, tmp_path):
+def test_what_python_does_not_import_from_is_kept_out_of_the_workers_path(pool, monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text(
         "raise ImportError('of a pathlib.Path, from which Python imports nothing')"
     )
     monkeypatch.setattr(sys, "path", [tmp_path, None, *sys.path])
-    reward = MathVerifyReward(num_workers=1)
-    assert reward(["\\boxed{2}"], ["2"]) == [1.0]
-    reward.close()
+    assert pool(num_workers=1)(["\\boxed{2}"], ["2"]) == [1.0]
 
 
 def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):

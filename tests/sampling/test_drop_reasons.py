@@ -22,31 +22,61 @@ def reason_of(rewards, masked=None, **criterion):
     return reason
 
 
-def test_a_group_with_one_winner_is_accepted():
-    assert reason_of([0.0, 0.0, 1.0, 0.0]) is None
+BAND = {"min_accuracy": 0.25, "max_accuracy": 0.75}
+VERDICTS = {
+    "one winner": ([0.0, 0.0, 1.0, 0.0], {}, None),
+    # Judged row by row against the others' deviation, the only winner would be dropped and 15 equal rows kept.
+    "one winner of 16": ([1.0] + [0.0] * 15, {}, None),
+    "one loser of 16": ([0.0] + [1.0] * 15, {}, None),
+    "all wrong": ([0.0, 0.0, 0.0], {}, "all_wrong"),
+    "all below zero": ([-1.0, -1.0, -1.0], {}, "all_wrong"),
+    "all correct": ([1.0, 1.0, 1.0], {}, "all_correct"),
+    "graded without spread": ([0.3] * 8, {}, "constant"),
+    "graded, above the threshold": ([0.4, 0.6, 0.9], {}, None),
+    "short of the full score": ([1.0, 1.0], {"full_score": 2.0}, "constant"),
+    "the full score": ([2.0, 2.0], {"full_score": 2.0}, "all_correct"),
+    "short of the full score by the tolerance": ([1.5, 1.5], {"full_score": 2.0, "tolerance": 0.5}, "all_correct"),
+    "short of it by more": ([1.25, 1.25], {"full_score": 2.0, "tolerance": 0.5}, "constant"),
+    "spread within the tolerance": ([0.5, 0.5 + 1e-7], {}, "constant"),
+    "spread beyond the tolerance": ([0.5, 0.5 + 1e-3], {}, None),
+    "spread within a wider one": ([0.5, 0.5 + 1e-3], {"tolerance": 0.01}, "constant"),
+    # Counted as zero an unscored completion would hide or fake a spread, counted as NaN it would pass.
+    "unscored, and all wrong": ([NAN, 0.0, 0.0], {}, "all_wrong"),
+    "unscored, and all correct": ([NAN, 1.0, 1.0], {}, "all_correct"),
+    "unscored, and a winner": ([NAN, 1.0, 0.0], {}, None),
+    "none scored": ([NAN, NAN, NAN], {}, "unscored"),
+    "one scored": ([NAN, 1.0, NAN], {}, "unscored"),
+    "infinite": ([INF, 0.0, 1.0], {}, "unscored"),
+    "infinitely below": ([-INF, 0.0, 1.0], {}, "unscored"),
+    "infinite and masked": ([-INF, 0.0, 1.0], {"masked": [1, 0, 0]}, "unscored"),  # it still enters the mean
+    "the only winner is masked": ([0.0, 0.0, 0.0, 1.0], {"masked": [0, 0, 0, 1]}, "masked"),
+    "the only loser is masked": ([1.0, 1.0, 0.0], {"masked": [0, 0, 1]}, "masked"),
+    "one of two winners is masked": ([0.0, 1.0, 1.0], {"masked": [0, 0, 1]}, None),
+    "one is live": ([0.0, 1.0, 0.0], {"masked": [1, 1, 0]}, "masked"),
+    "none is live": ([0.0, 0.0, 0.0], {"masked": [1, 1, 1]}, "masked"),
+    "one of the live is scored": ([NAN, 1.0, 0.0], {"masked": [0, 0, 1]}, "masked"),
+    # Masking is not blamed for a group that would be dropped anyway: 1/3 is outside the band.
+    "masked, and below the band": ([0.0, 0.0, 1.0], {"masked": [0, 0, 1], "min_accuracy": 0.4}, "all_wrong"),
+    "masked, and all wrong": ([0.0, 0.0, 0.0], {"masked": [0, 0, 1]}, "all_wrong"),
+    "masked, and all correct": ([1.0, 1.0, 1.0], {"masked": [0, 0, 1]}, "all_correct"),
+    "masked, and unscored": ([NAN, NAN, 1.0], {"masked": [1, 0, 0]}, "unscored"),
+    "at the lower end of the band": ([1.0, 0.0, 0.0, 0.0], BAND, "outside_band"),
+    "inside the band": ([1.0, 1.0, 0.0, 0.0], BAND, None),
+    "at the upper end of the band": ([1.0, 1.0, 1.0, 0.0], BAND, "outside_band"),
+    # An accuracy of 1/2, not 3/4 or 3/5.
+    "accuracy of the live and scored": ([1, 0, 1, 1, NAN], {"masked": [0, 0, 1, 1, 0], "max_accuracy": 0.6}, None),
+    "accuracy 1, no upper end": ([0.4, 0.6], {"min_accuracy": 0.1}, None),
+    "accuracy 0, no lower end": ([-1.0, -2.0], {"max_accuracy": 0.9}, None),
+    # A reward at the threshold is not correct in any precision: float32(0.3) is above the double 0.3.
+    "at the threshold": ([0.3, 0.3], {"accuracy_threshold": 0.3}, "all_wrong"),
+    "at the threshold, beside less": ([0.3, 0.2], {"accuracy_threshold": 0.3, "min_accuracy": 0.1}, "outside_band"),
+}
 
 
-def test_an_all_wrong_group_is_dropped():
-    assert reason_of([0.0, 0.0, 0.0]) == "all_wrong"
-    assert reason_of([-1.0, -1.0, -1.0]) == "all_wrong"
-
-
-def test_an_all_correct_group_is_dropped():
-    assert reason_of([1.0, 1.0, 1.0]) == "all_correct"
-
-
-def test_graded_rewards_without_spread_are_constant():
-    assert reason_of([0.3] * 8) == "constant"
-
-
-def test_full_score_is_the_callers():
-    assert reason_of([1.0, 1.0], full_score=2.0) == "constant"
-    assert reason_of([2.0, 2.0], full_score=2.0) == "all_correct"
-
-
-def test_what_is_short_of_the_full_score_by_the_tolerance_is_all_correct():
-    assert reason_of([1.5, 1.5], full_score=2.0, tolerance=0.5) == "all_correct"
-    assert reason_of([1.25, 1.25], full_score=2.0, tolerance=0.5) == "constant"
+@pytest.mark.parametrize("case", VERDICTS)
+def test_a_group_trains_where_live_scored_completions_differ_and_lie_within_the_band(case):
+    rewards, options, reason = VERDICTS[case]
+    assert reason_of(rewards, **options) == reason
 
 
 @pytest.mark.parametrize("num_generations", [8, 16, 32, 64])
@@ -61,61 +91,6 @@ def test_float_noise_of_a_constant_group_never_passes(num_generations, dtype):
     assert reasons.count("all_correct") == 101  # 1.00 ... 2.00
 
 
-def test_spread_within_the_tolerance_is_none():
-    assert reason_of([0.5, 0.5 + 1e-7]) == "constant"
-    assert reason_of([0.5, 0.5 + 1e-3]) is None
-    assert reason_of([0.5, 0.5 + 1e-3], tolerance=0.01) == "constant"
-
-
-def test_unscored_completions_count_for_nothing():
-    assert reason_of([NAN, 0.0, 0.0]) == "all_wrong"  # counted as zero it would hide, counted as NaN it would pass
-    assert reason_of([NAN, 1.0, 1.0]) == "all_correct"  # as a zero it would fake a spread
-    assert reason_of([NAN, 1.0, 0.0]) is None
-
-
-def test_fewer_than_two_scored_completions_are_unscored():
-    assert reason_of([NAN, NAN, NAN]) == "unscored"
-    assert reason_of([NAN, 1.0, NAN]) == "unscored"
-
-
-def test_an_infinite_reward_never_trains():
-    assert reason_of([INF, 0.0, 1.0]) == "unscored"
-    assert reason_of([-INF, 0.0, 1.0]) == "unscored"
-    assert reason_of([-INF, 0.0, 1.0], masked=[1, 0, 0]) == "unscored"  # it still enters the mean
-
-
-def test_a_group_whose_only_winner_is_masked_is_dropped():
-    assert reason_of([0.0, 0.0, 0.0, 1.0], masked=[0, 0, 0, 1]) == "masked"
-
-
-def test_a_group_whose_only_loser_is_masked_is_dropped():
-    assert reason_of([1.0, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
-
-
-def test_a_masked_completion_does_not_hide_the_spread_of_the_others():
-    assert reason_of([0.0, 1.0, 1.0], masked=[0, 0, 1]) is None
-
-
-def test_fewer_than_two_live_completions_are_masked():
-    assert reason_of([0.0, 1.0, 0.0], masked=[1, 1, 0]) == "masked"
-    assert reason_of([0.0, 0.0, 0.0], masked=[1, 1, 1]) == "masked"
-    assert reason_of([NAN, 1.0, 0.0], masked=[0, 0, 1]) == "masked"
-
-
-def test_masking_is_not_blamed_for_a_group_that_would_be_dropped_anyway():
-    assert reason_of([0.0, 0.0, 1.0], masked=[0, 0, 1], min_accuracy=0.4) == "all_wrong"  # 1/3 is outside the band
-    assert reason_of([0.0, 0.0, 0.0], masked=[0, 0, 1]) == "all_wrong"
-    assert reason_of([1.0, 1.0, 1.0], masked=[0, 0, 1]) == "all_correct"
-    assert reason_of([NAN, NAN, 1.0], masked=[1, 0, 0]) == "unscored"
-
-
-def test_the_accuracy_band_is_exclusive():
-    band = {"min_accuracy": 0.25, "max_accuracy": 0.75}
-    assert reason_of([1.0, 0.0, 0.0, 0.0], **band) == "outside_band"  # 1/4
-    assert reason_of([1.0, 1.0, 0.0, 0.0], **band) is None  # 2/4
-    assert reason_of([1.0, 1.0, 1.0, 0.0], **band) == "outside_band"  # 3/4
-
-
 @pytest.mark.parametrize("num_correct", range(1, 10))
 def test_a_bound_that_is_not_a_binary_fraction_is_exclusive_too(num_correct):
     rewards = [1.0] * num_correct + [0.0] * (10 - num_correct)
@@ -123,39 +98,10 @@ def test_a_bound_that_is_not_a_binary_fraction_is_exclusive_too(num_correct):
     assert reason_of(rewards, max_accuracy=num_correct / 10) == "outside_band"
 
 
-def test_the_accuracy_is_that_of_live_scored_completions():
-    rewards, masked = [1.0, 0.0, 1.0, 1.0, NAN], [0, 0, 1, 1, 0]
-    assert reason_of(rewards, masked, max_accuracy=0.6) is None  # 1/2, not 3/4 or 3/5
-
-
-def test_a_tightened_end_does_not_bind_the_other():
-    assert reason_of([0.4, 0.6], min_accuracy=0.1) is None  # accuracy 1, no upper bound
-    assert reason_of([-1.0, -2.0], max_accuracy=0.9) is None  # accuracy 0, no lower bound
-
-
-def test_graded_rewards_that_differ_above_the_threshold_are_accepted():
-    assert reason_of([0.4, 0.6, 0.9]) is None
-
-
-def test_a_reward_at_the_threshold_is_not_correct_in_any_precision():
-    assert reason_of([0.3, 0.3], accuracy_threshold=0.3) == "all_wrong"  # float32(0.3) is above the double 0.3
-    assert reason_of([0.3, 0.2], accuracy_threshold=0.3, min_accuracy=0.1) == "outside_band"
-
-
 def test_groups_are_judged_apart_and_whole():
+    """Merged, two constant groups of one prompt would pass as one of twice as many with spread."""
     rewards_NG = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.0, 1.0, 1.0]])
     assert drop_reasons(rewards_NG, None, Criterion()) == [None, "all_wrong", "all_correct", "constant", None]
-
-
-def test_the_odd_one_out_keeps_its_group():
-    """Judged row by row against the others' deviation, the only winner would be dropped and 15 equal rows kept."""
-    assert reason_of([1.0] + [0.0] * 15) is None
-    assert reason_of([0.0] + [1.0] * 15) is None
-
-
-def test_equal_prompts_stay_two_groups():
-    """Merged, two constant groups of one prompt would pass as one of 2 G with spread."""
-    assert drop_reasons(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), None, Criterion()) == ["all_wrong", "all_correct"]
 
 
 def test_every_verdict_is_one_of_the_reasons():

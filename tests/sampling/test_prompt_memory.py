@@ -28,22 +28,40 @@ def taught(num_prompts=300, seed=0, **options):
     return memory
 
 
+def hopeless():
+    """A memory of waits of up to 8 passes, whose prompt "0" is as hopeless as can be."""
+    memory = taught(longest_wait=8)
+    for _ in range(5):
+        memory.update("0", 0, 100 * G, step=0)
+    return memory
+
+
 def share_skipped(memory, prompt_id, num_passes=2000):
     """Share of the passes in which a prompt is skipped, if its looks teach nothing new."""
     return sum(memory.draw_skip(prompt_id, G) for _ in range(num_passes)) / num_passes
 
 
+def read_back(state, path):
+    """A memory that goes on with a checkpoint's state and file."""
+    memory = PromptMemory()
+    memory.load_state_dict(json.loads(json.dumps(state)) | {"records": PromptMemory.read(path)})
+    return memory
+
+
 # ---- The prediction ----
 
 
-def test_the_acceptance_of_a_uniform_pass_rate():
-    """All 17 counts of 16 draws are equally likely, and 2 of them are dropped."""
-    assert expected_acceptance(1, 1, G) == pytest.approx(15 / 17)
-
-
-def test_the_acceptance_of_a_known_pass_rate():
-    assert expected_acceptance(5e5, 5e5, 2) == pytest.approx(1 / 2, rel=1e-4)
-    assert expected_acceptance(1e5, 3e5, 3) == pytest.approx(1 - 1 / 64 - 27 / 64, rel=1e-4)
+@pytest.mark.parametrize(
+    ("correct", "wrong", "num", "expected"),
+    [
+        (1, 1, G, 15 / 17),  # of a uniform pass rate all 17 counts of 16 draws are equally likely, and 2 are dropped
+        (5e5, 5e5, 2, 1 / 2),
+        (1e5, 3e5, 3, 1 - 1 / 64 - 27 / 64),
+    ],
+    ids=str,
+)
+def test_the_acceptance_of_a_pass_rate(correct, wrong, num, expected):
+    assert expected_acceptance(correct, wrong, num) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("correct", "wrong"), [(1e-6, 1e-6), (1e-9, 1.0), (1.0, 1e-9), (1e-12, 1e9)])
@@ -206,14 +224,10 @@ def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():
 # ---- The skipping ----
 
 
-def test_an_unseen_prompt_is_never_skipped():
+def test_an_unseen_prompt_and_a_useful_one_are_never_skipped():
     memory = taught()
     assert not any(memory.draw_skip(f"new {i}", G) for i in range(1000))
-
-
-def test_a_useful_prompt_is_never_skipped():
-    memory = taught()
-    assert not any(memory.draw_skip("1", G) for _ in range(1000))
+    assert share_skipped(memory, "1") == 0
 
 
 @pytest.mark.parametrize("prompt_id", ["0", "2"])
@@ -224,10 +238,7 @@ def test_a_prompt_that_will_be_dropped_is_mostly_skipped(prompt_id):
 
 def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
     """Waits are uniform over 1 to 8 passes: no more than 7 skips in a row, and looks in 2 of 9 passes."""
-    memory = taught(longest_wait=8)
-    for _ in range(5):
-        memory.update("0", 0, 100 * G, step=0)
-    waits = []
+    memory, waits = hopeless(), []
     for _ in range(3000):
         wait = 1
         while memory.draw_skip("0", G):
@@ -239,9 +250,7 @@ def test_the_least_promising_prompt_waits_less_than_its_longest_wait():
 
 def test_a_look_that_comes_late_does_not_begin_a_wait_anew():
     """A round that goes over the dataset twice looks at a prompt only after it was passed over again."""
-    memory, most, rng = taught(longest_wait=8), 0, random.Random(0)
-    for _ in range(5):
-        memory.update("0", 0, 100 * G, step=0)
+    memory, most, rng = hopeless(), 0, random.Random(0)
     num_skipped = num_due = 0
     for _ in range(3000):
         is_skipped = memory.draw_skip("0", G)
@@ -255,9 +264,7 @@ def test_a_look_that_comes_late_does_not_begin_a_wait_anew():
 
 def test_a_wait_ends_with_a_prompt_that_may_not_be_skipped():
     """Of waits of up to 8 passes, the next one begins after it: 7 more skips, not 3."""
-    memory = taught(longest_wait=8)
-    for _ in range(5):
-        memory.update("0", 0, 100 * G, step=0)
+    memory = hopeless()
     most = num_skipped = 0
     for _ in range(3000):
         num_skipped = num_skipped + 1 if memory.draw_skip("0", G) else 0
@@ -283,16 +290,12 @@ def test_a_longest_wait_of_one_skips_nothing():
     assert not any(memory.draw_skip(str(i), G) for i in range(300))
 
 
-def test_two_processes_skip_the_same_prompts():
-    one, two = taught(), taught()
+def test_the_seed_alone_sets_what_is_skipped():
+    one, two, other = taught(), taught(), taught(seed=1)
     order = [str(i % 300) for i in range(3000)]
-    assert [one.draw_skip(i, G) for i in order] == [two.draw_skip(i, G) for i in order]
-
-
-def test_the_seed_sets_what_is_skipped():
-    order = [str(i) for i in range(300)]
-    one, two = taught(seed=0), taught(seed=1)
-    assert [one.draw_skip(i, G) for i in order] != [two.draw_skip(i, G) for i in order]
+    skipped = [one.draw_skip(i, G) for i in order]
+    assert skipped == [two.draw_skip(i, G) for i in order]
+    assert skipped[:300] != [other.draw_skip(i, G) for i in order[:300]]
 
 
 def test_some_are_looked_at_and_some_are_not_where_no_prompt_is_promising():
@@ -338,8 +341,7 @@ def test_what_an_earlier_version_kept_is_gone_on_with(tmp_path):
     row |= {"prompt_id": "a", "pass_rate": 0.0, "evidence_correct": 0.0, "evidence_wrong": 1.0}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "memory.parquet")
     state = {"seed": 7, "num_draws": 5, "num_first": 2.0, "sum_rate": 1.0, "sum_square": 2 / 3}
-    memory = PromptMemory()
-    memory.load_state_dict(state | {"records": PromptMemory.read(tmp_path / "memory.parquet")})
+    memory = read_back(state, tmp_path / "memory.parquet")
     assert memory.pass_rate("a") == pytest.approx((1, 2))
     assert memory.pass_rate("new") == pytest.approx((1, 1))
     memory.update("a", 1, 1, step=4)
@@ -363,9 +365,7 @@ def test_a_resumed_memory_goes_on_bit_for_bit(tmp_path):
     for step in range(1, 40, 7):
         live(straight, rng, step)
     straight.save(tmp_path / "memory.parquet")
-    resumed = PromptMemory()
-    state = json.loads(json.dumps(straight.state_dict()))
-    resumed.load_state_dict(state | {"records": PromptMemory.read(tmp_path / "memory.parquet")})
+    resumed = read_back(straight.state_dict(), tmp_path / "memory.parquet")
     for step in range(40, 200, 7):
         assert live(straight, random.Random(step), step) == live(resumed, random.Random(step), step)
     assert straight.state_dict() == resumed.state_dict()

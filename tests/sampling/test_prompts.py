@@ -58,14 +58,11 @@ def test_every_pass_has_its_own_order(kind):
 
 
 @both_kinds
-def test_two_processes_draw_the_same_prompts(kind):
-    one, two = (PromptStream(kind(50), seed=3) for _ in range(2))
-    assert one.take(120) == two.take(40) + two.take(0) + two.take(80)
-
-
-@both_kinds
-def test_the_seed_sets_the_order(kind):
-    assert PromptStream(kind(50), seed=0).take(50) != PromptStream(kind(50), seed=1).take(50)
+def test_the_seed_alone_sets_the_order(kind):
+    one, two, other = (PromptStream(kind(50), seed=seed) for seed in (3, 3, 1))
+    taken = one.take(120)
+    assert taken == two.take(40) + two.take(0) + two.take(80)
+    assert taken[:50] != other.take(50)
 
 
 @both_kinds
@@ -74,24 +71,29 @@ def test_unshuffled_passes_keep_the_order(kind):
     assert texts(stream.take(7)) == [f"What is {i} + {i}?" for i in (0, 1, 2, 0, 1, 2, 0)]
 
 
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"id": [10, 11, 12]}, ["10", "11", "12", "10"]),
+        ({"id": [1, 1, 2], "source": ["a", "b", None]}, ["a/1", "b/1", "2", "a/1"]),  # equal ids are two prompts
+    ],
+    ids=["id", "id and source"],
+)
 @both_kinds
-def test_more_prompts_than_the_dataset_holds_come_pass_by_pass(kind):
-    taken = texts(PromptStream(kind(5), seed=0).take(12))
-    assert len(set(taken[:5])) == len(set(taken[5:10])) == 5
-    assert len(set(taken[10:])) == 2
+def test_the_id_column_names_the_prompt_beside_its_source(kind, columns, named):
+    assert ids(PromptStream(kind(3, **columns), seed=0, shuffle=False).take(4)) == named
 
 
+@pytest.mark.parametrize("missing", [None, "", float("nan")])
 @both_kinds
-def test_the_id_column_names_the_prompt(kind):
-    stream = PromptStream(kind(3, id=[10, 11, 12]), seed=0, shuffle=False)
-    assert ids(stream.take(4)) == ["10", "11", "12", "10"]
-
-
-@both_kinds
-def test_a_prompt_without_an_id_is_named_by_its_content(kind):
-    first, second = (PromptStream(kind(20, **columns), seed=0) for columns in ({}, {"id": [None] * 20}))
-    names = [dict(zip(texts(taken), ids(taken), strict=True)) for taken in (first.take(20), second.take(20))]
-    assert all(len(set(named.values())) == 20 for named in names)
+def test_a_prompt_without_an_id_is_named_by_its_content_in_every_pass(kind, missing):
+    """Rows with one name would share one record in the memory."""
+    stream = PromptStream(kind(20, id=[missing] * 20), seed=0)
+    first, second = (dict(zip(texts(taken), ids(taken), strict=True)) for taken in (stream.take(20), stream.take(20)))
+    assert first == second
+    assert len({*first.values()}) == 20
+    without = PromptStream(kind(20), seed=0)
+    assert len({*ids(without.take(20))}) == 20
 
 
 def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_grows():
@@ -100,12 +102,6 @@ def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_grows():
     for dataset in others:
         taken = PromptStream(dataset, seed=0).take(len(dataset))
         assert {text: name for name, text in zip(ids(taken), texts(taken), strict=True) if text in names} == names
-
-
-@both_kinds
-def test_equal_ids_of_two_sources_are_two_prompts(kind):
-    stream = PromptStream(kind(3, id=[1, 1, 2], source=["a", "b", None]), seed=0, shuffle=False)
-    assert ids(stream.take(3)) == ["a/1", "b/1", "2"]
 
 
 def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_it():
@@ -117,9 +113,11 @@ def test_prompts_that_differ_in_their_image_only_are_told_apart_without_opening_
 
 
 @both_kinds
-def test_examples_keep_only_the_columns_asked_for_and_are_named_by_all(kind):
-    stream = PromptStream(kind(2, id=["x", "y"]), seed=0, shuffle=False, columns=["prompt", "image"])
-    assert stream.take(1) == [("x", {"prompt": "What is 0 + 0?"})]
+def test_examples_come_with_all_their_columns_or_those_asked_for_and_are_named_by_all(kind):
+    rows = kind(2, solution=["0", "2"], id=["x", "y"])
+    whole, asked = (PromptStream(rows, seed=0, shuffle=False, columns=names) for names in (None, ["prompt", "image"]))
+    assert whole.take(1) == [("x", {"prompt": "What is 0 + 0?", "solution": "0", "id": "x"})]
+    assert asked.take(1) == [("x", {"prompt": "What is 0 + 0?"})]
 
 
 def test_the_fingerprint_tells_order_and_length():
@@ -139,17 +137,13 @@ def begun(dataset, **settings):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_streamed_dataset_is_told_by_its_first_rows(shuffle):
-    one, same, reordered, shorter = (
+    shuffled, shorter = numbers(50).shuffle(seed=1).to_iterable_dataset(), streamed(15)  # fewer than are looked at
+    one, same, reordered, fewer = (
         begun(dataset, shuffle=shuffle).order()["first_rows"]
-        for dataset in (
-            streamed(50),
-            streamed(50),
-            numbers(50).shuffle(seed=1).to_iterable_dataset(),
-            streamed(15),  # fewer than are looked at
-        )
+        for dataset in (streamed(50), streamed(50), shuffled, shorter)
     )
     assert one == same
-    assert len({one, reordered, shorter}) == 3
+    assert len({one, reordered, fewer}) == 3
     taken = PromptStream(streamed(50), seed=0, shuffle=shuffle)
     assert "first_rows" not in taken.order()  # unknown until it is read
     taken.take(1)
@@ -211,23 +205,11 @@ def test_a_row_that_json_cannot_hold_has_the_same_name_in_the_next_run():
     assert begun(stream(one)).order() == begun(stream(other)).order()
 
 
-def test_a_streamed_prompt_without_an_id_keeps_its_name():
-    stream = PromptStream(streamed(20), seed=0)
-    names = [dict(zip(texts(taken), ids(taken), strict=True)) for taken in (stream.take(20), stream.take(20))]
-    assert names[0] == names[1]
-    assert len(set(names[0].values())) == 20
-
-
 def test_a_streamed_conversation_is_named_by_its_content():
     chat = [[{"role": "user", "content": text}] for text in ("a", "b", "a")]
     stream = PromptStream(Dataset.from_dict({"prompt": chat}).to_iterable_dataset(), seed=0, shuffle=False)
     first, second, third = ids(stream.take(3))
     assert first == third != second
-
-
-def test_examples_come_with_all_their_columns():
-    stream = PromptStream(numbers(2, solution=["0", "2"], id=["x", "y"]), seed=0, shuffle=False)
-    assert stream.take(1) == [("x", {"prompt": "What is 0 + 0?", "solution": "0", "id": "x"})]
 
 
 @both_kinds
@@ -300,28 +282,13 @@ def test_a_rule_that_skips_all_but_one_brings_that_one_every_pass(kind):
 
 def test_skipped_prompts_are_not_loaded():
     loaded = []
-
-    def load(batch):
-        loaded.extend(batch["prompt"])
-        return batch
-
-    stream = PromptStream(
-        numbers(6, id=list("abcdef")).with_transform(load, columns=["prompt"]), seed=0, shuffle=False
-    )
-    stream.take(2, skip=lambda prompt_id, may_skip: prompt_id in "abd")
+    dataset = numbers(6, id=list("abcdef"))
+    dataset = dataset.with_transform(lambda batch: loaded.extend(batch["prompt"]) or batch, columns=["prompt"])
+    PromptStream(dataset, seed=0, shuffle=False).take(2, skip=lambda prompt_id, may_skip: prompt_id in "abd")
     assert loaded == ["What is 2 + 2?", "What is 4 + 4?"]
 
 
-def test_an_empty_dataset_is_refused():
+@pytest.mark.parametrize("dataset", [numbers(0), IterableDataset.from_generator(lambda: iter(()))])
+def test_an_empty_dataset_is_refused(dataset):
     with pytest.raises(ValueError, match="holds no prompt"):
-        PromptStream(numbers(0), seed=0).take(1)
-    with pytest.raises(ValueError, match="holds no prompt"):
-        PromptStream(IterableDataset.from_generator(lambda: iter(())), seed=0).take(1)
-
-
-@pytest.mark.parametrize("missing", [None, "", float("nan")])
-@both_kinds
-def test_an_id_that_is_missing_names_no_prompt(kind, missing):
-    """Rows with one name would share one record in the memory."""
-    with_ids, without = PromptStream(kind(4, id=[missing] * 4), seed=0), PromptStream(kind(4), seed=0)
-    assert len({*ids(with_ids.take(4))}) == len({*ids(without.take(4))}) == 4
+        PromptStream(dataset, seed=0).take(1)

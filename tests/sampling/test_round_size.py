@@ -26,8 +26,9 @@ def learned(num_accepted, num_groups, rounds=30):
 # ---- How many prompts ----
 
 
-def test_the_first_round_of_a_run_asks_for_the_batch_itself():
+def test_the_first_round_of_a_run_asks_for_the_batch_itself_though_nothing_seen_is_a_half():
     assert AcceptanceRate().round_size(512, 512) == 512
+    assert AcceptanceRate().rate == 0.5
 
 
 def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin():
@@ -74,10 +75,6 @@ def test_a_run_that_accepts_everything_asks_for_little_more_than_the_batch():
 
 
 # ---- The rate ----
-
-
-def test_nothing_seen_is_a_half():
-    assert AcceptanceRate().rate == 0.5
 
 
 def test_one_round_is_its_share_with_two_groups_of_doubt():
@@ -151,9 +148,7 @@ def test_a_resumed_estimate_goes_on_bit_for_bit():
 
 @pytest.mark.parametrize(("num_accepted", "wanted"), [(600, 96), (300, 64), (100, 96), (600, 3.5)])
 def test_hardly_ever_more_are_accepted_than_are_wanted_and_one_more_prompt_might_be_too_many(num_accepted, wanted):
-    rate = AcceptanceRate()
-    for _ in range(30):
-        rate.update(num_accepted, 1000)
+    rate = learned(num_accepted, 1000)
 
     def most(n):
         return n * rate.rate + 1.5 * math.sqrt(n * rate.rate * (1 - rate.rate) + n**2 * rate._fit()[1])
@@ -163,8 +158,6 @@ def test_hardly_ever_more_are_accepted_than_are_wanted_and_one_more_prompt_might
 
 
 def test_where_nothing_was_ever_accepted_no_more_is_asked_for_than_is_wanted():
-    rate = AcceptanceRate()
-    for _ in range(30):
-        rate.update(0, 1000)
+    rate = learned(0, 1000)
     assert rate.at_most(96) == 96
     assert rate.at_most(0) == rate.at_most(-3.5) == 0

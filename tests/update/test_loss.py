@@ -7,13 +7,7 @@ import math
 import pytest
 import torch
 
-from trl_dapo.update.loss import (
-    clipped_loss,
-    clipped_tokens,
-    kl_to_reference,
-    probability_ratio,
-    token_mean,
-)
+from trl_dapo.update.loss import clipped_loss, clipped_tokens, kl_to_reference, probability_ratio, token_mean
 from trl_dapo.update.old_logps import fill_old_logps
 
 

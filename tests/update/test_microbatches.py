@@ -6,26 +6,11 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from transformers import (
-    CONFIG_MAPPING,
-    DeepseekV3Config,
-    FalconH1Config,
-    Gemma4TextConfig,
-    GPT2Config,
-    GptOssConfig,
-    MambaConfig,
-    OPTConfig,
-    Qwen2MoeConfig,
-    Qwen3Config,
-)
+from transformers import CONFIG_MAPPING, Gemma4TextConfig, GptOssConfig, Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trl_dapo.models import ModelShape, attention_cost_of
-from trl_dapo.update.microbatches import (
-    Rows,
-    plan_window,
-    plan_window_within_budget,
-)
+from trl_dapo.update.microbatches import Rows, plan_window, plan_window_within_budget
 from trl_dapo.update.rows import widths
 
 
@@ -81,65 +66,100 @@ def costs(lengths, microbatches, multiple_of=None):
 # How many
 
 
-def test_a_window_gets_as_many_micro_batches_as_the_budget_needs():
+EQUAL = [(2, 8)]
+WINDOWS = {
     # Rows of 10 tokens, 30 to a micro-batch: three rows each.
-    assert [Rows([(2, 8)] * num, budget=30).fewest() for num in (1, 3, 4, 9, 10)] == [1, 1, 2, 3, 4]
-
-
-def test_the_budget_counts_columns_as_they_are_padded():
+    **{f"{num} rows of 10": (EQUAL * num, {"budget": 30}, -(-num // 3)) for num in (1, 3, 4, 9, 10)},
     # (3, 9) is padded to 4 + 12 = 16 columns: two rows are 32 tokens, not 24.
-    assert Rows([(3, 9)] * 2, budget=31, multiple_of=4).fewest() == 2
-    assert Rows([(3, 9)] * 2, budget=32, multiple_of=4).fewest() == 1
-
-
-def test_the_budget_counts_the_longest_prompt_with_the_longest_completion():
+    "columns as they are padded": ([(3, 9)] * 2, {"budget": 31, "multiple_of": 4}, 2),
+    "columns that fit": ([(3, 9)] * 2, {"budget": 32, "multiple_of": 4}, 1),
     # Rows of 10 tokens each, but together 2 x (9 + 9) = 36.
-    assert Rows([(1, 9), (9, 1)], budget=35).fewest() == 2
-
-
-def test_the_order_that_needs_fewer_micro_batches_counts():
+    "the longest prompt with the longest completion": ([(1, 9), (9, 1)], {"budget": 35}, 2),
     # By completion 14 and 13 would share one: 2 x (90 + 14) = 208. By total length: 2 x (90 + 13) and 2 x (10 + 14).
-    assert Rows([(90, 11), (10, 12), (90, 13), (10, 14)], budget=207).fewest() == 2
-
-
-def test_a_large_budget_does_not_buy_padding():
-    # Together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
-    lengths = [(10, 90), *[(2, 8)] * 9]
-    assert Rows(lengths, budget=10**9).fewest() == 2
+    "the order that needs fewer": ([(90, 11), (10, 12), (90, 13), (10, 14)], {"budget": 207}, 2),
+    # A large budget buys no padding: together 10 x 100 = 1,000 tokens, of which 810 are padding; apart none.
+    "much padding": ([(10, 90), *EQUAL * 9], {"budget": 10**9}, 2),
     # 10 x 11 = 110 tokens, of which 9 are padding: few enough.
-    assert Rows([(2, 9), *[(2, 8)] * 9], budget=10**9).fewest() == 1
-
-
-def test_rounded_columns_are_no_reason_for_more_micro_batches():
+    "little padding": ([(2, 9), *EQUAL * 9], {"budget": 10**9}, 1),
     # A row takes 64 + 64 columns whatever its length, alone too.
-    assert Rows([(2, 8)] * 8, budget=10**9, multiple_of=64).fewest() == 1
+    "rounded columns": (EQUAL * 8, {"budget": 10**9, "multiple_of": 64}, 1),
+    "no rows are one pass": ([], {"budget": 10}, 1),
+    "a row beyond the budget": ([(2, 98), *EQUAL * 3], {"budget": 30}, 2),
+}
 
 
-def test_no_rows_are_one_pass():
-    assert Rows([], budget=10).fewest() == 1
-    assert cut([], 2, budget=10) == [[], []]
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_gets_as_many_micro_batches_as_the_budget_needs_and_no_padding_is_bought(window):
+    lengths, options, num = WINDOWS[window]
+    assert Rows(lengths, **options).fewest() == num
 
 
 # The cut
 
 
-def test_a_row_beyond_the_budget_goes_alone():
-    lengths = [(2, 98), (2, 8), (2, 8), (2, 8)]
-    assert Rows(lengths, budget=30).fewest() == 2
-    assert cut(lengths, 2, budget=30) == [[0], [1, 2, 3]]
-
-
-def test_the_costliest_microbatch_is_as_cheap_as_can_be_and_comes_first():
+CUTS = {
+    # As on a rank that was told by another that there are two passes, or three.
+    "no rows": ([], 2, {"budget": 10}, [[], []]),
+    "fewer rows than micro-batches": ([(2, 8), (2, 18)], 3, {"budget": 100}, [[1], [0], []]),
+    "a row beyond the budget goes alone": ([(2, 98), *EQUAL * 3], 2, {"budget": 30}, [[0], [1, 2, 3]]),
     # By falling length 50 30 30: 50 and 2 x 30, not 2 x 50 and 30.
-    assert cut([(2, 28), (2, 48), (2, 28)], 2, budget=1000) == [[0, 2], [1]]
-    # By falling length 60, 30 30, 20 20 20: all microbatches 60.
-    lengths = [(2, 18), (2, 28), (2, 58), (2, 18), (2, 28), (2, 18)]
-    assert sorted(cut(lengths, 3, budget=1000)) == [[0, 3, 5], [1, 4], [2]]
+    "the costliest first": ([(2, 28), (2, 48), (2, 28)], 2, {"budget": 1000}, [[0, 2], [1]]),
+}
 
 
-def test_microbatches_left_over_halve_the_costliest():
-    # Five microbatches of six equal rows: a cap of one row needs six, one of two rows three; two of these are halved.
-    assert sorted(map(len, cut([(2, 8)] * 6, 5, budget=100))) == [1, 1, 1, 1, 2]
+@pytest.mark.parametrize("window", CUTS)
+def test_a_cut_by_hand(window):
+    lengths, num_microbatches, options, expected = CUTS[window]
+    assert cut(lengths, num_microbatches, **options) == expected
+
+
+# By falling length 60, 30 30, 20 20 20: all micro-batches 60.
+LIKE = [(2, 18), (2, 28), (2, 58), (2, 18), (2, 28), (2, 18)]
+# By completion alone the prompts of 90 and 10 alternate; by total length they part.
+PARTED = [(90, 11), (10, 12), (90, 13), (10, 14)]
+# With attention 100 + 100 * 100 = 10,100 beside 4 x (50 + 50 * 50) = 10,200: a row is as costly as four of half its
+# length. In tokens 100 + 50 padded is no more than 4 x 50.
+HALVES = [(10, 90), *[(10, 40)] * 4]
+ALIKE = {
+    "like costs": (LIKE, 3, {"budget": 1000}, [[0, 3, 5], [1, 4], [2]]),
+    "long prompts apart from long completions": (PARTED, 2, {"budget": 1000}, [[0, 2], [1, 3]]),
+    "attention": (HALVES, 2, {"budget": 1000, "attention": 1.0}, [[0], [1, 2, 3, 4]]),
+    "no attention": (HALVES, 2, {"budget": 1000}, [[0, 1], [2, 3, 4]]),
+}
+
+
+@pytest.mark.parametrize("window", ALIKE)
+def test_micro_batches_cost_about_the_same(window):
+    lengths, num_microbatches, options, expected = ALIKE[window]
+    assert sorted(map(sorted, cut(lengths, num_microbatches, **options))) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_microbatches", "budget", "expected"),
+    [
+        # A cap of one row needs six micro-batches, one of two rows three; two of these are halved.
+        ([(2, 8)] * 6, 5, 100, [1, 1, 1, 1, 2]),
+        ([(4, 4)] * 12, 4, None, [3, 3, 3, 3]),
+    ],
+    ids=["left over", "equal"],
+)
+def test_equal_rows_are_cut_into_micro_batches_as_equal_as_can_be(lengths, num_microbatches, budget, expected):
+    assert sorted(map(len, cut(lengths, num_microbatches, budget))) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
+        ([(1, 9), (1, 999), (1, 9), (1, 9)], [1000, 20, 10]),
+        # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
+        # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
+        ([(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)], [91, 91, 60]),
+    ],
+    ids=["a long row", "a costlier total"],
+)
+def test_the_costliest_micro_batch_is_as_cheap_as_can_be(lengths, expected):
+    assert costs(lengths, cut(lengths, 3)) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -164,44 +184,9 @@ def test_no_micro_batch_costs_more_than_an_equal_share_padded_to_the_longest(see
     assert all(microbatches)
 
 
-def test_a_row_longer_than_all_others_together_does_not_drag_them_along():
-    lengths = [(1, 9), (1, 999), (1, 9), (1, 9)]
-    # The long row is 1,000 whatever happens; the rest is split as evenly as three rows of 10 can be.
-    assert costs(lengths, cut(lengths, 3)) == [1000, 20, 10]
-
-
-def test_equal_rows_are_cut_into_equal_micro_batches():
-    assert sorted(map(len, cut([(4, 4)] * 12, 4))) == [3, 3, 3, 3]
-
-
-def test_a_cheaper_costliest_micro_batch_is_worth_a_costlier_total():
-    # By completion, then prompt: 1 x 11, then 90 and 90 together 2 x 91 = 182, then 2 x 11 = 22: 215 in all.
-    # By total: 91, 91 and 3 x (10 + 10) = 60, 242 in all, but half the memory.
-    lengths = [(1, 1), (90, 1), (10, 1), (90, 1), (1, 10)]
-    assert costs(lengths, cut(lengths, 3)) == [91, 91, 60]
-
-
-def test_long_prompts_are_kept_apart_from_long_completions():
-    # By completion alone the prompts of 90 and 10 alternate; by total length they part.
-    lengths = [(90, 11), (10, 12), (90, 13), (10, 14)]
-    assert sorted(map(sorted, cut(lengths, 2, budget=1000))) == [[0, 2], [1, 3]]
-
-
-def test_fewer_rows_than_microbatches_leave_microbatches_empty():
-    # As on a rank that was told by another that there are three passes.
-    assert cut([(2, 8), (2, 18)], 3, budget=100) == [[1], [0], []]
-
-
 def test_fewer_microbatches_than_the_budget_needs_is_an_error():
     with pytest.raises(ValueError, match="4 rows need more than 1 micro-batches of 30 tokens"):
         cut([(2, 8)] * 4, 1, budget=30)
-
-
-def test_attention_makes_a_long_row_as_costly_as_four_of_half_its_length():
-    # 100 + 100 * 100 = 10,100 beside 4 x (50 + 50 * 50) = 10,200. In tokens 100 + 50 padded is no more than 4 x 50.
-    lengths = [(10, 90), *[(10, 40)] * 4]
-    assert sorted(cut(lengths, 2, budget=1000, attention=1.0)) == [[0], [1, 2, 3, 4]]
-    assert sorted(cut(lengths, 2, budget=1000)) == [[0, 1], [2, 3, 4]]
 
 
 # The plan
@@ -355,50 +340,31 @@ def test_attention_beside_the_weights_of_qwen3_4b():
     expected = 294_912 / 4_022_272_000
     shape = ModelShape(2560, 36, 32, 8, 128, 151_936, 9728)
     assert shape.attention_cost == pytest.approx(expected, rel=1e-12)
-    config = Qwen3Config(
-        hidden_size=2560,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=9728,
-        vocab_size=151936,
-    )
-    assert attention_cost_of(config) == pytest.approx(expected, rel=1e-12)
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "vocab_size": 151936}
+    assert attention_cost_of(Qwen3Config(**heads, **sizes)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_experts_count_as_far_as_a_token_passes_them():
     # Per layer: attention 8 x 2 x 2 x (2 + 2) = 128; two experts of 3 x 8 x 5 = 120 and one shared of width 10: 240.
     # One layer and a vocabulary of 10: 128 + 480 + 80 = 688. Pairs: 2 x 1 x 2 x 2 = 8.
-    numbers = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 2,
-        "vocab_size": 10,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 5,
-        "intermediate_size": 999,
-    }
+    numbers = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 999}
+    numbers |= {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 10}
+    numbers |= {"num_experts_per_tok": 2, "moe_intermediate_size": 5}
     assert attention_cost_of(SimpleNamespace(**numbers, shared_expert_intermediate_size=10)) == 8 / 688
     assert attention_cost_of(SimpleNamespace(**numbers, n_shared_experts=2)) == 8 / 688
     assert attention_cost_of(SimpleNamespace(**numbers)) == 8 / 448
 
 
-@pytest.mark.parametrize("config", [Qwen2MoeConfig(), DeepseekV3Config(), GPT2Config(), OPTConfig()])
-def test_the_config_of_any_family_can_be_read(config):
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "gpt2", "opt"])
+def test_the_config_of_any_family_can_be_read(family):
     # One token's work in all layers is that of 1,000 to 100,000 pairs.
-    assert 1e-5 < attention_cost_of(config) < 1e-3
+    assert 1e-5 < attention_cost_of(CONFIG_MAPPING[family]()) < 1e-3
 
 
 def test_layers_that_see_a_window_cost_no_pairs():
     full, half = (GptOssConfig(num_hidden_layers=4, layer_types=types) for types in (FULL * 4, (FULL + SLIDING) * 2))
     assert attention_cost_of(half) == attention_cost_of(full) / 2
-
-
-def test_a_model_without_attention_has_no_pairs():
-    assert attention_cost_of(MambaConfig()) == 0.0
 
 
 def test_where_layers_differ_the_first_that_sees_its_whole_row_speaks_for_them():
@@ -413,10 +379,6 @@ def test_where_layers_differ_the_first_that_sees_its_whole_row_speaks_for_them()
     assert attention_cost_of(Gemma4TextConfig()) == 2 * 5 * 8 * 512 / 3_364_356_096
 
 
-def test_layers_that_join_attention_and_a_state_see_their_row():
-    assert attention_cost_of(FalconH1Config()) > 0
-
-
 def test_the_cost_of_no_causal_model_of_transformers_is_an_error():
     found, left_out = {}, []
     for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -429,5 +391,6 @@ def test_the_cost_of_no_causal_model_of_transformers_is_an_error():
     assert {*left_out} <= {"gemma4_assistant", "musicgen", "musicgen_melody"}  # they take no defaults
     assert len(found) > 170
     assert {name: cost for name, cost in found.items() if not 0 <= cost < 1e-3} == {}
-    assert found["gemma3n"] > 0
+    assert found["mamba"] == 0  # without attention
+    assert min(found["gemma3n"], found["falcon_h1"]) > 0  # the latter's layers join attention and a state
     assert found.get("dots3_note", 0.0) == 0.0  # its layers see a window, or what an index chooses

@@ -112,10 +112,7 @@ def test_rows_of_two_rollouts_are_padded_to_the_wider():
 def test_one_ratio_per_completion_stays_one_even_beside_completions_of_one_token():
     short = rows(([5], [1]), importance_sampling_ratio=torch.tensor([[0.5]]))
     long = rows(([5], [1, 2, 3]), importance_sampling_ratio=torch.tensor([[0.7]]))
-    assert join_rows([short, long], PAD)["importance_sampling_ratio"].tolist() == [
-        [0.5],
-        [pytest.approx(0.7)],
-    ]
+    assert join_rows([short, long], PAD)["importance_sampling_ratio"].tolist() == [[0.5], [pytest.approx(0.7)]]
 
 
 def test_a_rollout_without_old_logps_joins_one_with_them_as_unknown():
@@ -125,14 +122,11 @@ def test_a_rollout_without_old_logps_joins_one_with_them_as_unknown():
     assert joined[1, 0].isnan()
 
 
-def test_rollouts_with_different_keys_are_refused_by_name():
-    with pytest.raises(ValueError, match="differ in their keys: tool_mask"):
-        join_rows([rows(([5], [1]), tool_mask=torch.tensor([[1]])), rows(([5], [1]))], PAD)
-
-
-def test_an_unknown_key_is_refused_by_name():
+def test_an_unknown_key_and_one_that_only_one_rollout_has_are_refused_by_name():
     with pytest.raises(ValueError, match="padding is unknown: audio_values"):
         check_keys(rows(([5], [1]), audio_values=torch.zeros(1)))
+    with pytest.raises(ValueError, match="differ in their keys: tool_mask"):
+        join_rows([rows(([5], [1]), tool_mask=torch.tensor([[1]])), rows(([5], [1]))], PAD)
 
 
 def test_images_are_not_cut_by_row_but_a_dropped_image_is_no_obstacle():
@@ -141,12 +135,8 @@ def test_images_are_not_cut_by_row_but_a_dropped_image_is_no_obstacle():
 
 
 def test_filler_has_no_loss_token_no_advantage_and_a_ratio_of_one():
-    batch = rows(
-        ([5], [1, 2]),
-        ([6], [3]),
-        advantages=torch.tensor([0.5, -0.5]),
-        old_per_token_logps=torch.tensor([[-1.0] * 2] * 2),
-    )
+    told = {"advantages": torch.tensor([0.5, -0.5]), "old_per_token_logps": torch.tensor([[-1.0] * 2] * 2)}
+    batch = rows(([5], [1, 2]), ([6], [3]), **told)
     mark_filler(batch, num_live=1)
     for key, expected in {
         "is_filler": [False, True],

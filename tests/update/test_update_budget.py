@@ -15,9 +15,11 @@ from update_helpers import (
     apart,
     collate,
     fill,
+    logs_of,
     make_rows,
     mask,
     padded_tokens,
+    passes_without_gradient,
     reference_gradient,
     rows_of,
     run,
@@ -27,10 +29,6 @@ from update_helpers import (
 
 from trl_dapo.update import phase
 from trl_dapo.update.rows import no_rows
-
-
-def logs_of(trainer):
-    return [log for log in trainer.state.log_history if "loss" in log]
 
 
 def lone(length):
@@ -139,26 +137,6 @@ def test_other_terms_are_what_they_are_without_a_budget(settings):
     assert apart(found.gradients[0], expected.gradients[0]) < 1e-6
 
 
-def test_a_step_without_a_token_makes_one_pass_and_moves_nothing():
-    states = []
-
-    class Spy(ScriptedUpdate):
-        def training_step(self, *args):
-            moments = [value.clone() for state in self.optimizer.state.values() for value in state.values()]
-            states.append([*(parameter.detach().clone() for parameter in self.model.parameters()), *moments])
-            return super().training_step(*args)
-
-    script = [*ROWS, *fill(ROWS, range(16)), *ROWS]
-    adamw = {"optim": "adamw_torch", "learning_rate": 0.1, "lr_scheduler_type": "constant", "weight_decay": 0.1}
-    trainer = run(Spy, script, 2, max_steps=3, entropy_coef=0.1, max_tokens_per_microbatch=100, **adamw)
-    assert all(map(torch.equal, states[2], states[4]))
-    assert not all(map(torch.equal, states[0], states[2]))
-    logs = logs_of(trainer)
-    assert [log["frac_empty_steps"] for log in logs] == [0, 1, 0]
-    assert (logs[1]["loss"], logs[1]["microbatches"], logs[1]["peak_microbatch_tokens"]) == (0, 1, 0)
-    assert "padding_share" not in logs[1]
-
-
 def test_a_stand_in_for_no_rows_is_finite_and_in_no_loss():
     rollout = collate([Row([5, 6, 7], [8, 9], 1.0, old=[-500.0, -1.0], ref=[-3.0, -2.0])] * 2)
     rollout = {key: value for key, value in rollout.items() if key != "num_items_in_batch"}
@@ -172,27 +150,11 @@ def test_a_stand_in_for_no_rows_is_finite_and_in_no_loss():
 # ---- Log-probabilities without gradient ----
 
 
-def passes(trainer, rollout, **options):
-    """Log-probabilities and entropies without gradient, and the tokens of each pass."""
-    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
-    attention = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], dim=1)
-    seen = []
-    hook = trainer.model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    with torch.no_grad():
-        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, attention, rollout["completion_ids"].size(1), batch_size=4, compute_entropy=True
-        )
-    hook.remove()
-    return logps, entropies, seen
-
-
 @pytest.mark.parametrize("budget", [50, 400, 5000])
 def test_a_pass_without_gradient_keeps_the_budget_and_finds_the_same(budget):
     rollout = collate(make_rows(30, longest=200))
-    expected = passes(ScriptedUpdate(), rollout)
-    found = passes(ScriptedUpdate(max_tokens_per_microbatch=budget), rollout)
+    expected = passes_without_gradient(ScriptedUpdate(), rollout)
+    found = passes_without_gradient(ScriptedUpdate(max_tokens_per_microbatch=budget), rollout)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
     assert all(rows == 1 or rows * width <= budget for rows, width in found[2])
@@ -206,10 +168,10 @@ def test_ranks_in_step_make_as_many_passes_as_the_rank_that_needs_most(in_step, 
     trainer._cutter.in_step = in_step
     monkeypatch.setattr(trainer.accelerator, "gather", lambda num: torch.cat([num, torch.tensor([4])]))
     rollout = collate([lone(10), lone(10)])
-    logps, entropies, seen = passes(trainer, rollout)
+    logps, entropies, seen = passes_without_gradient(trainer, rollout)
     # One row each, then one prompt and one completion token for each pass that has none.
     assert seen == ([(1, 10), (1, 10), (1, 2), (1, 2)] if in_step else [(2, 10)])
-    expected = passes(ScriptedUpdate(), rollout)
+    expected = passes_without_gradient(ScriptedUpdate(), rollout)
     torch.testing.assert_close(logps, expected[0])
     torch.testing.assert_close(entropies, expected[1])
 

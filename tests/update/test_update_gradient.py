@@ -13,6 +13,7 @@ from update_helpers import (
     ScriptedUpdate,
     apart,
     completions_of,
+    logs_of,
     make_rows,
     mask,
     old,
@@ -39,7 +40,7 @@ def test_one_process_gives_the_gradient_of_one_row_at_a_time(case):
 
 def test_each_optimizer_step_divides_by_its_own_tokens():
     trainer = run(ScriptedUpdate, make_rows(32), num_microbatches=2, steps_per_generation=4, max_steps=2)
-    tokens = [log["num_loss_tokens"] for log in trainer.state.log_history if "loss" in log]
+    tokens = [log["num_loss_tokens"] for log in logs_of(trainer)]
     assert tokens[0] != tokens[1]
     assert sum(tokens) == sum(len(row.completion) for row in make_rows(32))
     # Weighted with their tokens, the two means are the mean over all of them.

@@ -7,7 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import TrainerCallback
-from update_helpers import ROWS, TIMED, Row, ScriptedGRPO, ScriptedUpdate, collate, make_rows, mask, run, training
+from update_helpers import (
+    ROWS,
+    TIMED,
+    Row,
+    ScriptedGRPO,
+    ScriptedUpdate,
+    collate,
+    logs_of,
+    make_rows,
+    mask,
+    passes_without_gradient,
+    run,
+    training,
+)
 
 
 def test_padding_share_is_logged():
@@ -29,12 +42,7 @@ def test_metrics_leave_completions_without_a_token_out():
 def with_ratios(rows, ratios):
     """`rows` with old log-probabilities that give these ratios to the policy's own."""
     trainer, rollout = training(), collate(rows)
-    ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], dim=1)
-    attention = torch.ones_like(ids)
-    with torch.no_grad():
-        logps = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, attention, rollout["completion_ids"].size(1)
-        )[0]
+    logps, *_ = passes_without_gradient(trainer, rollout)
     return [
         replace(row, old=(logps[i, : len(row.completion)] - torch.tensor(ratios[i]).log()).tolist())
         for i, row in enumerate(rows)
@@ -91,8 +99,7 @@ def test_an_evaluation_between_two_micro_batches_counts_its_own_tokens_and_none_
         for callback in callbacks:
             trainer.add_callback(callback)
         trainer.train()
-        logs = [log for log in trainer.state.log_history if "loss" in log]
-        runs.append([{name: value for name, value in log.items() if name not in TIMED} for log in logs])
+        runs.append([{k: value for k, value in log.items() if k not in TIMED} for log in logs_of(trainer)])
     assert runs[0] == runs[1]
     assert len(evaluates.logged) == 2 * 3  # between four micro-batches lie three gaps
     for log in evaluates.logged:

@@ -19,25 +19,20 @@ from update_helpers import (
     completions_of,
     make_rows,
     padded_tokens,
+    policy_with_reference,
     run,
-    tiny_policy,
 )
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"num_iterations": 2}, {"beta": 0.1}, {"mask_truncated_completions": True}],
-    ids=str,
+    "settings", [{}, {"num_iterations": 2}, {"beta": 0.1}, {"mask_truncated_completions": True}], ids=str
 )
 def test_sampling_included_the_run_is_trls_step_for_step(settings, tmp_path):
-    tiny_policy().save_pretrained(tmp_path)  # the reference model is loaded from disk
+    settings = {"max_steps": 3, "learning_rate": 0.1, "max_completion_length": 16, **settings}
     runs = []
-    for cls in (ScriptedUpdate, ScriptedGRPO):
-        model = tiny_policy()
-        model.config._name_or_path = str(tmp_path)
-        trainer = cls(model=model, max_steps=3, learning_rate=0.1, max_completion_length=16, **settings)
-        trainer.train()
-        runs.append(trainer)
+    for cls in (ScriptedUpdate, ScriptedGRPO):  # in turn: each sets the seed as it is made
+        runs.append(cls(model=policy_with_reference(tmp_path), **settings))
+        runs[-1].train()
     found, expected = runs
     for ours, trls in zip(found.state.log_history, expected.state.log_history, strict=True):
         # TRL averages metrics over micro-batches, however few tokens one has; all else is the same number.
