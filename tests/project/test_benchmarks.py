@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,17 +169,19 @@ def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_t
 # ---- python -m benchmarks ----
 
 
-def test_a_benchmark_that_fails_leaves_its_error_and_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
-    (tmp_path / "breaks.py").write_text("print('half way ```')\nraise SystemExit('no such thing')\n")
+def test_a_benchmark_that_fails_is_said_to_and_does_not_stop_the_others(tmp_path, monkeypatch, capfd):
+    (tmp_path / "breaks.py").write_text("print('half way')\nraise SystemExit('no such thing')\n")
     (tmp_path / "works.py").write_text("print('it works')\n")
     monkeypatch.setattr(runner, "BENCHMARKS", {"breaks": "Breaks", "works": "Works"})
     monkeypatch.setattr(runner, "command", lambda name: [str(tmp_path / f"{name}.py")])
     assert runner.main(["--output", str(tmp_path / "RESULTS.md")]) == 1
     text = (tmp_path / "RESULTS.md").read_text()
-    assert "half way '''" in text
-    assert "**Failed** with exit status 1" in text
-    assert "no such thing" in text
-    assert "it works" in text
+    assert re.search(
+        r"## Breaks\n.*half way.*\*\*Failed\*\* with exit status 1.*## Works\n.*it works", text, re.DOTALL
+    )
+    errors = capfd.readouterr().err
+    assert "no such thing" in errors
+    assert "Failed: breaks" in errors
 
 
 def test_every_benchmark_of_the_results_is_a_study_and_each_has_a_line_in_the_list(capsys):
