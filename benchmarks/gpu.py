@@ -82,11 +82,10 @@ def measure(model, lengths, rows_per_microbatch, repeats):
     # Without `bf16`: the weights are in bfloat16, and autocast would add copies.
     settings = ALIKE | step_of(rows_per_microbatch, len(lengths) // rows_per_microbatch)
     settings["max_completion_length"] = max(lengths)
-    prompts = Dataset.from_dict(
-        {"prompt": ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]}
-    )  # all in every turn
+    prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # all in every turn
+    dataset = Dataset.from_dict({"prompt": prompts})
     with tempfile.TemporaryDirectory() as folder:
-        what = model, folder, every_other, prompts, build_tokenizer(), settings
+        what = model, folder, every_other, dataset, build_tokenizer(), settings
         trainers = [make_trainer(arm, *what, scripted=lengths) for arm in ARMS.values()]
         return dict(zip(ARMS, take_turns(trainers, repeats), strict=True))
 
