@@ -15,9 +15,9 @@ kind brings a module with a checkpoint and a `train`, as larger/training.py is o
 study.py in a folder with its CSVs, whose `main` has its options for keywords and whose docstring begins with its line
 of `--list`; one with tables on a page has a `fill_in` too.
 
-Of those of RESULTS.md each runs in a process of its own. One that fails does not stop the others: its error stands in
-the results, and the exit status is 1. Figures belong to the machine and the run they stand with; what travels are
-ratios of two things measured in one run.
+Of those of RESULTS.md each runs in a process of its own. One that fails does not stop the others: the results say so,
+its error is on the terminal, and the exit status is 1. Figures belong to the machine and the run they stand with; what
+travels are ratios of two things measured in one run.
 """
 
 import argparse
@@ -29,7 +29,6 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -97,23 +96,18 @@ BENCHMARKS = {
 }
 
 
-def machine():
-    """Cores, memory and processor, as Linux tells them."""
+def describe_run():
+    """The commit, whether files differ from it, the date, the versions and the machine, as Linux tells them."""
+    git = "git describe --always --dirty=', with uncommitted changes'"
+    commit = subprocess.run(git, shell=True, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {names[0] if names else platform.machine()}"
-
-
-def commit():
-    """The commit the benchmarks ran on, and whether files differed from it."""
-    run = {"cwd": HERE, "capture_output": True, "text": True, "check": True}
-    try:
-        name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **run).stdout.strip()
-        # Results of benchmarks are no change to what they measure.
-        status = subprocess.run(["git", "status", "--porcelain", ":!RESULTS.md"], **run).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "not a git checkout"
-    return f"{name}, with uncommitted changes" if status.strip() else name
+    return (
+        f"- commit: {commit or 'not a git checkout'}\n- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n"
+        f"- versions: Python {platform.python_version()}, {versions}\n"
+        f"- machine: {os.cpu_count()} cores, {memory:.0f} GiB, {names[0] if names else platform.machine()}\n"
+    )
 
 
 def command(name):
@@ -121,55 +115,34 @@ def command(name):
 
 
 def run(name):
-    """Runs one benchmark and shows its output as it comes; returns output, end of errors, and status."""
+    """Runs one benchmark and shows its output as it comes; returns the output, and the exit status."""
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
     how = {"cwd": HERE.parent, "stdout": subprocess.PIPE, "text": True, "env": environment}
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen([sys.executable, "-u", *command(name)], stderr=errors, **how) as process,
-    ):
-        lines = []
+    lines = []
+    with subprocess.Popen([sys.executable, "-u", *command(name)], **how) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line)
-        status = process.wait()
-        errors.seek(0)
-        return "".join(lines), "".join(errors.readlines()[-20:]), status
-
-
-def block(text):
-    """A block of code, which nothing in the text can end."""
-    lines = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
-    return f"```\n{lines.replace(chr(96) * 3, chr(39) * 3)}\n```\n"
-
-
-def section(name):
-    """One benchmark's part of the results, and whether it failed."""
-    started = time.monotonic()
-    output, errors, status = run(name)
-    minutes = (time.monotonic() - started) / 60
-    text = f"## {BENCHMARKS[name]}\n\n    python {' '.join(command(name))}\n\n{block(output)}\n"
-    if not status:
-        return f"{text}{minutes:.1f} minutes.\n", False
-    print(errors, file=sys.stderr)
-    return f"{text}**Failed** with exit status {status} after {minutes:.1f} minutes:\n\n{block(errors)}", True
+    return "".join(lines), process.returncode
 
 
 def write_results(path):
-    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     parts = [
         "# Results\n",
         "Written by `python -m benchmarks`. Figures belong to this machine and this run; what travels are ratios "
         "of two things measured in one run.\n",
-        f"- commit: {commit()}\n- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n"
-        f"- versions: Python {platform.python_version()}, {versions}\n- machine: {machine()}\n",
+        describe_run(),
     ]
     failures = []
-    for name in BENCHMARKS:
+    for name, title in BENCHMARKS.items():
         print(f"---- {name} ----", flush=True)
-        text, failed = section(name)
-        parts.append(text)
-        failures += [name] * failed
+        started = time.monotonic()
+        output, status = run(name)
+        minutes = (time.monotonic() - started) / 60
+        ended = f"**Failed** with exit status {status} after {minutes:.1f}" if status else f"{minutes:.1f}"
+        block = "\n".join(line.rstrip() for line in output.strip("\n").split("\n"))
+        parts.append(f"## {title}\n\n    python {' '.join(command(name))}\n\n```\n{block}\n```\n\n{ended} minutes.\n")
+        failures += [name] * bool(status)
         path.write_text("\n".join(parts))  # after every benchmark: an interrupted call leaves what it has
     if failures:
         print(f"Failed: {', '.join(failures)}", file=sys.stderr)

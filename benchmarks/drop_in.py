@@ -15,7 +15,6 @@ import tempfile
 import time
 from statistics import median
 
-import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
@@ -23,8 +22,8 @@ from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import print_table, say
-from .frame.trainers import DAPO, GRPO, PLAIN, Arm, train_quietly
-from .update_phase import synchronize
+from .frame.trainers import DAPO, GRPO, Arm, make_trainer, train_quietly
+from .update_phase import step_of, synchronize
 
 
 ARMS = {
@@ -57,25 +56,16 @@ def share_of_ones(completions, **kwargs):
 def turn(arm, num_steps, num_rows, num_microbatches, max_length, output_dir):
     """One run of one trainer, from a fresh model: its clock, with every step's loss."""
     tokenizer, clock = build_tokenizer(), Clock()
-    config = arm.trainer.config_class(
-        output_dir=output_dir,
-        per_device_train_batch_size=num_rows // num_microbatches,
-        gradient_accumulation_steps=num_microbatches,
-        num_generations=8,
-        max_completion_length=max_length,
-        max_steps=num_steps,
-        learning_rate=1e-4,
-        logging_steps=1,
-        **PLAIN | {"use_cpu": not torch.cuda.is_available()},
-        **arm.settings,
-    )
-    trainer = arm.trainer(
-        model=build_model(tokenizer, seed=0, max_position_embeddings=2 * max_length),
-        reward_funcs=share_of_ones,
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": [f"{i:02d}+{j:02d}=" for i in range(20) for j in range(20)]}),
-        processing_class=tokenizer,
-    )
+    settings = {
+        **step_of(num_rows // num_microbatches, num_microbatches),
+        "max_completion_length": max_length,
+        "max_steps": num_steps,
+        "learning_rate": 1e-4,
+        "logging_steps": 1,
+    }
+    model = build_model(tokenizer, seed=0, max_position_embeddings=2 * max_length)
+    dataset = Dataset.from_dict({"prompt": [f"{i:02d}+{j:02d}=" for i in range(20) for j in range(20)]})
+    trainer = make_trainer(arm, model, output_dir, share_of_ones, dataset, tokenizer, settings)
     clock.losses = [entry["loss"] for entry in train_quietly(trainer, clock)]
     return clock
 

@@ -24,8 +24,8 @@ from trl_dapo.cli.tiny import build_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import print_table, say
-from .frame.trainers import DAPO, GRPO
-from .update_phase import ALIKE, NUM_ROWS, Turns, long_tailed_lengths, take_turns
+from .frame.trainers import DAPO, GRPO, Arm, make_trainer
+from .update_phase import ALIKE, NUM_ROWS, Turns, long_tailed_lengths, step_of, take_turns
 
 
 QWEN_1_5B = {
@@ -55,11 +55,14 @@ class Scripted(Turns):
 
 
 class Ours(Scripted, DAPO):
-    label, settings = "DAPOTrainer", {}
+    pass
 
 
 class TRLs(Scripted, GRPO):
-    label, settings = "GRPOTrainer", {"loss_type": "dapo", "epsilon_high": 0.28}
+    pass
+
+
+ARMS = {"GRPOTrainer": Arm(TRLs, {"loss_type": "dapo", "epsilon_high": 0.28}), "DAPOTrainer": Arm(Ours, {})}
 
 
 def every_other(completions, **kwargs):
@@ -76,31 +79,15 @@ def make_model(sizes, device):
 
 def measure(model, lengths, rows_per_microbatch, repeats):
     """Medians of what a step of both trainers costs."""
-    trainers = []
+    # Without `bf16`: the weights are in bfloat16, and autocast would add copies.
+    settings = ALIKE | step_of(rows_per_microbatch, len(lengths) // rows_per_microbatch)
+    settings["max_completion_length"] = max(lengths)
+    prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # all in every turn
+    dataset = Dataset.from_dict({"prompt": prompts})
     with tempfile.TemporaryDirectory() as folder:
-        for cls in (TRLs, Ours):
-            args = cls.config_class(
-                output_dir=folder,
-                per_device_train_batch_size=rows_per_microbatch,
-                gradient_accumulation_steps=len(lengths) // rows_per_microbatch,
-                max_steps=1,
-                max_completion_length=max(lengths),
-                # The weights are in bfloat16; autocast would add copies.
-                **ALIKE | {"use_cpu": model.device.type == "cpu", "gradient_checkpointing": True},
-                **cls.settings,
-            )
-            prompts = ["abc" * (1 + i % 8) for i in range(len(lengths) // 8)]  # all in every turn
-            trainer = cls(
-                lengths,
-                model=model,
-                args=args,
-                processing_class=build_tokenizer(),
-                reward_funcs=every_other,
-                train_dataset=Dataset.from_dict({"prompt": prompts}),
-            )
-            trainers.append(trainer)
-        costs = take_turns(trainers, repeats)
-    return {trainer.label: cost for trainer, cost in zip(trainers, costs, strict=True)}
+        what = model, folder, every_other, dataset, build_tokenizer(), settings
+        trainers = [make_trainer(arm, *what, scripted=lengths) for arm in ARMS.values()]
+        return dict(zip(ARMS, take_turns(trainers, repeats), strict=True))
 
 
 def main(repeats=3, rows_per_microbatch=4):

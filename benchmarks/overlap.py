@@ -25,13 +25,12 @@ from pathlib import Path
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import Problems, build_tokenizer
 
 from .frame.runs import Job, quiet, run_all
 from .frame.stand_in import Script, server
 from .frame.tables import print_table, say
-from .frame.trainers import DAPO, PLAIN, Arm, load, rollouts_of, train_quietly
+from .frame.trainers import DAPO, Arm, load, make_trainer, rollouts_of, train_quietly
 from .frame.verdicts import interval
 from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, make_checkpoint, prompts, sized, train_on
 
@@ -49,7 +48,7 @@ def settings_of(way):
 # ---- Seconds ----
 
 
-class Timed(DAPOTrainer):
+class Timed(DAPO):
     """Notes when each rollout's update begins."""
 
     def _generate_and_score_completions(self, inputs):
@@ -83,9 +82,8 @@ def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollout
         # One optimizer step a rollout, of four micro-batches.
         steps = {"gradient_accumulation_steps": 4, "logging_steps": 1, "max_steps": num_rollouts + 1}
         how = rollouts_of(16, 8, 4, max_completion_length=8, batch_multiplier=1.0) | steps | {"warmup_steps": 0}
-        args = DAPOConfig(folder, **PLAIN, **settings_of(way), **how)
-        dataset = prompts(problems, TASKS[TASK].shares, 0)
-        trainer = Timed(model, rewarded, args, train_dataset=dataset, processing_class=tokenizer)
+        arm, dataset = Arm(Timed, settings_of(way)), prompts(problems, TASKS[TASK].shares, 0)
+        trainer = make_trainer(arm, model, folder, rewarded, dataset, tokenizer, how)
         hold = HoldUpdate(trainer, update_seconds)
         train_quietly(trainer, hold)
     walls = [after - before for before, after in zip(hold.ended[:-1], hold.ended[1:], strict=True)]

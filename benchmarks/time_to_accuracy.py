@@ -35,12 +35,13 @@ from datasets import Dataset
 from trl_dapo.cli.quickstart import FAMILIES, Problems, build_model, build_tokenizer, exact_answer_reward, warm_up
 from trl_dapo.settings.sampling_defaults import PAPER
 
-from .frame.curves import Curve, accuracy
+from .frame import trainers
+from .frame.curves import accuracy
 from .frame.measures import cost, mean_of, spread
 from .frame.runs import Job, fingerprint, quiet, run_all
 from .frame.stand_in import Model, server
 from .frame.tables import print_table, say
-from .frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
+from .frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 
 
 CHECKPOINT_SEED = 42
@@ -126,33 +127,16 @@ def draw_prompts(problems, shares, seed, num, solution):
 
 def train_on(job, checkpoint, folder, arm, **options):
     """Trains until the target or a limit; returns the curve, and the log's entries of rollouts."""
-    problems, tokenizer, model = Problems(CHECKPOINT_SEED), build_tokenizer(), load(checkpoint)
-    asked = held_out(problems)
-    config = arm.trainer.config_class(
-        output_dir=str(folder),
-        seed=job.seed,
-        max_steps=job.num_rollouts * job.settings["steps_per_generation"],
-        **PLAIN,
-        **job.settings,
-        **arm.settings,
-    )
+    problems, tokenizer = Problems(CHECKPOINT_SEED), build_tokenizer()
+    asked, dataset = held_out(problems), prompts(problems, TASKS[job.task].shares, job.seed)
     with server(Model, path=str(checkpoint), seed=job.seed) as engines:  # for arms that ask one
-        trainer = arm.trainer(
-            model,
-            exact_answer_reward,
-            config,
-            train_dataset=prompts(problems, TASKS[job.task].shares, job.seed),
-            processing_class=tokenizer,
+        _, curve, log = trainers.train(
+            *(job, arm, load(checkpoint), folder, exact_answer_reward, dataset, tokenizer),
+            look=lambda model: {"accuracy": accuracy(model, tokenizer, asked)},
+            server_seconds=lambda: sum(engine.cpu_seconds() for engine in engines),
             **options,
         )
-        curve = Curve(
-            job,
-            lambda: {"accuracy": accuracy(trainer.model, tokenizer, asked)},
-            lambda: trainer.num_tokens,
-            lambda: sum(engine.cpu_seconds() for engine in engines),
-        )
-        log = train_quietly(trainer, curve)
-    return curve.points, log
+    return curve, log
 
 
 def train(job, checkpoint, folder, arm):

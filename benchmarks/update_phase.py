@@ -41,14 +41,30 @@ from trl_dapo.cli.tiny import build_model, build_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import markdown
-from .frame.trainers import PLAIN
+from .frame.trainers import Arm, make_trainer
 
 
 NUM_ROWS = 64
 VOCAB_SIZE = 512
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 # Trains on what is given, in one optimizer step of rate 0, so that every turn is alike.
-ALIKE = {**PLAIN, "num_generations": 8, "learning_rate": 0.0, "optim": "sgd", "logging_strategy": "no"}
+ALIKE = {
+    "max_steps": 1,
+    "learning_rate": 0.0,
+    "optim": "sgd",
+    "logging_strategy": "no",
+    "gradient_checkpointing": True,
+}
+
+
+def step_of(num_rows, num_microbatches):
+    """Settings of a rollout of one optimizer step: so many micro-batches, on the GPU if there is one."""
+    return {
+        "per_device_train_batch_size": num_rows,
+        "gradient_accumulation_steps": num_microbatches,
+        "num_generations": 8,
+        "use_cpu": not torch.cuda.is_available(),
+    }
 
 
 def long_tailed_lengths(average=275, longest=1024, sigma=0.8):
@@ -156,6 +172,8 @@ def take_turns(trainers, repeats):
 class Scripted(Turns):
     """Trains on the rollout that is given; counts passes and padded tokens."""
 
+    config_class = DAPOConfig
+
     def _generate_and_score_completions(self, inputs):
         return dict(self.scripted)
 
@@ -178,22 +196,12 @@ class TRLs(Scripted, GRPOTrainer):
     label = "GRPOTrainer"
 
 
-def make_trainer(way, lengths, hidden_size, output_dir):
+def trainer_of(way, lengths, hidden_size, output_dir):
     """`way`: a class, rows of a micro-batch, a budget of tokens or `None`; `lengths`: of completions and prompts."""
     cls, num_rows, budget = way
-    num_microbatches = NUM_ROWS // (num_rows * WORLD_SIZE)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    args = DAPOConfig(
-        output_dir=output_dir,
-        per_device_train_batch_size=num_rows,
-        gradient_accumulation_steps=num_microbatches,
-        max_tokens_per_microbatch=budget,
-        max_steps=1,
-        use_dynamic_sampling=False,
-        max_grad_norm=0.0,
-        **ALIKE | {"use_cpu": device == "cpu", "gradient_checkpointing": True},
-    )
-    rollout = make_rollout(*lengths, device)
+    settings = ALIKE | step_of(num_rows, NUM_ROWS // (num_rows * WORLD_SIZE))
+    settings |= {"max_tokens_per_microbatch": budget, "use_dynamic_sampling": False, "max_grad_norm": 0.0}
+    rollout = make_rollout(*lengths, "cuda" if torch.cuda.is_available() else "cpu")
     if WORLD_SIZE > 1:
         # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -202,20 +210,15 @@ def make_trainer(way, lengths, hidden_size, output_dir):
             key: value[rank::WORLD_SIZE].contiguous() if value.dim() else value for key, value in rollout.items()
         }
     sizes = {"hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "head_dim": hidden_size // 4}
-    tokenizer = build_tokenizer()
-    return cls(
-        rollout,
-        model=build_model(tokenizer, seed=0, vocab_size=VOCAB_SIZE, num_hidden_layers=4, **sizes),
-        args=args,
-        processing_class=tokenizer,
-        reward_funcs=lambda completions, **kwargs: [0.0] * len(completions),
-        train_dataset=Dataset.from_dict({"prompt": ["a"] * NUM_ROWS}),
-    )
+    tokenizer, dataset = build_tokenizer(), Dataset.from_dict({"prompt": ["a"] * NUM_ROWS})
+    model = build_model(tokenizer, seed=0, vocab_size=VOCAB_SIZE, num_hidden_layers=4, **sizes)
+    what = model, output_dir, lambda completions, **kwargs: [0.0] * len(completions), dataset, tokenizer
+    return make_trainer(Arm(cls, {}), *what, settings, scripted=rollout)
 
 
 def rows_of(name, lengths, ways, repeats, hidden_size, output_dir):
     """Several ways to train on one rollout; cells of the table each."""
-    trainers = [make_trainer(way, lengths, hidden_size, output_dir) for way in ways]
+    trainers = [trainer_of(way, lengths, hidden_size, output_dir) for way in ways]
     costs, first = take_turns(trainers, repeats), trainers[0]
     for (cls, num_rows, budget), trainer, cost in zip(ways, trainers, costs, strict=True):
         how = f"{num_rows} row{'s' * (num_rows > 1)}" if budget is None else f"{budget:,} tokens"

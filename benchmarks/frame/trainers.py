@@ -11,6 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.update.loss import clipped_tokens
 
+from .curves import Curve
+
 
 PLAIN = {
     "report_to": "none",
@@ -96,3 +98,25 @@ def train_quietly(trainer, *callbacks, resume_from=None):
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=resume_from)
     return [entry for entry in trainer.state.log_history if "reward" in entry]
+
+
+def make_trainer(arm, model, folder, reward, dataset, tokenizer, settings, **options):
+    """The arm's trainer, told `settings` and the arm's."""
+    args = arm.trainer.config_class(output_dir=str(folder), **PLAIN | settings | arm.settings)
+    return arm.trainer(
+        model=model, reward_funcs=reward, args=args, train_dataset=dataset, processing_class=tokenizer, **options
+    )
+
+
+def train(job, arm, *what, look, settings=None, server_seconds=None, **options):
+    """
+    Trains until the job's target or a limit, told `settings`, the job's and the arm's; `what` are the arguments of
+    [`make_trainer`] between. Returns the trainer, the curve of what `look` finds in its model, and the log's entries
+    of rollouts.
+    """
+    told = (settings or {}) | job.settings
+    told |= {"seed": job.seed, "max_steps": job.num_rollouts * told["steps_per_generation"]}
+    trainer = make_trainer(arm, *what, told, **options)
+    curve = Curve(job, lambda: look(trainer.model), lambda: trainer.num_tokens, server_seconds or (lambda: 0.0))
+    log = train_quietly(trainer, curve)
+    return trainer, curve.points, log

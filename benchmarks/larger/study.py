@@ -8,9 +8,9 @@ Countdown with a model of five million parameters: time to accuracy and the ladd
     python -m benchmarks larger --from-kept      # predictions and picture from the runs that are kept
 
 The task is described in task.py; the predictions stand here as they were written before the first run that counts. A
-run is probed and saved every 4 rollouts: a call that was interrupted goes on where it stopped, whole seeds first, as
-long as neither this folder, the frame nor trl_dapo has changed: keep a checkout for it. Writes runs.csv, a line a run,
-curves.csv, a line a probe, the picture, and the outcomes into EVIDENCE.md's table.
+run is probed every 4 rollouts. A call that was interrupted goes on with the first run that had not ended, whole seeds
+first, as long as neither this folder, the frame nor trl_dapo has changed: keep a checkout for it. Writes runs.csv, a
+line a run, curves.csv, a line a probe, the picture, and the outcomes into EVIDENCE.md's table.
 """
 
 from pathlib import Path

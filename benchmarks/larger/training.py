@@ -1,12 +1,12 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run on Countdown that goes on where it was interrupted, probed on held-out problems on the way."""
+"""One run on Countdown, probed on held-out problems on the way."""
 
 import hashlib
 import inspect
 import json
-import shutil
 import statistics
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -15,13 +15,12 @@ import torch
 
 from trl_dapo.cli import quickstart
 from trl_dapo.cli.quickstart import warm_up
-from trl_dapo.run.checkpoint import last_complete_checkpoint
 
-from ..frame.curves import Curve
+from ..frame import trainers
 from ..frame.measures import mean_of, mean_where
-from ..frame.runs import quiet, unfinished_folder
+from ..frame.runs import quiet
 from ..frame.tables import say
-from ..frame.trainers import DAPO, GRPO, PLAIN, Arm, load, rollouts_of, train_quietly
+from ..frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 from ..mechanisms.training import sample
 from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
@@ -72,81 +71,36 @@ def probe(model, tokenizer, problems):
 # ---- One run ----
 
 
-class LastingCurve(Curve):
-    """A curve that is kept in the log, hence in every checkpoint, and goes on from there."""
-
-    def __init__(self, job, look, look_at_all, trainer):
-        super().__init__(job, look, lambda: trainer.num_tokens)
-        self.look_at_all, self.trainer = look_at_all, trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.log = state.log_history
-        self.points = [entry["probe"] for entry in self.log if "probe" in entry]
-        if not self.points:
-            super().on_train_begin(args, state, control, **kwargs)
-        else:  # resumed
-            self.start = time.process_time() - self.points[-1]["seconds"]
-            self.trainer.num_tokens = self.points[-1]["tokens"]
-
-    def on_step_end(self, args, state, control, **kwargs):
-        super().on_step_end(args, state, control, **kwargs)
-        if self.points[-1]["accuracy"] >= self.job.target:
-            control.should_training_stop = True  # of a run that was resumed at its end, too
-        if control.should_training_stop or state.global_step == state.max_steps:
-            # Before the last checkpoint: a run that is killed here must not go on from behind its end.
-            self.end = self.look_at_all()
-
-    def _note(self, num_rollouts, control):
-        super()._note(num_rollouts, control)
-        self.log.append({"probe": self.points[-1]})
-
-
 def sized(num_prompts, num_steps, learning_rate):
     """Settings of rollouts with so many prompts and optimizer steps."""
     lasting = {"max_completion_length": MAX_LENGTH, "learning_rate": learning_rate}
     return rollouts_of(num_prompts, NUM_GENERATIONS, num_steps, **lasting)
 
 
-def config_of(job, folder, arm):
-    """Settings of a run: the job's, the arm's, and what all runs share."""
-    settings = PLAIN | sized(NUM_PROMPTS, NUM_STEPS, LEARNING_RATE) | job.settings | arm.settings
-    num_steps = settings["steps_per_generation"]
-    saved = {"save_strategy": "steps", "save_steps": job.probe_every * num_steps, "save_total_limit": 2, "bf16": True}
-    return arm.trainer.config_class(
-        output_dir=str(folder), seed=job.seed, max_steps=job.num_rollouts * num_steps, **settings | saved
-    )
-
-
 def train(job, checkpoint, folder, arm):
-    """Trains from the checkpoint, or from where the same run was interrupted; returns its curve and its figures."""
-    model, tokenizer, problems = load(checkpoint), make_tokenizer(), held_out(NUM_HELD_OUT)
-    trainer = arm.trainer(
-        model,
-        score,
-        config_of(job, folder, arm),
-        train_dataset=to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN)),
-        processing_class=tokenizer,
+    """Trains from the checkpoint; returns the curve, and the figures at the end, on more problems."""
+    tokenizer, problems = make_tokenizer(), held_out(NUM_HELD_OUT)
+    dataset = to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN))
+    trainer, curve, log = trainers.train(
+        *(job, arm, load(checkpoint), folder, score, dataset, tokenizer),
+        look=lambda model: probe(model, tokenizer, problems[:NUM_PROBED]),
+        settings=sized(NUM_PROMPTS, NUM_STEPS, LEARNING_RATE) | {"bf16": True},
     )
-    few, all_of_them = (lambda num=num: probe(model, tokenizer, problems[:num]) for num in (NUM_PROBED, NUM_HELD_OUT))
-    curve = LastingCurve(job, few, all_of_them, trainer)
-    log = train_quietly(trainer, curve, resume_from=last_complete_checkpoint(folder))
     return {
-        **curve.end,
+        **probe(trainer.model, tokenizer, problems),
         "tokens": float(trainer.num_tokens),
-        "cpu_seconds": curve.points[-1]["seconds"],
+        "cpu_seconds": curve[-1]["seconds"],
         "acceptance": 1 - mean_of(log, "frac_reward_zero_std"),
         "spread": 1 - mean_of(log, "frac_reward_zero_std"),
         "clip_ratio": mean_of(log, "clip_ratio/region_mean"),
-        "curve": curve.points,
+        "curve": curve,
     }
 
 
 def run(job, checkpoint):
-    """`train` in a folder that lasts until the run has ended."""
-    folder = unfinished_folder(run, job, checkpoint)
-    result = train(job, checkpoint, folder, Arm(TRAINERS[job.others["trainer"]], {}))
-    shutil.rmtree(folder)
-    return result
+    """`train`, leaving no file behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train(job, checkpoint, folder, Arm(TRAINERS[job.others["trainer"]], {}))
 
 
 # ---- The checkpoint ----

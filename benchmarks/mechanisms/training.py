@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from trl_dapo import DAPOConfig
 from trl_dapo.cli.quickstart import build_tokenizer
 from trl_dapo.rewards import soft_overlong_punishment
 from trl_dapo.update.rows import join_rows
 
-from ..frame.curves import Curve, looking_only, right_probabilities
+from ..frame import trainers
+from ..frame.curves import looking_only, right_probabilities
 from ..frame.measures import mean_of, mean_where
-from ..frame.trainers import PLAIN, Watched, load, rollouts_of, train_quietly
+from ..frame.trainers import Arm, Watched, load, rollouts_of
 from .tasks import TASKS
 
 
@@ -186,29 +186,19 @@ def relative_variance(gradients_RD):
 def train(job, checkpoints, folder):
     """Trains from one of the checkpoints; returns the curve and what the log says of the whole run."""
     task, tokenizer = TASKS[job.others["task"]], build_tokenizer()
-    model = load(checkpoints / task.checkpoint)
     settings = {"num_prompts": NUM_PROMPTS, "steps_per_generation": 1, **job.settings}
-    num_prompts, num_steps = settings.pop("num_prompts"), settings.pop("steps_per_generation")
-    config = DAPOConfig(
-        output_dir=folder,
-        seed=job.seed,
-        max_steps=job.num_rollouts * num_steps,
-        max_completion_length=task.max_length,
-        dynamic_sampling_max_rounds=30,
-        dynamic_sampling_stop_after=0,
-        **PLAIN,
-        **rollouts_of(num_prompts, NUM_GENERATIONS, num_steps),
-        **settings,
-    )
-    trainer = TRAINERS[job.others["trainer"]](
-        model, task.reward, config, train_dataset=task.prompts(job.seed), processing_class=tokenizer
-    )
+    sizes = rollouts_of(settings.pop("num_prompts"), NUM_GENERATIONS, settings["steps_per_generation"])
+    rounds = {"dynamic_sampling_max_rounds": 30, "dynamic_sampling_stop_after": 0}
+    arm, model = Arm(TRAINERS[job.others["trainer"]], {}), load(checkpoints / task.checkpoint)
     problems = task.held_out(NUM_PROBED)
-    curve = Curve(job, lambda: probe(model, tokenizer, task, problems, settings), lambda: trainer.num_tokens)
-    log = train_quietly(trainer, curve)
+    trainer, curve, log = trainers.train(
+        *(job._replace(settings=settings), arm, model, folder, task.reward, task.prompts(job.seed), tokenizer),
+        look=lambda model: probe(model, tokenizer, task, problems, settings),
+        settings={"max_completion_length": task.max_length, **rounds, **sizes},
+    )
     num_clipped, probability = trainer.up_clipped.tolist()
     result = {
-        "curve": curve.points,
+        "curve": curve,
         "upper-clip share": mean_of(log, "clip_ratio/high_mean"),
         "probability of the up-clipped": probability / num_clipped if num_clipped else math.nan,
         "groups that teach": 1 - mean_of(log, "frac_reward_zero_std"),

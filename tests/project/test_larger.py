@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks larger`: its interpreter, its problems, runs that go on where they stopped, and its page."""
+"""`python -m benchmarks larger`: its interpreter, its problems, its runs, and its page."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.frame.runs import Job, unfinished_folder
+from benchmarks.frame.runs import Job
 from benchmarks.larger import study, task, training
 from trl_dapo.cli.quickstart import build_model
 
@@ -117,10 +117,6 @@ def odd(completions, **kwargs):
     return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """A model, a rollout and probes so small that a run takes a second; any odd length is rewarded."""
@@ -140,40 +136,21 @@ def small(tmp_path, monkeypatch):
 CARRY = {"use_dynamic_sampling": True, "dynamic_sampling_surplus": "carry", "learning_rate": 1e-2}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "settings", "killed_at"),
-    [("GRPO", {"learning_rate": 1e-2}, "rollout 3"), ("DAPO", CARRY, "the end")],
-)
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(small, monkeypatch, trainer, settings, killed_at):
-    job = Job("Countdown", "any", 0, settings, num_rollouts=4, others={"trainer": trainer})
-    whole = training.run(job, small)
-    assert [point["rollouts"] for point in whole["curve"]] == [0, 1, 2, 3, 4]
-    assert not list((small.parent / "unfinished").iterdir())
+@pytest.mark.parametrize(("trainer", "settings"), [("GRPO", {"learning_rate": 1e-2}), ("DAPO", CARRY)])
+def test_a_run_is_probed_on_the_way_and_on_more_problems_at_its_end(small, monkeypatch, trainer, settings):
+    look, asked = training.probe, []
 
-    look, looks = training.probe, []
+    def counted(model, tokenizer, problems):
+        asked.append(len(problems))
+        return look(model, tokenizer, problems)
 
-    def die(*args):
-        looks.append(1)
-        # Before the run, after one rollout, after two, after three, after four, and at the end.
-        if len(looks) == {"rollout 3": 4, "the end": 6}[killed_at]:
-            raise Killed
-        return look(*args)
-
-    monkeypatch.setattr(training, "probe", die)
-    with pytest.raises(Killed):
-        training.run(job, small)
-    assert [path.name for path in unfinished_folder(training.run, job, small).glob("checkpoint-*")] != []
-    resumed = training.run(job, small)
-    # From the last checkpoint: of two rollouts, and of three.
-    assert len(looks) == {"rollout 3": 4 + 2 + 1, "the end": 6 + 1 + 1}[killed_at]
-    for run in (whole, resumed):
-        for point in (run, *run["curve"]):
-            assert point.pop("cpu_seconds", 1.0) > 0
-            assert point.pop("seconds", 0.0) >= 0
-    # As text, since NaN is no problem's accuracy with so many numbers.
-    assert json.dumps(resumed, sort_keys=True) == json.dumps(whole, sort_keys=True)
-    weights_moved = {point["entropy"] for point in whole["curve"]}
-    assert len(weights_moved) == 5
+    monkeypatch.setattr(training, "probe", counted)
+    result = training.run(Job("Countdown", "any", 0, settings, num_rollouts=4, others={"trainer": trainer}), small)
+    assert asked == [8] * 5 + [16]
+    assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2, 3, 4]
+    assert len({point["entropy"] for point in result["curve"]}) == 5  # the weights moved
+    assert result["tokens"] == result["curve"][-1]["tokens"]
+    json.dumps(result)  # it is kept in a file
 
 
 def test_a_run_ends_at_its_target_or_at_its_tokens(small, monkeypatch):

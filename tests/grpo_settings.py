@@ -1,36 +1,36 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-Every setting of `GRPOConfig`, honoured as `GRPOTrainer` honours it.
+Every setting of `GRPOConfig`, honoured as `GRPOTrainer` honours it. Run by hand:
 
-    python -m benchmarks grpo_settings                 # about three minutes; exit status 1 where one is not
-    python -m benchmarks grpo_settings --field beta    # this one alone
+    python tests/grpo_settings.py         # about three minutes; exit status 1 where one is not
+    python tests/grpo_settings.py beta    # this one alone
 
 Each case trains the same tiny model with both trainers for three optimizer steps, dynamic sampling off and the clips
 and the loss of TRL, and compares losses, gradient norms, rewards and weights. The cases are in grpo_settings.yaml, and
 what has none stands there with the reason. A field that a new release of TRL or transformers brings is in neither:
-`tests/project/test_benchmarks.py` names it.
+`tests/trainer/test_grpo_settings.py` names it.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import io
 import logging
+import sys
 import tempfile
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
+import transformers
 import yaml
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
-
-from .frame.runs import quiet
-from .frame.trainers import PLAIN
 
 
 NUM_STEPS = 3
@@ -70,8 +70,14 @@ def train(trainer_class: type, config_class: type, folder: Path, settings: dict)
         "max_steps": NUM_STEPS,
         "learning_rate": 1e-2,
         "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "save_strategy": "no",
     }
-    settings = {**PLAIN, **base, **TRLS, **settings}
+    settings = {**base, **TRLS, **settings}
     own = {"use_dynamic_sampling": False} if config_class is DAPOConfig else {}
     args = config_class(output_dir=str(folder / trainer_class.__name__), **settings, **own)
     model = build_model(tokenizer, seed=0, num_hidden_layers=1, hidden_size=32, intermediate_size=64)
@@ -115,15 +121,25 @@ def compare(settings: dict, tolerance: float = TOLERANCE) -> str | None:
     return None
 
 
-def main(field=tuple(CASES)) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("field", nargs="*", help="default: all that have a case")
+    fields = parser.parse_args().field or list(CASES)
+    if unknown := [name for name in fields if name not in CASES]:
+        parser.error(f"no case of {', '.join(unknown)}")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    quiet()
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
     differing = 0
-    for name in field:
+    for name in fields:
         for settings in CASES[name]:
             outcome = compare(settings, LOOSER.get(name, TOLERANCE))
             differing += outcome is not None
             print(f"{name:34s} {settings}  {'same' if outcome is None else outcome}", flush=True)
-    print(f"{sum(len(CASES[name]) for name in field)} cases, {differing} of which differ.")
+    print(f"{sum(len(CASES[name]) for name in fields)} cases, {differing} of which differ.")
     return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
