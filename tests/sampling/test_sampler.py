@@ -599,7 +599,9 @@ def test_a_resumed_sampler_goes_on_with_the_next_prompt_the_rate_and_what_it_car
     assert sampler.acceptance.num_accepted == 3
 
 
-@pytest.mark.parametrize(("name", "other"), [("seed", stream(seed=1)), ("dataset", stream(11_000))], ids=["seed", "dataset"])
+@pytest.mark.parametrize(
+    ("name", "other"), [("seed", stream(seed=1)), ("dataset", stream(11_000))], ids=["seed", "dataset"]
+)
 def test_with_prompts_in_another_order_what_was_carried_is_left_behind(state, name, other):
     sampler, differs = resumed(*state, stream=other)
     assert list(differs) == [name]
