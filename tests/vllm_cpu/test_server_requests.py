@@ -73,6 +73,12 @@ def drips_behind_its_headers(handler):
     drips(handler, at_once=60)
 
 
+def stops_in_its_headers(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Le")
+    handler.wfile.flush()
+    handler.server.over.wait()
+
+
 def breaks_off(handler):
     """Resets the connection in the middle of an answer."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
@@ -150,7 +156,7 @@ def test_an_answer_that_breaks_off_is_asked_for_once_more(server):
     assert len(server.asked) == 4
 
 
-@pytest.mark.parametrize("answer", [None, drips_behind_its_headers])
+@pytest.mark.parametrize("answer", [None, drips_behind_its_headers, stops_in_its_headers])
 def test_a_request_under_way_ends_when_its_session_is_closed_and_is_not_sent_again(server, answer):
     session = session_with(1000.0)
     server.answers["/"] = [answer, OK]

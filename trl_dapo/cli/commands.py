@@ -156,7 +156,6 @@ def _report(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not os.path.exists(run):
             raise FileNotFoundError(f"There is no run in {run}: no such file or folder.")
-    print("Reading what was left on disk, and drawing it.", file=sys.stderr)
     from ..report import write_report
 
     print(write_report(args.runs, args.output_dir))

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
-from requests.exceptions import ChunkedEncodingError, ReadTimeout, RequestException
+from requests.exceptions import ChunkedEncodingError, ConnectionError, ReadTimeout, RequestException
 from urllib3 import HTTPConnectionPool
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
@@ -72,6 +72,8 @@ class TimedAdapter(HTTPAdapter):
             if is_last or self.num_closings > closings:
                 raise
             return self._whole(ask, is_last=True)
+        if self.num_closings > closings:  # an end in the middle of headers looks like that of an empty answer
+            raise ConnectionError("the session was closed while it was under way")
         return response
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
