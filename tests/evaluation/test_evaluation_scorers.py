@@ -122,6 +122,17 @@ def test_a_reward_function_gets_the_columns_that_it_names_of_a_users_file_as_in_
     assert ask(server, file, tmp_path / "second", k=1, scorer=has_letter, offset=1)["num_problems"] == 1
 
 
+def test_a_reward_function_that_names_no_column_gets_the_gold_answers_of_problems_in_a_file(serve, tmp_path):
+    def is_gold(completions, **kwargs):
+        return [float(text[0]["content"] == gold) for text, gold in zip(completions, kwargs["solution"], strict=True)]
+
+    file = tmp_path / "problems.jsonl"  # whose answers no column `solution` has
+    file.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    assert ask(serve(lambda body: "2"), file, tmp_path, k=1, scorer=is_gold)["metrics"]["avg@1"]["mean"] == 1
+    with pytest.raises(ValueError, match="no column 'solution', for which the scorer asks; found 'prompt'"):
+        ask(serve(lambda body: "2"), sums(1).select_columns("prompt"), tmp_path / "second", scorer=is_gold)
+
+
 @pytest.mark.fast
 def test_a_column_that_a_scorer_asks_for_must_be_there_before_anything_is_asked(serve, tmp_path):
     server = serve(lambda body: pytest.fail("it was asked"))

@@ -58,7 +58,7 @@ def columns_of(scorer: Scorer) -> list[str]:
     if "completions" not in parameters:
         return ["solution"]
     asked = [each.name for each in parameters.values() if each.default is each.empty and each.kind not in _ANY]
-    return [name for name in asked if name not in GIVEN]
+    return [name for name in asked if name not in GIVEN] or ["solution"]  # which `kwargs` may be asked for
 
 
 def score(problems: list[Problem], completions_PK: list[list[Completion]], scorer: Scorer) -> list[list[Verdict]]:
