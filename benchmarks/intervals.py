@@ -7,8 +7,6 @@ How often the 95 % intervals of `trl-dapo eval` and `trl-dapo compare` hold the 
 
 A cell is a shape of the problems' accuracies, a figure, a number of problems and of completions. Problems are drawn
 from the shape, completions from each problem's accuracy; the truth is the mean over all problems of that shape.
-`before` is the percentile bootstrap that this interval has replaced (with Wilson's interval where all problems agree,
-and in a comparison none), `after` what the package does.
 
 Writes benchmarks/intervals.csv and the table of docs/evaluation.md.
 """
@@ -44,9 +42,6 @@ SHAPES = {
 FIGURES = ("avg@k", "pass@4", "pass@8", "maj@k")
 WRONG_ANSWERS = (0.5, 0.25, 0.15, 0.1)  # shares of the wrong completions
 FLIPPED, MENDED = 0.03, 0.05
-QUANTILES = (0.025, 0.975)
-NUM_RESAMPLES = 1_000  # of values that lie on no lattice
-CHUNK = 100
 
 
 # ---- Problems, completions and the truth ----
@@ -80,16 +75,16 @@ def majority(num_right, k, rng):
 
 
 def single(shape, figure, n, k, num, rng):
-    """Values of each evaluation's problems, on which lattice they lie, and the truth."""
+    """Values of each evaluation's problems, and the truth."""
     num_right = rng.binomial(k, draw(shape, (num, n), rng))
     if figure == "avg@k":
-        return num_right / k, k, 1 - mean_failing(shape, 1)
+        return num_right / k, 1 - mean_failing(shape, 1)
     if figure == "maj@k":
         truth = majority(rng.binomial(k, draw(shape, NUM_TRUTH, rng)), k, rng).mean()
-        return majority(num_right, k, rng), 60, truth  # a fifth at least
+        return majority(num_right, k, rng), truth
     tries = int(figure.removeprefix("pass@"))
     table = pass_at_k(np.arange(k) < np.arange(k + 1)[:, None], tries)
-    return table[num_right], None, 1 - mean_failing(shape, tries)
+    return table[num_right], 1 - mean_failing(shape, tries)
 
 
 def trained(accuracy, change, rng):
@@ -113,7 +108,7 @@ def paired(shape, change, n, k, num, rng):
         "3 % flip": FLIPPED * (2 * failing - 1),
         "3 % flip up": FLIPPED * failing,
     }[change]
-    return (rng.binomial(k, after) - rng.binomial(k, before)) / k, k, truth
+    return (rng.binomial(k, after) - rng.binomial(k, before)) / k, truth
 
 
 # ---- Intervals ----
@@ -126,50 +121,11 @@ def counts_of(values):
     return distinct, np.bincount(places.ravel(), minlength=len(values) * len(distinct)).reshape(len(values), -1)
 
 
-def bootstrap(values, ends, steps):
-    """Percentile bootstrap. On a lattice that of all resamples: the n-th power of the values' transform."""
-    if steps is None:
-        return resampled(values)
-    least, most = ends
-    n, steps = values.shape[1], steps * (most - least)
-    places = np.rint((values - least) / (most - least) * steps).astype(int)
-    size = 1 << int(np.ceil(np.log2(n * steps + 1)))
-    bounds = []
-    for start in range(0, len(places), CHUNK):
-        part = places[start : start + CHUNK]
-        shares = np.stack([np.bincount(row, minlength=steps + 1) for row in part]) / n
-        sums = np.fft.irfft(np.fft.rfft(shares, size) ** n, size).cumsum(axis=1)
-        bounds.append([np.argmax(sums >= q, axis=1) for q in QUANTILES])
-    return np.concatenate(bounds, axis=1) / (n * steps) * (most - least) + least
-
-
-def resampled(values):
-    """Percentile bootstrap of so many resamples."""
-    places = np.random.default_rng(0).integers(0, values.shape[1], (NUM_RESAMPLES, values.shape[1]))
-    return np.array([np.quantile(row[places].mean(axis=1), QUANTILES) for row in values]).T
-
-
-def wilson(values, ends, steps):
-    """What shares had before: the bootstrap, or Wilson's where all problems agree."""
-    low, high = bootstrap(values, ends, steps)
-    share, n, z2 = values[:, 0], values.shape[1], 1.959964**2
-    half = np.sqrt(z2 * share * (1 - share) / n + (z2 / n / 2) ** 2)
-    agree = values.min(axis=1) == values.max(axis=1)
-    return tuple(
-        np.where(agree, (share + z2 / 2 / n + side * half) / (1 + z2 / n), bound)
-        for side, bound in ((-1, low), (1, high))
-    )
-
-
-def coverage(values, steps, truth, ends):
-    """Share of the evaluations that hold the truth, before and after, and the mean widths."""
-    before = (wilson if ends[0] == 0 else bootstrap)(values, ends, steps)
-    after = interval_of_means(*counts_of(values), ends)
-    found = {}
-    for name, (low, high) in (("before", before), ("after", after)):
-        found[name] = float(np.mean((low <= truth + 1e-9) & (truth - 1e-9 <= high)))
-        found[f"{name}_width"] = round(float(np.mean(high - low)), 4)
-    return found
+def coverage(values, truth, ends):
+    """Share of the evaluations whose interval holds the truth, and its mean width."""
+    low, high = interval_of_means(*counts_of(values), ends)
+    held = np.mean((low <= truth + 1e-9) & (truth - 1e-9 <= high))
+    return {"held": float(held), "width": round(float(np.mean(high - low)), 4)}
 
 
 # ---- Cells and the table ----
@@ -189,8 +145,8 @@ def simulate(num):
     for place, (kind, shape, what) in enumerate(cells()):
         for n, k in SIZES:
             rng = np.random.default_rng([place, n, k])
-            values, steps, truth = kind(SHAPES[shape], what, n, k, num, rng)
-            found = coverage(values, steps, truth, (0, 1) if kind is single else (-1, 1))
+            values, truth = kind(SHAPES[shape], what, n, k, num, rng)
+            found = coverage(values, truth, (0, 1) if kind is single else (-1, 1))
             rows.append({"kind": kind.__name__, "shape": shape, "what": what, "n": n, "k": k, "truth": f"{truth:.6g}"})
             rows[-1] |= found
         print(table(rows[-len(SIZES) :])[-1], flush=True)
@@ -198,12 +154,11 @@ def simulate(num):
 
 
 def table(rows):
-    """Lines of Markdown: a row for each shape and figure, before and after in percent."""
+    """Lines of Markdown: a row for each shape and figure, in percent."""
     sizes, found = sorted({(int(row["n"]), int(row["k"])) for row in rows}), {}
     for row in rows:
         what = row["what"] if row["kind"] == "single" else f"difference: {row['what']}"
-        change = f"{100 * float(row['before']):.1f} → {100 * float(row['after']):.1f}"
-        found.setdefault((row["shape"], what), {})[int(row["n"]), int(row["k"])] = change
+        found.setdefault((row["shape"], what), {})[int(row["n"]), int(row["k"])] = f"{100 * float(row['held']):.1f}"
     lines = [row_of("problems", "figure", *(f"n = {n}, k = {k}" for n, k in sizes)), "| --- " * (2 + len(sizes)) + "|"]
     return lines + [row_of(shape, what, *(of[size] for size in sorted(of))) for (shape, what), of in found.items()]
 

@@ -24,7 +24,6 @@ from trl.trainer.utils import RepeatSampler
 from trl_dapo.sampling.drop_reasons import Criterion, count_correct, drop_reasons
 from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
-from trl_dapo.sampling.round_size import AcceptanceRate
 from trl_dapo.sampling.rounds import Round, Rows, select_ages, select_rewards
 from trl_dapo.sampling.sampler import Sampler
 from trl_dapo.sampling.screening import to_carry
@@ -235,7 +234,7 @@ def greso(world, target, target_zero_variance=0.25, delta=0.01, safety=1.25):
 class Ours:
     """The package's `Sampler`, fed with rounds that have rewards but no rows."""
 
-    def __init__(self, world, target, carries=False, memory=None, screen=None, acceptance=AcceptanceRate):
+    def __init__(self, world, target, carries=False, memory=None, screen=None):
         trace, self._world = world.trace, world
         self.sampler = Sampler(
             PromptStream(Dataset.from_dict({"id": range(trace.num_prompts)}), seed=trace.seed),
@@ -245,7 +244,6 @@ class Ours:
             memory=memory and memory(seed=trace.seed),
             screen=screen,
         )
-        self.sampler.acceptance = acceptance()
 
     def _round(self, asks):
         nums = [ask.num for ask in asks]
@@ -297,9 +295,6 @@ POLICIES = {
     MEMORY: partial(Ours, carries=True, memory=PromptMemory),
 }
 
-# The price of a round is worth what it costs here: with half of it there are more rounds, with twice more groups.
-PRICES = {"half of both": 0.5, "twice both": 2}
-
 
 # ---- What they cost ----
 
@@ -346,24 +341,6 @@ def compare(target, num_steps):
     return results
 
 
-def compare_prices(sizes, num_steps, acceptance=0.33):
-    """What other prices of a round would cost, over ours; `sizes` are the results of `compare` by batch size."""
-    traces = list(itertools.product(sizes, (False, True)))
-    kept = [sizes[target][OURS, acceptance, drifting] for target, drifting in traces]
-    rows = [["as they are", *(f"{ours.per_trained:.2f}, {ours.rounds_per_step:.2f}" for ours in kept)]]
-    for label, factor in PRICES.items():
-        prices = {name: factor * getattr(AcceptanceRate, name) for name in ("ROUND_COST", "MIN_ROUND_COST")}
-        policy = partial(Ours, acceptance=type("OtherPrice", (AcceptanceRate,), prices))
-        rows.append([label])
-        for ours, (target, drifting) in zip(kept, traces, strict=True):
-            result = run(policy, make_trace(acceptance, drifting, num_steps), target, num_steps)
-            more = result.per_trained / ours.per_trained - 1
-            rows[-1].append(f"{result.per_trained:.2f} ({more:+.1%}), {result.rounds_per_step:.2f}")
-    columns = "constants", *(f"{target}, {DRIFT[drifting]}" for target, drifting in traces)
-    print_table(f"{OURS}: other constants, acceptance {acceptance}", columns, rows)
-    say("Each cell: generated / trained (over the first row's), rounds / step.")
-
-
 def tell_repetitions(sizes):
     """How many prompts ms-swift's full batches hold, which the tables do not show."""
     for (target, results), acceptance in itertools.product(sizes.items(), (0.55, 0.33)):
@@ -377,4 +354,3 @@ def tell_repetitions(sizes):
 def main(num_steps=400):
     sizes = {target: compare(target, num_steps) for target in (512, 16)}
     tell_repetitions(sizes)
-    compare_prices(sizes, num_steps)

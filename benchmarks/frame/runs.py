@@ -80,12 +80,6 @@ def file_name(*parts):
     return "-".join(map(str, parts)).replace(", ", "-").replace(" ", "_")
 
 
-def unfinished_folder(function, job, checkpoint):
-    """Beside the checkpoint, what a run needs to go on: its own, and no other code's or settings'."""
-    identity = json.dumps([job._asdict(), checkpoint.name, fingerprint(function)], sort_keys=True)
-    return checkpoint.parent / "unfinished" / f"{job.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
-
-
 def describe(job, result):
     last = result["curve"][-1]
     return (

@@ -91,12 +91,12 @@ def load(checkpoint):
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
-def train_quietly(trainer, *callbacks, resume_from=None):
+def train_quietly(trainer, *callbacks):
     """Trains without a line of its own; returns the log's entries of rollouts."""
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=resume_from)
+    trainer.train()
     return [entry for entry in trainer.state.log_history if "reward" in entry]
 
 

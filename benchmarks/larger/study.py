@@ -4,7 +4,6 @@
 Countdown with a model of five million parameters: time to accuracy and the ladder once more, where answers are long.
 
     python -m benchmarks larger                  # both parts, two hours on two cores, in pieces that resume
-    python -m benchmarks larger --rates          # GRPO at three learning rates, with a seed that does not count
     python -m benchmarks larger --from-kept      # predictions and picture from the runs that are kept
 
 The task is described in task.py; the predictions stand here as they were written before the first run that counts. A
@@ -24,7 +23,7 @@ from ..frame.runs import Job, run_all
 from .training import WARM_UP_SEED, make_checkpoint, run
 
 
-TIME, LADDER, RATES = "Countdown", "ladder", "rates"
+TIME, LADDER = "Countdown", "ladder"
 WARM_UP = "warm-up"  # the part of the checkpoint, whose arm is its name
 GAIN = 0.10  # the target, above the checkpoint's accuracy
 MOST_TOKENS = 600_000  # generated; a run that has not reached the target by then never does
@@ -32,7 +31,6 @@ NUM_ROLLOUTS = 28
 BUFFER = 32  # tokens before the limit that the soft punishment covers, as the paper's 4,096 of 20,480
 
 ARMS = ("GRPO", "full batch again", "ours", "ours, carry, memory")  # of time_to_accuracy.py
-TRIED = (2e-5, 5e-5, 1e-4)  # learning rates
 FILTERING, CLIP, SOFT, TOKEN, DYNAMIC = list(ladder.run.RUNGS)[1:]
 CONTROL = ladder.run.CONTROL
 ROWS_OF = {TIME: ARMS, LADDER: ladder.run.ROWS}
@@ -67,16 +65,6 @@ def time_jobs(seeds, start):
     return [job_of(TIME, arm, seed, time_to_accuracy.ARMS[arm], **limits) for seed in seeds for arm in ARMS]
 
 
-def rate_jobs():
-    """GRPO at each rate that `LEARNING_RATE` may be; with a seed that does not count."""
-    grpo = time_to_accuracy.ARMS["GRPO"]
-    settings = {f"{rate:g}": {"learning_rate": rate} for rate in TRIED}
-    return [
-        job_of(RATES, rate, 100, grpo._replace(settings=changed), num_rollouts=NUM_ROLLOUTS)
-        for rate, changed in settings.items()
-    ]
-
-
 def ladder_jobs(seeds):
     """Without the control, whose length is the last rung's."""
     rungs = list(ladder.run.RUNGS)
@@ -107,8 +95,6 @@ def train(part, num_seeds, num_warm_up_steps, num_processes, output_dir):
     checkpoint, start = make_checkpoint(output_dir, num_warm_up_steps)
     how = checkpoint, output_dir, num_processes
     seeds, results = range(num_seeds), {(WARM_UP, checkpoint.name, WARM_UP_SEED): start}
-    if part == RATES:
-        run_all(run, rate_jobs(), *how)
     if part == TIME:
         results |= run_all(run, time_jobs(seeds, start["curve"][0]["accuracy"]), *how)
     if part == LADDER:
@@ -162,14 +148,13 @@ def draw(results):
 
 def main(
     part=(TIME, LADDER),
-    rates=False,
     from_kept=False,
     num_seeds=3,
     num_warm_up_steps=1000,
     num_processes=2,
     output_dir=Path("outputs/larger"),
 ):
-    for name in () if from_kept else [RATES] if rates else part:
+    for name in () if from_kept else part:
         keep(train(name, num_seeds, num_warm_up_steps, num_processes, output_dir), STUDY)
     if results := STUDY.read():
         draw(results)

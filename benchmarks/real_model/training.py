@@ -1,12 +1,14 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the recipe with a real language model, which goes on where it was interrupted."""
+"""One run of the recipe with a real language model."""
 
 import json
 import math
 import random
+import tempfile
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import yaml
 from transformers import TrainerCallback
@@ -15,11 +17,9 @@ from trl import GRPOConfig, GRPOTrainer, get_peft_config
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli.train import load_datasets, make_parser
 from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_number_reward
-from trl_dapo.run.checkpoint import last_complete_checkpoint
 from trl_dapo.settings.recipe_files import find_recipe
 
 from ..frame.measures import mean_of
-from ..frame.runs import unfinished_folder
 from ..frame.trainers import Watched, train_quietly
 
 
@@ -36,27 +36,25 @@ NUM_SUMS, NUM_PRODUCTS, NUM_HELD_OUT = 72, 24, 24  # of two numbers of two digit
 
 
 class Stopwatch(TrainerCallback):
-    """Adds to each line of the log the CPU seconds so far; a resumed run counts on."""
+    """Adds to each line of the log the CPU seconds so far."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        before = state.log_history[-1]["cpu_seconds"] if state.log_history else 0.0
-        self.start = time.process_time() - before
+        self.start = time.process_time()
 
     def on_log(self, args, state, control, **kwargs):
         state.log_history[-1]["cpu_seconds"] = time.process_time() - self.start
 
 
 def curve_of(log, num_steps=1):
-    """Accuracy on held-out problems over tokens and CPU seconds, without those of probes, or a probe at a resume."""
+    """Accuracy on held-out problems over tokens and CPU seconds, without those of probes."""
     tokens, seconds, so_far, points = 0.0, 0.0, 0.0, []
     for entry in log:
         if "reward" in entry:
             tokens += tokens_of(entry)
             seconds += entry["cpu_seconds"] - so_far
         elif f"eval_rewards/{REWARD}/mean" in entry:
-            accuracy, num_rollouts = entry[f"eval_rewards/{REWARD}/mean"], entry["step"] / num_steps
-            if num_rollouts not in [point["rollouts"] for point in points]:
-                points.append({"rollouts": num_rollouts, "tokens": tokens, "seconds": seconds, "accuracy": accuracy})
+            point = {"rollouts": entry["step"] / num_steps, "tokens": tokens, "seconds": seconds}
+            points.append({**point, "accuracy": entry[f"eval_rewards/{REWARD}/mean"]})
         so_far = entry.get("cpu_seconds", so_far)
     return points
 
@@ -76,7 +74,6 @@ def write_sums(path):
     problems = [(f"{a} * {b}", a * b) if i < NUM_PRODUCTS else (f"{a} + {b}", a + b) for i, (a, b) in enumerate(pairs)]
     text = "What is {}? Answer with the number alone."
     rows = [json.dumps({"problem": text.format(question), "answer": str(answer)}) for question, answer in problems]
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(rows))
     of_both = {"dataset_name": str(path), "eval_dataset_name": str(path)}
     num = NUM_SUMS + NUM_PRODUCTS
@@ -86,7 +83,6 @@ def write_sums(path):
 def write_to_think(path):
     """The recipe's products, with an answer that may be as long as it likes."""
     text = find_recipe(RECIPE).with_suffix(".jsonl").read_text()
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace("Answer with the number alone.", "Think step by step, then give the answer."))
     return {"dataset_name": str(path), "eval_dataset_name": str(path)}
 
@@ -100,7 +96,7 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
         "eval_steps": PROBE_EVERY,
         "num_generations_eval": NUM_ANSWERS,
         "per_device_eval_batch_size": 12 * NUM_ANSWERS,
-        "save_steps": PROBE_EVERY,
+        "save_strategy": "no",
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
         **(write_sums(folder.with_suffix(".jsonl")) if job.task == SUMS else {}),
@@ -108,7 +104,6 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
     }
     settings = yaml.safe_load(recipe.read_text()) | changed
     own = folder.with_suffix(".yaml")
-    own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
     launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])
     train_dataset, eval_dataset = load_datasets(launch, args)
@@ -136,10 +131,10 @@ def of_trl(settings):
 
 
 def run(job, model):
-    """Trains from the model, or from where the same run was interrupted; returns its curve and its figures."""
-    folder = unfinished_folder(run, job, model)
-    trainer = make_trainer(job, model, folder, Watched if job.task == CLIP else DAPOTrainer)
-    train_quietly(trainer, Stopwatch(), resume_from=last_complete_checkpoint(folder))
+    """Trains from the model; returns its curve and its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(job, model, Path(folder) / "run", Watched if job.task == CLIP else DAPOTrainer)
+        train_quietly(trainer, Stopwatch())
     log = trainer.state.log_history
     curve = curve_of(log, NUM_STEPS if job.task == CLIP else 1)
     figures = {

@@ -24,7 +24,6 @@ def test_neither_tokens_nor_seconds_of_a_probe_count():
         {PROBE: 0.125, "step": 0, "cpu_seconds": 4.0},
         {"reward": 0.1, "dynamic_sampling/tokens_generated": 300.0, "step": 1, "cpu_seconds": 14.0},
         {PROBE: 0.25, "step": 1, "cpu_seconds": 20.0},
-        {PROBE: 0.375, "step": 1, "cpu_seconds": 20.0},  # the run was resumed here
         {"reward": 0.2, "dynamic_sampling/tokens_generated": 500.0, "step": 2, "cpu_seconds": 40.0},
         {PROBE: 0.5, "step": 2, "cpu_seconds": 48.0},
         {"train_runtime": 60.0, "step": 2, "cpu_seconds": 49.0},
