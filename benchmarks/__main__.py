@@ -58,11 +58,6 @@ def load(path):
     return importlib.import_module(".".join(["benchmarks", *path.relative_to(HERE).with_suffix("").parts]))
 
 
-def print_list(studies):
-    for name, (_, docstring) in studies.items():
-        print(f"{name:20} {docstring.splitlines()[0]}")
-
-
 def run_study(name, argv):
     """Calls a study's `main` with the options that are given."""
     path, docstring = read_studies()[name]
@@ -164,7 +159,7 @@ def main(argv):
     )
     args = parser.parse_args(argv)
     if args.list:
-        return print_list(read_studies())
+        return print(*(f"{name:20} {text.splitlines()[0]}" for name, (_, text) in read_studies().items()), sep="\n")
     if args.from_kept:
         return fill_in_pages(read_studies())
     return write_results(args.output)

@@ -5,10 +5,9 @@
 
     python -m benchmarks drop_in    # one to two minutes
 
-Both train the same small model on the same prompts from the same seed, with TRL's `loss_type="dapo"` and
-`epsilon_high=0.28`, one optimizer step of several micro-batches a rollout. They take turns, a fresh model and trainer
-each; a turn's first step is left out of the times, which are medians over steps. Everything runs for real: generation,
-reward, log-probabilities and update. Runs on the GPU if there is one.
+Both train the same small model on the same prompts from the same seed, one optimizer step of several micro-batches a
+rollout. They take turns, a fresh model each; times are medians over steps, without a turn's first. Everything runs
+for real, on the GPU if there is one.
 """
 
 import tempfile

@@ -3,14 +3,11 @@
 """
 A training step of `DAPOTrainer` beside one of `GRPOTrainer` on one GPU: seconds and peak memory.
 
-    python -m benchmarks gpu    # minutes
+    python -m benchmarks gpu    # minutes; without CUDA nothing is measured
 
-A model of Qwen2.5-1.5B's shape with random weights, bfloat16, gradient checkpointing. Completions are scripted: 64 of
-them, their lengths the quantiles of a lognormal of mean 1,100, cut off at 4,096. Everything behind generation is real:
-rewards, advantages, dynamic sampling (which accepts every group here, in one round), losses, gradients. Prompts have 3
-to 24 tokens, so that there is padding on both sides. Both trainers share one model and take turns; the learning rate
-is 0, so that each turn does the same work. A gradient that is not finite shows in the weights and ends the benchmark.
-Without CUDA nothing is measured.
+A model of Qwen2.5-1.5B's shape with random weights, bfloat16, gradient checkpointing. Completions are scripted, 64 of
+them, quantiles of a lognormal of mean 1,100 that is cut off at 4,096; everything behind generation is real. Both
+trainers share one model and take turns, at a rate of 0. A gradient that is not finite ends the benchmark.
 """
 
 import random

@@ -6,13 +6,9 @@ Two rollouts ahead, group by group, beside one: seconds of a rollout where a few
     python -m benchmarks groups_ahead    # about 20 minutes, most of them spent waiting
 
 The sampler, the requests and the way groups are taken in are the package's. The server is scripted: a completion has
-one of 256 slots for its time, which is lognormal, in the order of the requests. An update is held to a share of the
-seconds that a rollout's sampling takes in turns. Everything runs by the clock, as many times faster as
-`--mean-seconds` says.
-
-The limit is a server that never idles, or the update where that is longer. A length is the time of a group; what
-trains is compared with all prompts that were asked for and are accepted. In the last rows long prompts are accepted
-more often.
+one of 256 slots for its time, which is lognormal. An update is held to a share of the seconds that a rollout's
+sampling takes in turns. The limit is a server that never idles, or the update where that is longer. A length is the
+time of a group, of what trains over that of all that are accepted.
 """
 
 import heapq

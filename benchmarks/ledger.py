@@ -3,11 +3,10 @@
 """
 What the ledger costs: bytes on disk and CPU seconds.
 
-First rollouts by script, of which half the groups are dropped: two reward functions, one of which gives a fifth of the
-completions a value of its own, and lengths without a pattern, which no compression makes small. Then the quickstart,
-whose rollouts are as short as rollouts get: the ledger's share of the time that a rollout takes to sample and score.
-
     python -m benchmarks ledger
+
+First rollouts by script, whose values and lengths have no pattern that could be compressed; then the quickstart, whose
+rollouts are as short as rollouts get: the ledger's share of their time.
 """
 
 import random

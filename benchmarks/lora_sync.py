@@ -5,8 +5,7 @@ The bytes that vLLM is handed at a sync of a model with LoRA: the adapter, or al
 
     python -m benchmarks lora_sync    # a minute
 
-Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers. The adapter is
-written to a folder, from which a server reads it; all weights are merged and walked over by TRL's own code.
+Models of Qwen2.5's shapes with random weights in bfloat16, LoRA of rank 16 on all linear layers.
 """
 
 import tempfile
@@ -16,7 +15,6 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_dapo.engines.lora_sync import AdapterGeneration
 
@@ -29,16 +27,6 @@ SHAPES = (  # hidden and intermediate size, layers, heads, heads of keys and val
     (896, 4864, 24, 14, 2),
     (1536, 8960, 28, 12, 2),
 )
-
-
-class Merged(VLLMGeneration):
-    """TRL's sync without the engine."""
-
-    def _init_vllm(self):
-        pass
-
-    def hand_over(self):
-        return sum(weight.nbytes for _, weight in self._iter_named_params())
 
 
 class Adapted(AdapterGeneration):
@@ -69,15 +57,12 @@ def make_model(shape, vocab_size=151_936):
 
 
 def handed_over(model):
-    """Bytes of a sync, by each way."""
+    """Bytes of a sync, by each way: merged, those of the base's weights."""
     with tempfile.TemporaryDirectory() as folder:
         adapted = Adapted(model, Accelerator(cpu=True), None, mode="server", lora_sync=None, output_dir=Path(folder))
         adapter = adapted.hand_over()
-    return {"merge": Merged(model, Accelerator(cpu=True), None, mode="server").hand_over(), "adapter": adapter}
-
-
-def num_parameters(model):
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name)
+    merged = sum(weight.nbytes for name, weight in model.named_parameters() if "lora_" not in name)
+    return {"merge": merged, "adapter": adapter}
 
 
 def main():
@@ -86,6 +71,6 @@ def main():
     for shape in SHAPES:
         model = make_model(shape)
         num_bytes = handed_over(model)
-        name = f"{num_parameters(model) / 1e9:.3f} B"
+        name = f"{num_bytes['merge'] / 2e9:.3f} B"
         rows += [[name, way, f"{num:,} ({num_bytes['merge'] / num:.1f}x)"] for way, num in num_bytes.items()]
     print_table("rank 16 on all linear layers, bfloat16", ("parameters", "way", "bytes a sync"), rows, left=3)

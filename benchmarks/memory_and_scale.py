@@ -5,15 +5,15 @@ The sampler's own time and memory, at the paper's 512 prompts x 16 completions x
 
     python -m benchmarks memory_and_scale    # half a minute
 
-Generation is scripted: completions are slices of one list of tokens, made before the clock starts. The sampler's part
-is what the `Sampler` and the trainer around it do: prompts are drawn, rows kept as arrays, groups accepted or dropped,
-the batch made, handed out, and its rows read back once as TRL reads them. One process handles all rows; in training
-each handles its share. Seconds are the CPU's, so that other work on the machine does not count.
+Generation is scripted: completions are slices of one list of tokens. What is measured is the `Sampler` and the trainer
+around it: prompts drawn, rows kept, groups accepted, the batch made and read back once, in one process. Seconds are
+the CPU's.
 """
 
 import random
 import time
 import tracemalloc
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -55,31 +55,26 @@ class Script:
         return generated, torch.tensor(rewards_NG).view(-1, 1)
 
 
-class Clock:
-    """CPU seconds spent inside it."""
-
-    seconds = 0.0
-
-    def __enter__(self):
-        self._started = time.process_time()
-
-    def __exit__(self, *error):
-        self.seconds += time.process_time() - self._started
-
-
 def rollout(num_prompts, G, longest, after_generation=lambda: None):
     """One rollout batch; returns the sampler's seconds."""
-    clock, script = Clock(), Script(G, longest)
+    script, spent = Script(G, longest), []
+
+    @contextmanager
+    def clock():
+        started = time.process_time()
+        yield
+        spent.append(time.process_time() - started)
+
     dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
     sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
     sampler.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
-    with clock:
+    with clock():
         sampler.begin()
         prompts = sampler.next_prompts()
     while prompts:
         generated, rewards = script.round(len(prompts))
         after_generation()
-        with clock:
+        with clock():
             rows = Rows.from_generated(generated, generated[3])
             del generated
             rewards_NG, masked_NG = rewards.view(-1, G), torch.zeros(len(prompts), G, dtype=torch.bool)
@@ -87,14 +82,14 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
             counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
             sampler.add_round(blank_round([ask.name for ask in prompts], rewards, rows), reasons, counts)
             prompts = sampler.next_prompts()
-    with clock:
+    with clock():
         batch, rounds = sampler.batch(), sampler.rollout.rounds
         rows = assign_to_ranks(rounds, batch.train, batch.fill, G, torch.device("cpu"))
         select_groups(rounds, [round_.rewards_BF for round_ in rounds], [*batch.train, *batch.fill], G)
         for column in rows.as_generated()[:5]:
             for _ in column or ():
                 pass
-    return clock.seconds
+    return sum(spent)
 
 
 def peak_of(*size):

@@ -5,16 +5,11 @@ One rollout ahead beside taking turns, and two: wall-clock seconds of a rollout,
 
     python -m benchmarks overlap    # about 25 minutes on two cores
 
-Both talk to a stand-in for vLLM's server in a process of its own, through TRL's engine in server mode.
-
-Seconds: the stand-in answers every request after a set time and the update is held to a set time, as if both ran on
-GPUs of their own: what is left is what the trainer does in between. Only the ratio r of the two times is changed.
-
-Learning: the quickstart's model and problems as in `time_to_accuracy.py`, the same number of rollouts, in turns and
-ahead; the stand-in samples with the weights that it was given. Two rollouts ahead and in turns once more, an adapter
-of rank 16 trains, at `--adapter-rate` times the rate. (Seconds of two ahead are those of groups_ahead.py.) Accuracy
-is read off the logits on held-out problems, so it has no sampling noise. The interval is Student's, of the
-differences of equal seeds.
+Both talk to a stand-in for vLLM's server in a process of its own, through TRL's engine in server mode. Seconds: the
+stand-in answers after a set time and the update is held to one, as if both ran on GPUs of their own; only the ratio r
+of the two is changed. Learning: the quickstart's model and problems as in `time_to_accuracy.py`; two rollouts ahead an
+adapter of rank 16 trains, at `--adapter-rate` times the rate. The interval is Student's, of the differences of equal
+seeds.
 """
 
 import statistics
@@ -39,10 +34,6 @@ TASK = "quickstart"
 RATIOS = (0.5, 1.0, 2.0, 4.0)
 WAYS, OF_ADAPTERS = ("in turns", "ahead"), ("adapter, in turns", "adapter, two ahead")
 AHEAD = dict(zip(WAYS + OF_ADAPTERS, (0, 1, 0, 2), strict=True))  # rollouts
-
-
-def settings_of(way):
-    return {**SERVER, "rollouts_ahead": AHEAD[way]}
 
 
 # ---- Seconds ----
@@ -82,7 +73,7 @@ def time_rollouts(checkpoint, way, generate_seconds, update_seconds, num_rollout
         # One optimizer step a rollout, of four micro-batches.
         steps = {"gradient_accumulation_steps": 4, "logging_steps": 1, "max_steps": num_rollouts + 1}
         how = rollouts_of(16, 8, 4, max_completion_length=8, batch_multiplier=1.0) | steps | {"warmup_steps": 0}
-        arm, dataset = Arm(Timed, settings_of(way)), prompts(problems, TASKS[TASK].shares, 0)
+        arm, dataset = Arm(Timed, {**SERVER, "rollouts_ahead": AHEAD[way]}), prompts(problems, TASKS[TASK].shares, 0)
         trainer = make_trainer(arm, model, folder, rewarded, dataset, tokenizer, how)
         hold = HoldUpdate(trainer, update_seconds)
         train_quietly(trainer, hold)
@@ -109,7 +100,8 @@ def learn(job, checkpoint):
     is_adapter = job.arm in OF_ADAPTERS
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if is_adapter else None
     with tempfile.TemporaryDirectory() as folder:
-        curve, logs = train_on(job, checkpoint, folder, Arm(DAPO, settings_of(job.arm)), peft_config=lora)
+        arm = Arm(DAPO, {**SERVER, "rollouts_ahead": AHEAD[job.arm]})
+        curve, logs = train_on(job, checkpoint, folder, arm, peft_config=lora)
 
     def mean(name):
         return statistics.mean(entry.get(name, 0.0) for entry in logs)

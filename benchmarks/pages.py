@@ -149,7 +149,7 @@ def least_tokens(task, arms):
     for (part, arm, _), run in two_names.at_best(two_names.STUDY.read()).items():
         if part == task and arm in tokens:
             tokens[arm].append(two_names.tokens_to_target(run, task))
-    medians = [statistics.median(of_arm) for of_arm in tokens.values()]
+    medians = [statistics.median(of_arm) for of_arm in tokens.values() if of_arm]
     return f"{min(medians):,.0f}" if medians else "not run"
 
 
@@ -164,7 +164,7 @@ def learnt(part, arm):
 def policies_table():
     """What each framework's policy samples to fill a batch, and how often it leaves one short."""
     columns = "policy", "groups generated per group trained", "over the least possible", "rounds", "batch left short"
-    measured = rows_of_results("512 prompts, acceptance 0.33, stationary")
+    measured = rows_of_results("512 prompts, acceptance 0.33")
     return markdown(columns, [[*row, "" if short == "0.0%" else short.replace("%", " %")] for *row, short in measured])
 
 
@@ -172,11 +172,6 @@ def overlap_table():
     """Seconds of a rollout where sampling takes r times an update."""
     columns = "r", "in turns", "ahead", "longer of the two", "times as fast"
     return markdown(columns, rows_of_results("Seconds of a rollout, medians of 5"))
-
-
-def points(runs):
-    """Accuracy in percent, a value a seed."""
-    return [100 * run["accuracy"] for run in runs]
 
 
 def steps(ladder):
@@ -188,7 +183,8 @@ def steps(ladder):
 
 
 def differences(mine, others):
-    return [a - b for a, b in zip(points(mine), points(others), strict=True)]
+    """In points of accuracy, seed by seed."""
+    return [100 * a["accuracy"] - 100 * b["accuracy"] for a, b in zip(mine, others, strict=True)]
 
 
 def ladder_table():
@@ -206,7 +202,7 @@ def rungs_table():
         gain = "{:+.1f} % ± {:.1f} %".format(*interval(differences(runs, above))) if above else ""
         mean = {name: statistics.mean(run[name] for run in runs) for name in runs[0]}
         cells = f"{100 * mean['truncated']:.1f} %", f"{mean['length']:.1f}", f"{mean['entropy']:.2f}"
-        accuracy = "{:.1f} % ± {:.1f} %".format(*interval(points(runs)))
+        accuracy = "{:.1f} % ± {:.1f} %".format(*interval([100 * run["accuracy"] for run in runs]))
         rows.append([rung, accuracy, gain, *cells, f"{mean['tokens']:,.0f}"])
         above = runs
     columns = "rung", "accuracy", "over the row above", "cut off", "length", "entropy", "tokens generated"

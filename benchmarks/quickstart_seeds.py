@@ -5,10 +5,8 @@ What the quickstart gains, and its time, over five seeds: the command's own and 
 
     python -m benchmarks quickstart_seeds    # one seed after another, a quarter of an hour
 
-Runs `trl-dapo quickstart --seed S` as a user does, but with one thread, and writes a row a seed to
-benchmarks/quickstart_seeds.csv: accuracy on the 1,000 held-out problems before and after, their paired difference with
-its 95 % interval over problems, and the CPU seconds (user and system) of the whole command, its imports, warm-up and
-evaluations included.
+Runs `trl-dapo quickstart --seed S` with one thread; writes quickstart_seeds.csv, a row a seed: accuracy before and
+after, their paired difference with its 95 % interval over problems, and the CPU seconds of the whole command.
 """
 
 import os
@@ -26,20 +24,16 @@ SEEDS = range(42, 47)
 CSV = Path(__file__).with_suffix(".csv")
 
 
-def cpu_seconds_of_children():
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def run(seed, folder):
     """One quickstart, kept in the folder; returns its row."""
-    start = cpu_seconds_of_children()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "trl_dapo.cli", "quickstart", "--seed", str(seed), "--output_dir", str(folder)]
     threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"`{' '.join(command[1:])}` ended with {done.returncode}:\n{done.stderr}")
-    seconds = cpu_seconds_of_children() - start
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
     (folder / "printed.txt").write_text(done.stdout)
     change = compare(folder / "eval_warm_up", folder / "eval_trained")["metrics"]["avg@4"]
     return {

@@ -6,9 +6,8 @@ What is lost where weights are kept in bfloat16: a step of AdamW is smaller than
     trl-dapo fetch smollm2 --output_dir smollm2
     python -m benchmarks rounding --model smollm2        # ten minutes
 
-The recipe smollm2_135m_cpu trains all weights of SmolLM2-135M-Instruct for a few rollouts of one optimizer step each,
-with weights in float32 and in bfloat16, from the same weights, which bfloat16 holds exactly. A weight has moved where
-it is another one at the end. How far all have moved is the length of their difference; bfloat16's is over float32's.
+The recipe smollm2_135m_cpu trains all weights for a few rollouts of one optimizer step each, in float32 and bfloat16,
+from weights that bfloat16 holds exactly. How far all have moved is the length of the difference, over float32's.
 """
 
 import tempfile

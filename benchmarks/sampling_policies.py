@@ -6,9 +6,8 @@ What a dynamic-sampling policy costs: generated groups per trained group, rounds
     python -m benchmarks sampling_policies    # minutes
 
 Every policy runs on the same seeded traces: a dataset of prompts whose pass rates are spread so widely on the log-odds
-scale that groups are accepted at a given rate, and which in the drifting traces rise as the policy learns (by one unit
-of log-odds on average over a run). Ours is the `Sampler` that the trainer drives, on rounds without rows; the others
-are modelled after what their code does, without their machinery. No model runs: it is arithmetic on one core.
+scale that groups are accepted at a given rate. Ours is the `Sampler` that the trainer drives, on rounds without rows;
+the others are modelled after what their code does. No model runs: it is arithmetic on one core.
 """
 
 import itertools
@@ -32,37 +31,24 @@ from .frame.tables import print_table, say
 
 
 NUM_PROMPTS, NUM_GENERATIONS = 17_000, 16
-DRIFT = {False: "stationary", True: "drifting"}
 
 
 # ---- Traces ----
 
 
 class Trace:
-    """The pass rate of every prompt at every step. `drift` is the mean rise per step, in log-odds."""
+    """The pass rates of prompts, and how many groups must be generated for one that trains: 1 / acceptance."""
 
-    def __init__(self, acceptance, drift, num_prompts=NUM_PROMPTS, num_generations=NUM_GENERATIONS, seed=0):
+    def __init__(self, acceptance, num_prompts=NUM_PROMPTS, num_generations=NUM_GENERATIONS, seed=0):
         self.num_prompts, self.num_generations, self.seed = num_prompts, num_generations, seed
-        rng = np.random.default_rng(seed)
-        normal_N = rng.standard_normal(num_prompts)
-        self._speed_N = np.zeros(num_prompts)
+        normal_N = np.random.default_rng(seed).standard_normal(num_prompts)
         # The wider the pass rates are spread on the log-odds scale, the more prompts are hopeless or solved.
         low, high = 0.0, 1000.0
         while high - low > 1e-6:
             width = (low + high) / 2
-            self._logit_N = width * normal_N - 0.5
-            low, high = (width, high) if 1 / self.least(0) > acceptance else (low, width)
-        # Most prompts hardly move while some are learnt quickly.
-        self._speed_N = drift * rng.exponential(1.0, num_prompts)
-
-    def rates(self, step):
-        """Pass rate of every prompt at a step."""
-        return 0.5 + 0.5 * np.tanh((self._logit_N + step * self._speed_N) / 2)
-
-    def least(self, step):
-        """Groups that must be generated per trained group at a step: one over the acceptance rate of the dataset."""
-        rate_N = self.rates(step)
-        return 1 / np.mean(1 - rate_N**self.num_generations - (1 - rate_N) ** self.num_generations)
+            self.rate_N = 0.5 + 0.5 * np.tanh((width * normal_N - 0.5) / 2)
+            self.least = 1 / np.mean(1 - self.rate_N**num_generations - (1 - self.rate_N) ** num_generations)
+            low, high = (width, high) if 1 / self.least > acceptance else (low, width)
 
 
 class World:
@@ -75,7 +61,7 @@ class World:
     def correct(self, prompts, nums=None):
         """Correct completions of each prompt's group, or of so many of each."""
         nums = self.trace.num_generations if nums is None else nums
-        return self._rng.binomial(nums, self.trace.rates(self.step)[prompts])
+        return self._rng.binomial(nums, self.trace.rate_N[prompts])
 
     def accepted(self, prompts):
         """Whether each prompt's group has spread."""
@@ -317,26 +303,26 @@ def run(policy, trace, target, num_steps):
         steps.append(next(play))
     num_generated, num_trained, num_rounds = (sum(column) for column in list(zip(*steps, strict=True))[:3])
     per_trained = num_generated / num_trained
-    over_least = per_trained / np.mean([trace.least(step) for step in range(num_steps)])
     distinct = [step.num_distinct for step in steps if step.num_distinct is not None]
-    return Run(per_trained, over_least, num_rounds / num_steps, 1 - num_trained / (target * num_steps), distinct)
-
-
-def make_trace(acceptance, drifting, num_steps):
-    """A trace on which the log-odds rise by one over the run, or not at all."""
-    return Trace(acceptance, 1 / num_steps if drifting else 0.0)
+    return Run(
+        per_trained,
+        per_trained / trace.least,
+        num_rounds / num_steps,
+        1 - num_trained / (target * num_steps),
+        distinct,
+    )
 
 
 def compare(target, num_steps):
-    """One table per trace, every policy a row; returns the results by policy, acceptance and drift."""
+    """One table per trace, every policy a row; returns the results by policy and acceptance."""
     results, columns = {}, ("policy", "generated / trained", "over the least", "rounds / step", "shortfall")
-    for drifting, acceptance in itertools.product((False, True), (0.55, 0.33, 0.1)):
-        trace, rows = make_trace(acceptance, drifting, num_steps), []
+    for acceptance in (0.55, 0.33, 0.1):
+        trace, rows = Trace(acceptance), []
         for name, policy in POLICIES.items():
-            cost = results[name, acceptance, drifting] = run(policy, trace, target, num_steps)
+            cost = results[name, acceptance] = run(policy, trace, target, num_steps)
             cells = f"{cost.per_trained:.2f}", f"{cost.over_least:.3f}", f"{cost.rounds_per_step:.2f}"
             rows.append([name, *cells, f"{cost.shortfall:.1%}"])
-        title = f"{target} prompts, acceptance {acceptance}, {DRIFT[drifting]}, {num_steps} steps"
+        title = f"{target} prompts, acceptance {acceptance}, {num_steps} steps"
         print_table(title, columns, rows)
     return results
 
@@ -344,9 +330,9 @@ def compare(target, num_steps):
 def tell_repetitions(sizes):
     """How many prompts ms-swift's full batches hold, which the tables do not show."""
     for (target, results), acceptance in itertools.product(sizes.items(), (0.55, 0.33)):
-        num_distinct = results["ms-swift", acceptance, False].num_distinct
+        num_distinct = results["ms-swift", acceptance].num_distinct
         say(
-            f"ms-swift, acceptance {acceptance}, stationary: {len(num_distinct)} batches were filled up, with "
+            f"ms-swift, acceptance {acceptance}: {len(num_distinct)} batches were filled up, with "
             f"{np.mean(num_distinct):.1f} different prompts of {target} on average, {min(num_distinct)} at least"
         )
 

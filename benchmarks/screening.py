@@ -44,10 +44,7 @@ NUM_DRAWS, NUM_JUDGED = 3, 10  # of a table, and of what is promised
 
 def play(rate_N, screen, target, num_rollouts, seed=0, num_generations=NUM_GENERATIONS, **mode):
     """Plays rollouts; yields each with what it cost, and the policy."""
-    trace = SimpleNamespace(
-        num_prompts=len(rate_N), num_generations=num_generations, seed=seed, rates=lambda step: rate_N
-    )
-    world = World(trace)
+    world = World(SimpleNamespace(num_prompts=len(rate_N), num_generations=num_generations, seed=seed, rate_N=rate_N))
     policy = Ours(world, target, screen=screen, **mode)
     for world.step in range(num_rollouts):
         yield next(policy), policy

@@ -5,21 +5,16 @@ Generated tokens and seconds until a small model reaches an accuracy on held-out
 
     python -m benchmarks time_to_accuracy    # about 25 minutes on two cores
 
-All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in nothing
-but what `ARMS` says. The target is fixed before any run: the checkpoint's accuracy plus the task's gain. A run ends
-when it is reached or when `--max-seconds` are spent; one that never reaches it counts as slower than every other. The
-learning rate of a task is the one of 3e-5, 1e-4 and 3e-4 at which GRPO got furthest with seed 0 (`--learning-rate`
-tries another); it was not tuned for ours.
+All methods start from one checkpoint, the quickstart's model after its warm-up on faulty sums, and differ in what
+`ARMS` says. A run ends at the target, the checkpoint's accuracy plus the task's gain, or after `--max-seconds`; one
+that never gets there counts as slower than every other. A task's learning rate is the one of 3e-5, 1e-4 and 3e-4 at
+which GRPO got furthest with seed 0 (`--learning-rate` tries another).
 
 "Full batch again" samples as many prompts in each round as the batch holds and discards surplus, as SkyRL and ms-swift
-do; the rest is ours. "Server" is a stand-in for vLLM's, whose CPU seconds count too. Without an engine that schedules
-completions, ours samples no round larger than the batch; where acceptance is low, its rounds are then those of a full
-batch again but for the last.
-
-Accuracy is the probability that a completion sampled at temperature 1 is right, averaged over every third of the
-quickstart's held-out problems, read off the logits after every rollout, so that it has no sampling noise; neither time
-nor tokens of it count. Seconds are CPU seconds of one thread: other work on the machine does not count.
-With n seeds, the lowest and the highest value enclose the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
+do. "Server" is a stand-in for vLLM's, whose CPU seconds count too. Accuracy is the probability that a completion is
+right, read off the logits over every third held-out problem after every rollout: it has no sampling noise, and costs
+neither time nor tokens. Seconds are CPU seconds of one thread. With n seeds, the lowest and the highest value enclose
+the median with a confidence of 1 - 2^(1 - n): 94 % with 5.
 """
 
 import json

@@ -7,14 +7,10 @@ The update phase of `DAPOTrainer` beside that of `GRPOTrainer`, on the same scri
     CUDA_VISIBLE_DEVICES="" accelerate launch --config_file recipes/accelerate/fsdp2.yaml --mixed_precision no \
         --num_processes 2 -m benchmarks update_phase
 
-In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. Launched in two, which
-FSDP2 shards over the CPU: `DAPOTrainer` with one row, 8 rows and the budget. The trainers take turns, one rollout of
-one optimizer step each; times are medians. Nothing is generated: what is measured is everything between a finished
-rollout and its optimizer step. Runs on the GPU if there is one. The learning rate is 0, so that every turn does the
-same work.
-
-Completion lengths of the long-tailed rollout are 64 evenly spaced quantiles of a lognormal (sigma 0.8) of mean 275,
-cut off at 1,024: no luck of the draw. Prompts have 16 to 32 tokens.
+In one process: 8 rows a micro-batch, one row, and a budget of tokens, twice the longest row. In two, which FSDP2
+shards over the CPU: `DAPOTrainer` alone. The trainers take turns, a rollout of one optimizer step of rate 0 each;
+times are medians. Runs on the GPU if there is one. Lengths of the long-tailed rollout are 64 quantiles of a lognormal
+(sigma 0.8) of mean 275, cut off at 1,024; prompts have 16 to 32 tokens.
 """
 
 import ctypes

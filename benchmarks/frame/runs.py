@@ -49,7 +49,8 @@ class Job(NamedTuple):
 
     @property
     def name(self):
-        return file_name(*self.key)
+        """Of its file."""
+        return "-".join(map(str, self.key)).replace(", ", "-").replace(" ", "_")
 
 
 def silent():
@@ -73,11 +74,6 @@ def fingerprint(function):
     for path in sorted({path for paths in folders for path in paths}):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def file_name(*parts):
-    """The name of a run's file, from what tells it from the others."""
-    return "-".join(map(str, parts)).replace(", ", "-").replace(" ", "_")
 
 
 def describe(job, result):

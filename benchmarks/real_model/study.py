@@ -9,11 +9,9 @@ The recipe smollm2_135m_cpu beside GRPOTrainer and other ways to sample: a real 
     python -m benchmarks real_model --model smollm2 --arm "ours, carry, memory" --num-seeds 5
     python -m benchmarks real_model --from-kept              # predictions and picture from the runs kept
 
-The predictions stand here as they were written before the first run that counts. Runs of products and sums share the
-recipe's sizes, rewards and learning rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24
-problems that are held out are asked 4 times each. What the arms of the other parts share is `COMMON`. A call that was
-interrupted goes on where it stopped, whole seeds first. Writes runs.csv, a line a run, curves.csv, a line a probe, the
-picture, and EVIDENCE.md's outcomes.
+Predictions were written before the first run that counts. Runs of products and sums share the recipe's sizes, rewards
+and rate, and sixteen rollouts of one optimizer step; every fourth rollout the 24 problems that are held out are asked
+4 times each. Writes runs.csv, a line a run, curves.csv, a line a probe, the picture, and EVIDENCE.md's outcomes.
 """
 
 from pathlib import Path
@@ -25,7 +23,7 @@ from ..frame.measures import at_equal, of_run, read_at, spent_to
 from ..frame.pictures import draw_panels
 from ..frame.predictions import Prediction, Quantity, seeds_of
 from ..frame.runs import Job, run_all
-from .training import CLIP, GRPO, LENGTH, NUM_STEPS, PRODUCTS, SUMS, run
+from .training import CLIP, GRPO, NUM_STEPS, PRODUCTS, SUMS, run
 
 
 GAIN = 0.25  # the target, above the model's accuracy before
@@ -40,16 +38,12 @@ ARMS = {  # beside the recipe, which carries and remembers
     "all weights": {"use_peft": False, "learning_rate": 1e-5},
     "0.2": {"epsilon_high": 0.2},
     "0.28": {},
-    "sequence mean": {"loss_type": "grpo"},
-    "token mean": {},
-    "no punishment": {"overlong_buffer_length": None},
 }
-_, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH, SEQUENCE, TOKEN, UNPUNISHED = ARMS
+_, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS, LOW, HIGH = ARMS
 PARTS = {
     PRODUCTS: [GRPO, FULL, OURS, MEMORY, AUTO, ALL_WEIGHTS],
     SUMS: [GRPO, MEMORY, AUTO],
     CLIP: [LOW, HIGH],
-    LENGTH: [SEQUENCE, TOKEN, UNPUNISHED],
 }
 COMMON = {  # of a part's arms
     CLIP: {  # a prompt a step, each rollout four times; pass@8 before, in the middle and at the end
@@ -60,17 +54,6 @@ COMMON = {  # of a part's arms
         "logging_steps": NUM_STEPS,
         "eval_steps": 4 * NUM_STEPS,
         "max_steps": 8 * NUM_STEPS,
-    },
-    LENGTH: {  # room to think; what the sequence mean knows nothing of, a carried surplus and a token budget, is off
-        **PAPER,
-        "max_tokens_per_microbatch": None,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 4,
-        "max_completion_length": 64,
-        "overlong_buffer_length": 16,
-        "reward_weights": [1.0],
-        "eval_steps": 8,
-        "max_steps": 8,
     },
 }
 
@@ -84,8 +67,6 @@ AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), 
 AT_END = Quantity("accuracy at the end", of_run("accuracy"), "%")
 ENTROPY = Quantity("entropy in the last four rollouts", of_run("late entropy"))
 PASS_AT_8 = Quantity("pass@8 at the end", of_run("pass at 8"), "%")
-CUT_OFF = Quantity("cut off at the end", of_run("cut off"), "%")
-NUM_TOKENS = Quantity("tokens of an answer at the end", of_run("length"))
 STOPPED = Quantity("probability of what the upper clip stops", of_run("probability of the up-clipped"))
 
 PREDICTIONS = (
@@ -104,9 +85,6 @@ PREDICTIONS = (
     Prediction(CLIP, HIGH, LOW, ENTROPY, 1, "figure 2"),
     Prediction(CLIP, HIGH, LOW, PASS_AT_8, 1, "section 3.1"),
     Prediction(CLIP, LOW, 0.2, STOPPED, -1, "figure 3a"),
-    Prediction(LENGTH, TOKEN, SEQUENCE, NUM_TOKENS, -1, "figure 4b"),
-    Prediction(LENGTH, TOKEN, UNPUNISHED, CUT_OFF, -1, "equation 13"),
-    Prediction(LENGTH, TOKEN, UNPUNISHED, AT_END, 1, "table 1"),
 )
 
 STUDY = Study(Path(__file__).parent, ("part", "arm", "seed"), "## A real language model\n", PREDICTIONS)

@@ -23,7 +23,7 @@ from ..frame.measures import mean_of
 from ..frame.trainers import Watched, train_quietly
 
 
-PRODUCTS, SUMS, CLIP, LENGTH = "products", "sums", "clip", "length"
+PRODUCTS, SUMS, CLIP = "products", "sums", "clip"
 GRPO = "GRPO"  # the arm with TRL's trainer
 NUM_ROLLOUTS = 16  # as the recipe has it
 NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
@@ -80,13 +80,6 @@ def write_sums(path):
     return of_both | {"dataset_limit": num, "eval_dataset_offset": num, "eval_dataset_limit": NUM_HELD_OUT}
 
 
-def write_to_think(path):
-    """The recipe's products, with an answer that may be as long as it likes."""
-    text = find_recipe(RECIPE).with_suffix(".jsonl").read_text()
-    path.write_text(text.replace("Answer with the number alone.", "Think step by step, then give the answer."))
-    return {"dataset_name": str(path), "eval_dataset_name": str(path)}
-
-
 def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
     """One with the recipe's settings and the arm's, or TRL's with all of them that its configuration has."""
     recipe = find_recipe(RECIPE)
@@ -100,7 +93,6 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
         **(write_sums(folder.with_suffix(".jsonl")) if job.task == SUMS else {}),
-        **(write_to_think(folder.with_suffix(".jsonl")) if job.task == LENGTH else {}),
     }
     settings = yaml.safe_load(recipe.read_text()) | changed
     own = folder.with_suffix(".yaml")
@@ -145,15 +137,7 @@ def run(job, model):
     }
     if job.task == CLIP:
         figures |= of_the_clip(trainer, log)
-    if job.task == LENGTH:
-        figures |= of_the_length(log)
     return figures | {"curve": curve}
-
-
-def of_the_length(log):
-    """Of the last probe: tokens of an answer, and the share that the limit cut off."""
-    probe = [entry for entry in log if "eval_completions/mean_length" in entry][-1]
-    return {"length": probe["eval_completions/mean_length"], "cut off": probe["eval_completions/clipped_ratio"]}
 
 
 def of_the_clip(trainer, log):

@@ -7,18 +7,12 @@ ms-swift, run for real, beside this package: the same checkpoint, prompts, sizes
     python -m benchmarks peers --swift-python swift/bin/python
     python -m benchmarks peers --from-kept    # runs nothing
 
-Tasks, checkpoint and sizes are those of time_to_accuracy.py, as many rollouts each. Without `--swift-python` only this
-package's own methods run. runs.csv beside this file is what a call wrote that ran all.
-
-What cannot be equalised: ms-swift's loss divides by the tokens of the rollout, not of the optimizer step, and is four
-times smaller here, but for a clip and Adam's epsilon a quarter as large; its optimizer steps each take four whole
-groups, where TRL and this package deal a rollout's rows out at random; the order of prompts, random numbers, versions
-of TRL and transformers, and what each framework spends beside the algorithm. A batch is full where 16 groups with
-spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread, without start-up and
-measuring.
-
-ms-swift's choice of prompts, rounds and batches is then replayed by its model in sampling_policies.py, given which
-groups had spread: `as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
+Without `--swift-python` only this package's own methods run. What cannot be equalised: ms-swift's loss divides by the
+tokens of the rollout, not of the optimizer step, and is four times smaller here; its optimizer steps each take four
+whole groups, where TRL deals a rollout's rows out at random; the order of prompts, random numbers, versions. A batch
+is full where 16 groups with spread train; a fallback is a rollout that trains on fewer. CPU seconds are of one thread,
+without start-up. ms-swift's choice of prompts, rounds and batches is replayed by its model in sampling_policies.py:
+`as modelled` is the share of rollouts in which the two agree in every prompt asked and trained on.
 """
 
 import itertools
@@ -224,6 +218,7 @@ def table_of(results):
         if not runs:
             continue
         less, over = (found.get((task, method, name)) for name in ("accuracy", "tokens"))
+        mean, fewest = mean_of(runs, "distinct_prompts"), min(run["fewest_distinct"] for run in runs)
         if less:
             less = "{:+.1f} ± {:.1f}".format(*interval(less)) + said[task, method, "accuracy"]
             share, half = interval(over)
@@ -237,18 +232,13 @@ def table_of(results):
                 over or "",
                 f"{mean_of(runs, 'rounds'):.0f}",
                 f"{mean_of(runs, 'useful_groups'):.1f}",
-                describe_distinct(runs),
+                "never full" if math.isnan(mean) else f"{mean:.2f} ({fewest:.0f})",
                 f"{sum(run['fallbacks'] for run in runs):.0f} of {sum(run['rollouts'] for run in runs):.0f}",
                 f"{mean_of(runs, 'grad_norm'):.2f}",
                 f"{mean_of(runs, 'cpu_seconds'):.1f}",
             )
         )
     return markdown(COLUMNS, rows)
-
-
-def describe_distinct(runs):
-    mean = mean_of(runs, "distinct_prompts")
-    return "never full" if math.isnan(mean) else f"{mean:.2f} ({min(run['fewest_distinct'] for run in runs):.0f})"
 
 
 def filled_in(page):
