@@ -9,9 +9,9 @@ The benchmarks. A study is a file that says its arms, its tasks and what was pre
     python -m benchmarks                 # those of RESULTS.md, within an hour on two cores, and writes it
     python -m benchmarks --from-kept     # writes every table of the pages again, from the runs that are kept
 
-**An arm** is a line of the study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and a row of
-its section of EVIDENCE.md, committed before the first run. **A task** is a line of the study's `TASKS`; one of a new
-kind brings a module with a checkpoint and a `train`, as larger/training.py is one. **A study** is a file here, or
+**An arm** is a line of the study's `ARMS` (of `MECHANISMS` in mechanisms/), with a line of `PREDICTIONS` and its rows
+of EVIDENCE.md, in their order, committed before the first run. **A task** is a line of the study's `TASKS`; one of a
+new kind brings what the study's `Task` names, as `countdown` of two_names/ does. **A study** is a file here, or
 study.py in a folder with its CSVs, whose `main` has its options for keywords and whose docstring begins with its line
 of `--list`; one with tables on a page has a `fill_in` too.
 

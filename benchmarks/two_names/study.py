@@ -13,7 +13,9 @@ and 3 times the one at which GRPO got furthest there; the best has the fewest to
 which does not count: there a rate ends at the tokens with which an earlier one got there. Writes runs.csv, a line a
 run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
 
-A new task is a line of `TASKS`, and a new arm one of `ARMS`: both come with predictions.
+A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task, in this order;
+`--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, where it is one of `small`), with a
+row for each prediction.
 """
 
 import math
@@ -35,13 +37,14 @@ from ..larger import training as larger
 BEST, RANGE = PARTS = "best", "range"
 FACTORS = (1.0, 0.5, 2.0, 3.0)  # of the rate that suits GRPO, in the order in which they are tried
 TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
+OUTPUT = Path("outputs/two_names")
 
 
 class Task(NamedTuple):
     """Where its runs start, how one of them trains, and its target, rate, sizes and limit."""
 
     make_checkpoint: Callable  # takes a folder; returns the checkpoint and its accuracy
-    train: Callable  # takes a job, the checkpoint, a folder and the arm; returns the curve, and what else is kept
+    train: Callable  # takes a job, the checkpoint, a folder and the arm; returns "curve" and "acceptance"
     sized: Callable  # takes prompts, optimizer steps and rate; returns the settings of rollouts
     gain: float  # the target, above the checkpoint's accuracy
     rate: float  # the one that suits GRPO
@@ -171,7 +174,7 @@ def print_tokens(results, task):
     print_table(f"{task}: tokens to the target", ("arm", *(f"{rate} x" for rate in rates)), rows, left=5)
 
 
-def main(part=PARTS, task=tuple(TASKS), from_kept=False, num_processes=2, output_dir=Path("outputs/two_names")):
+def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=2, output_dir=OUTPUT):
     results = STUDY.read()
     for name in () if from_kept else task:
         checkpoint, start = TASKS[name].make_checkpoint(output_dir)
@@ -183,10 +186,10 @@ def main(part=PARTS, task=tuple(TASKS), from_kept=False, num_processes=2, output
 
         if BEST in part:
             for factor in FACTORS:
-                run_those(*((arm, factor, TRIAL) for arm in ARMS))
-            run_those(*((arm, best_factor(results, name, arm), seed) for seed in SEEDS for arm in ARMS))
+                run_those(*((each, factor, TRIAL) for each in arm))
+            run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arm))
         if RANGE in part:
-            run_those(*((arm, factor, seed) for seed in SEEDS for factor in FACTORS for arm in RANGED))
+            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in RANGED))
     for name in TASKS:
         print_tokens(results, name)
     say("* the best rate with seed 100; - for never, with seed 100 for not before an earlier rate")
