@@ -5,6 +5,8 @@
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,15 @@ def test_private_names_of_the_trainer_are_read_in_three_files():
         and ast.unparse(node.value).split(".")[-1] in ("trainer", "_trainer")
     }
     assert sorted(readers - set(READ_ITS_PRIVATE_NAMES)) == []
+
+
+def test_the_root_conftest_imports_no_framework():
+    # `pytest -m fast` is to be fast.
+    code = "import conftest, sys; print({'torch', 'torch.distributed', 'transformers', 'trl'} & sys.modules.keys())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests"
+    )
+    assert found.stdout == "set()\n"
 
 
 def test_nothing_is_too_large():
