@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a run that was stopped anywhere go on bit for bit? Run by hand, on two CPU cores:
 
-    python tests/soak.py matrix                         # 64 resumes of one process: 4 minutes
-    python tests/soak.py matrix --num-processes 2       # and of two: 3 to 11 minutes, as busy as the cores are
-    python tests/soak.py kills --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
-    python tests/soak.py kills --variant screened       # of one variant alone
+    python tests/soak.py --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
+    python tests/soak.py --variant screened       # of one variant alone
 
-`matrix` makes a whole run of every variant and resumes it from each of its checkpoints. `kills` stops runs by SIGKILL
-at moments drawn evenly from the time they take, saving included, and starts them again with
+It stops runs by SIGKILL at moments drawn evenly from the time they take, saving included, and starts them again with
 `resume_from_checkpoint=True` until they end. Weights and logs, times apart, must be those of the undisturbed run.
 """
 
@@ -30,20 +27,7 @@ from trl_dapo.run.log import LOG_HISTORY_NAME
 
 
 CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True}
-EVALUATION = {"eval_strategy": "steps", "eval_steps": 1}
 SCREENED = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "3", "dynamic_sampling_memory": True}
-MATRIX_STEPS = 8
-MATRIX = {
-    "plain": {},
-    "carry and memory": CARRY,
-    "screened": SCREENED,
-    "steps_per_generation 8": {"steps_per_generation": 8},  # a rollout is two optimizer steps
-    "KL": {"beta": 0.01},
-    "evaluation every step": EVALUATION,
-    "num_iterations 2": {"num_iterations": 2},
-    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
-    "batch scaling": {"scale_rewards": "batch"},
-}
 KILLED_STEPS = 12
 KILLS_A_RUN = 5
 KILLED = {
@@ -51,7 +35,15 @@ KILLED = {
     "carry and memory": CARRY,
     "screened": SCREENED,
     "two rollouts ahead": {"rollouts_ahead": 2, **SCREENED},
-    "reuse and evaluation": {"steps_per_generation": 8, "num_iterations": 2, **EVALUATION},
+    "reuse and evaluation": {
+        "steps_per_generation": 8,
+        "num_iterations": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    },
+    "KL": {"beta": 0.01},
+    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
+    "batch scaling": {"scale_rewards": "batch"},
 }
 TIMEOUT = 1800  # seconds; the longest launch takes two minutes
 # What is said where less than a whole checkpoint is resumed.
@@ -62,33 +54,6 @@ MISFITS = ("cannot be resumed as a whole", "written with other settings")
 def reports(folder: Path, num_processes: int) -> list[str]:
     """What the processes reported of a run, as text: equal if and only if every bit is."""
     return [(folder / f"report-{num_processes}-{rank}.json").read_text() for rank in range(num_processes)]
-
-
-def matrix(model: str, folder: Path, num_processes: int) -> bool:
-    total = num_equal = 0
-    for variant, overrides in MATRIX.items():
-        overrides = {"max_steps": MATRIX_STEPS, **overrides}
-        runs = {"whole": overrides}
-        for step in range(1, MATRIX_STEPS + 1):
-            checkpoint = folder / variant / "whole" / "run" / f"checkpoint-{step}"
-            runs[f"from {step}"] = {**overrides, "resume_from": str(checkpoint)}
-        result = launch(
-            "sampled_runs",
-            model,
-            folder / variant,
-            json.dumps(runs),
-            num_processes=num_processes,
-            timeout=TIMEOUT,
-        )
-        if result.returncode != 0 or any(words in result.stderr for words in MISFITS):
-            print(result.stderr[-5000:])
-            return False
-        whole, *resumed = (reports(folder / variant / name, num_processes) for name in runs)
-        equal = [report == whole for report in resumed]
-        total, num_equal = total + len(equal), num_equal + sum(equal)
-        print(f"{variant}: {sum(equal)} of {len(equal)} resumes are bitwise equal", flush=True)
-    print(f"{num_equal} of {total} resumes are bitwise equal, {num_processes} process(es)")
-    return num_equal == total
 
 
 def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
@@ -106,23 +71,12 @@ def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[st
         num_killed = kill_at(model, folder / f"run {number}", variant, num_processes, moments, seconds, counts)
         is_equal = reports(folder / f"run {number}", num_processes) == reports(whole, num_processes)
         counts["resumed"] += num_killed if is_equal else 0
-        outcome = "bitwise equal" if is_equal else "DIFFERENT"
-        print(
-            f"run {number} ({variant}, {num_processes} process(es)): {num_killed} kills, {outcome}; {counts}",
-            flush=True,
-        )
+        outcome = f"{num_killed} kills, {'bitwise equal' if is_equal else 'DIFFERENT'}"
+        print(f"run {number} ({variant}, {num_processes} process(es)): {outcome}; {counts}", flush=True)
     return counts["resumed"] == num_kills
 
 
-def kill_at(
-    model: str,
-    folder: Path,
-    variant: str,
-    num_processes: int,
-    moments: list[float],
-    seconds: float,
-    counts: dict[str, int],
-) -> int:
+def kill_at(model: str, folder: Path, variant: str, num_processes: int, moments, seconds, counts) -> int:
     """Kills a run at moments of its whole course, and starts it again after each; returns how many met it."""
     num_killed = 0
     for moment in [*moments, None]:
@@ -145,14 +99,8 @@ def run(model: str, folder: Path, variant: str, num_processes: int, kill_after: 
     """Starts a run, or goes on with it; returns whether it came to its end. What is no kill ends the soak."""
     overrides = {"max_steps": KILLED_STEPS, **KILLED[variant], "resume_from": True, "kill_after": kill_after}
     is_new = steps_done(folder) == 0
-    result = launch(
-        "sampled_runs",
-        model,
-        folder.parent,
-        json.dumps({folder.name: overrides}),
-        num_processes=num_processes,
-        timeout=TIMEOUT,
-    )
+    runs = json.dumps({folder.name: overrides})
+    result = launch("sampled_runs", model, folder.parent, runs, num_processes=num_processes, timeout=TIMEOUT)
     # torchrun tells what became of its processes.
     is_killed = result.returncode == -9 or (num_processes > 1 and "SIGKILL" in result.stderr)
     is_whole = (FRESH_START in result.stderr) == is_new and not any(words in result.stderr for words in MISFITS)
@@ -185,20 +133,14 @@ def step_of(checkpoint: Path) -> int:
 
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("matrix").add_argument("--num-processes", type=int, default=1)
-    killing = commands.add_parser("kills")
-    killing.add_argument("--num-kills", type=int, default=50)
-    killing.add_argument("--seed", type=int, default=0)
-    killing.add_argument("--variant", choices=KILLED)
+    parser.add_argument("--num-kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--variant", choices=KILLED)
     args = parser.parse_args()
     folder, started = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
     print(f"in {folder}, which is kept unless all is well", flush=True)
-    model = save_tiny_model(folder / "model")
-    if args.command == "matrix":
-        is_well = matrix(model, folder, args.num_processes)
-    else:
-        is_well = kills(model, folder, args.num_kills, args.seed, [args.variant] if args.variant else list(KILLED))
+    model, variants = save_tiny_model(folder / "model"), [args.variant] if args.variant else list(KILLED)
+    is_well = kills(model, folder, args.num_kills, args.seed, variants)
     print(f"{'all is well' if is_well else 'NOT all is well'}, after {(time.monotonic() - started) / 60:.0f} minutes")
     if is_well:
         shutil.rmtree(folder)

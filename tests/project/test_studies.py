@@ -100,8 +100,8 @@ def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_right_
     right = ["!7*3+25", "25+3=28+7=35;7*3=21+25=46!3*7+25", "!1!7*3+25"]  # the last answer counts
     # No answer; from left to right, 32 * 3; below 0 and above 99 on the way; not each number once; no ASCII.
     wrong = ["", "!", "7*3=21+25=46", "!46", "!25+7*3", "!3-7+25", "!25*7+3", "!7*3", "!7*3+25-3+3", "!\u0667*3+25"]
-    assert countdown.score([*right, *wrong], problem=["3,7,25:46"] * 13) == [1.0] * 3 + [-1.0] * 10
-    assert countdown.score([[{"role": "assistant", "content": "!5-5"}]], problem=["5,5:0"]) == [1.0]
+    completions = [[{"role": "assistant", "content": text}] for text in (*right, *wrong)]
+    assert countdown.score(completions, problem=["3,7,25:46"] * 13) == [1.0] * 3 + [-1.0] * 10
 
 
 def test_no_task_trains_on_what_is_held_out():

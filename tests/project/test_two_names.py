@@ -35,8 +35,6 @@ def run(tokens, accuracy=0.6):
     return {"accuracy": accuracy, "tokens": float(tokens), "seconds": 1.0, "acceptance": 0.5, "curve": curve}
 
 
-
-
 def test_of_each_arm_the_rate_counts_that_was_best_with_the_seed_that_does_not(tmp_path):
     results = {}
     for arm, best in ((study.FOUR, 2.0), (study.AS_IS, 0.5)):

@@ -1,6 +1,5 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-import json
 import logging
 import os
 import pickle
@@ -16,14 +15,10 @@ import pytest
 from trl.rewards import accuracy_reward
 
 import trl_dapo
-from trl_dapo.data import load_math_dataset
 from trl_dapo.rewards import MathVerifyReward, math_verify_reward
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers need POSIX signals")
-needs_data = pytest.mark.skipif(
-    "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name the folder with the real data"
-)
 linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open and /proc")
 
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
@@ -101,25 +96,17 @@ def has_ended(pid):
 COMPLETIONS = [
     (r"It is $\boxed{34}$.", "34"),
     (r"It is $\boxed{35}$.", "34"),
-    (r"First \boxed{33}, then \boxed{34}.", "34"),
-    (r"\boxed{\frac{2}{4}}", "0.5"),
     (r"\boxed{\frac{1}{2}}", r"$\frac{2}{4}$"),
     (r"\boxed{50\%}", "0.5"),
     (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$"),
-    (r"\boxed{x = 3}", "3"),
     (r"\boxed{\{1, 2\}}", r"$\{2, 1\}$"),
-    (r"\boxed{(1, 2)}", "$(2, 1)$"),
     (r"\boxed{1{,}234 \text{ km}}", "1234"),
     (r"\boxed{0.333}", r"$\frac{1}{3}$"),
     (r"\boxed{34", "34"),
-    (r"\boxed{}", "34"),
     ("Answer: 34", "34"),
     ("Answer: $34$", "34"),
-    ("The final answer is $34$. I hope it is correct.", "34"),
     ("I do not know.", "34"),
-    ("", "34"),
     (r"\boxed{34}", "no number in here"),
-    (r"\boxed{34}", ""),
 ]
 
 
@@ -132,35 +119,23 @@ def test_verdicts_are_those_of_accuracy_reward(reward):
     assert reward(texts, golds) == expected
 
 
-def test_the_module_level_function_scores_with_the_defaults():
-    assert math_verify_reward(completions=["\\boxed{2}", "\\boxed{3}"], solution=["2", "2"]) == [1.0, 0.0]
-    assert math_verify_reward.__name__ == MathVerifyReward().__name__ == "math_verify_reward"
-
-
 def test_rewards_come_in_the_order_of_the_completions(reward):
     golds = [str(i) for i in range(300)]
     texts = [f"\\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
     assert reward(texts, golds) == [float(i % 3 > 0) for i in range(300)]
-
-
-def test_no_completions_have_no_rewards(reward):
     assert reward([], []) == []
 
 
 HOSTILE = {
-    "a megabyte": ("x" * 1_000_000, 0.0),
     "a megabyte of dollars": ("answer" + "$" * 1_000_000, 0.0),
     "nested braces": ("\\boxed{" + "{" * 100_000 + "34" + "}" * 100_000 + "}", 0.0),
     "power tower": (ENDLESS, 0.0),
-    "integral": (r"\boxed{\int_0^\infty \frac{\sin(x^{x})}{x^{x^x}} dx}", 0.0),
-    "limit": (r"\boxed{\lim_{x\to\infty} \frac{x^{x^x}}{\sin(x)^{x!}}}", 0.0),
     "factorial": (r"\boxed{100000000!}", 0.0),
     "digits": ("\\boxed{" + "9" * 500_000 + "}", 0.0),
     "NUL": ("\\boxed{3\x004}", 0.0),
     "lone surrogate": ("\ud800\\boxed{34\udfff}", 0.0),
     "right to left": ("\u202e\\boxed{34}\u202c", 1.0),
     "zalgo": ("\\boxed{3" + "\u0301" * 10_000 + "4}", 0.0),
-    "regex bomb": ("final answer " * 50_000 + "is", 0.0),
     "code": (r"\boxed{__import__('os').abort()}", 0.0),
 }
 
@@ -187,72 +162,6 @@ def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatie
     assert logged["math_verify/hopeless_golds"] == 1.0
     assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
     assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 0.0, "math_verify/hopeless_golds": 1.0}
-
-
-SURVIVORS = r"""
-import json, os, signal, subprocess, sys
-import math_verify  # once, for all workers: what forks from this process need not import it
-from trl_dapo.rewards import MathVerifyReward
-
-class ForkedWorker:
-    def __init__(self, command, stdin, stdout, bufsize, pass_fds):
-        (from_trainer, to_worker), (from_worker, to_trainer) = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.dup2(from_trainer, 0), os.dup2(to_trainer, 1)
-            for number in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *pass_fds}:
-                try:
-                    os.close(number)
-                except OSError:
-                    pass  # that of the listing
-            sys.stdin = open(0)
-            exec(command[-1])
-            os._exit(0)
-        os.close(from_trainer), os.close(to_trainer)
-        self.stdin, self.stdout = os.fdopen(to_worker, "wb", 0), os.fdopen(from_worker, "rb", 0)
-
-    def wait(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-
-if sys.argv[2] == "forked":
-    subprocess.Popen = ForkedWorker
-reward = MathVerifyReward(timeout=0.1)
-golds = json.load(sys.stdin)
-killed = reward([sys.argv[1]] * len(golds), golds)
-right = reward([f"\\boxed{{{gold}}}" for gold in golds], golds)
-wrong = reward([f"\\boxed{{{int(gold) + 1}}}" for gold in golds], golds)
-reward.close()
-verdicts = zip(killed, right, wrong, strict=True)
-print(json.dumps([gold for gold, of_gold in zip(golds, verdicts) if of_gold == (0.0, 1.0, 0.0)]))
-"""
-
-
-def survivors(golds, workers):
-    """The gold answers for which a right and a wrong completion keep their verdicts after a third was killed."""
-    command = [sys.executable, "-c", SURVIVORS, ENDLESS, workers]
-    ran = subprocess.run(command, input=json.dumps(golds), capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout)
-
-
-@needs_data
-def test_gold_answers_survive_one_killed_completion():
-    golds = sorted(set(load_math_dataset("dapo_math_17k.parquet")["solution"]), key=int)
-    chosen = [golds[0], "0", "1", golds[-1]]
-    assert survivors(chosen, "started") == chosen
-
-
-@needs_data
-@linux_only
-@pytest.mark.skipif("TRL_DAPO_EVERY_GOLD" not in os.environ, reason="TRL_DAPO_EVERY_GOLD is not set: takes minutes")
-@pytest.mark.timeout(3600)
-def test_every_gold_answer_of_the_data_survives_one_killed_completion():
-    solutions = load_math_dataset("dapo_math_17k.parquet")["solution"][:]
-    golds = sorted(set(solutions), key=int)
-    assert (len(solutions), len(golds)) == (17_243, 2_250)
-    assert survivors(golds, "forked") == golds
 
 
 STALL = """
@@ -347,19 +256,11 @@ def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(
     assert worker.process.poll() == -signal.SIGKILL
 
 
-def test_limits_hold_off_the_main_thread(impatient_reward):
-    rewards = []
-    thread = threading.Thread(target=lambda: rewards.extend(impatient_reward([ENDLESS, "\\boxed{34}"], ["34"] * 2)))
-    thread.start()
-    thread.join()
-    assert rewards == [0.0, 1.0]
-
-
-def test_threads_may_share_one_reward(reward):
+def test_limits_hold_off_the_main_thread_and_threads_may_share_one_reward(impatient_reward):
     rewards = {}
 
     def score(i):
-        rewards[i] = reward([f"\\boxed{{{i}}}", "\\boxed{-1}"], [str(i)] * 2)
+        rewards[i] = impatient_reward([f"\\boxed{{{i}}}", ENDLESS], [str(i)] * 2)
 
     threads = [threading.Thread(target=score, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -379,10 +280,6 @@ def test_what_was_read_and_what_was_killed_is_logged(pool):
         "math_verify/killed": 1 / 5,
         "math_verify/hopeless_golds": 0.0,
     }
-
-
-def test_a_sample_without_a_gold_answer_is_skipped(reward):
-    assert reward(["\\boxed{34}", "\\boxed{34}"], [None, 34]) == [None, 1.0]
 
 
 def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(pool):
@@ -405,6 +302,7 @@ def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(rewar
     copy = pickle.loads(pickle.dumps(reward))
     assert (copy.timeout, copy.num_workers, copy.memory_limit) == (60.0, 2, 1024 * MIB)
     assert pids(copy) == []
+    assert copy.__name__ == math_verify_reward.__name__ == "math_verify_reward"
 
 
 def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(reward):
@@ -509,8 +407,6 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
     # As setuptools installs a project that it cannot name by a folder: a line that Python runs as it starts.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     user_site = tmp_path / "lib" / version / "site-packages"
-    if sys.platform == "darwin" and sys._framework:
-        user_site = tmp_path / "lib" / "python" / "site-packages"
     user_site.mkdir(parents=True)
     folder = str(Path(trl_dapo.__path__[0]).parent)
     (user_site / "editable.pth").write_text("import editable_finder\n")
@@ -528,15 +424,11 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
         """)
     )
     # A virtual environment has no user site: the interpreter below it, with the libraries of this one.
-    libraries = [entry for entry in sys.path if entry.endswith("site-packages")]
+    libraries = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
     code = "from trl_dapo.rewards import math_verify_reward; print(math_verify_reward(['\\\\boxed{1}'], ['1']))"
-    ran = subprocess.run(
-        [getattr(sys, "_base_executable", sys.executable), "-c", code],
-        env={**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": os.pathsep.join(libraries)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [getattr(sys, "_base_executable", sys.executable), "-c", code]
+    environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": libraries}
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (ran.stdout, ran.returncode) == ("[1.0]\n", 0), ran.stderr
 
 
