@@ -57,7 +57,7 @@ def reports(folder: Path, num_processes: int) -> list[str]:
 
 
 def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
-    draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "before a checkpoint", "resumed"), 0)
+    draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "resumed"), 0)
     for number in count():
         if counts["kills"] == num_kills:
             break
@@ -88,7 +88,6 @@ def kill_at(model: str, folder: Path, variant: str, num_processes: int, moments,
         read_log(folder)  # every line can be read
         counts["kills"] += 1
         counts["in a save"] += is_torn(folder, began)
-        counts["before a checkpoint"] += steps_done(folder) == 0
     report = json.loads(reports(folder, num_processes)[0])
     if [{k: v for k, v in log.items() if k != "max_steps"} for log in untimed(read_log(folder))] != report["logs"]:
         sys.exit(f"{folder}: {LOG_HISTORY_NAME} is not the log of the run.")

@@ -1,7 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 import json
-import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +8,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as runner
-from benchmarks import drop_in, gpu, ledger, lora_sync, sampling_policies
+from benchmarks import drop_in, gpu, lora_sync
 from benchmarks.frame import curves, runs
 from benchmarks.frame.runs import Job
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
-from trl_dapo.run.ledger import read_ledger
 
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
@@ -57,20 +55,6 @@ def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_h
         assert [len(results["quickstart", arm, 0]["curve"]) for arm in "ABCDE"] == [1, 2, 2, 2, 2]
 
 
-def test_every_group_that_ours_accepts_trains_or_is_carried():
-    trace = sampling_policies.Trace(acceptance=0.5, drift=0.0, num_prompts=300, num_generations=4)
-    world, num_accepted = sampling_policies.World(trace), 0
-    ours = sampling_policies.Ours(world, target=8, carries=True)
-    for world.step in range(20):
-        step = next(ours)
-        num_accepted += len(ours.sampler.rollout.accepted)
-        assert step.num_trained == 8
-        assert step.num_generated == ours.sampler.rollout.num_groups
-    ours.sampler.begin()
-    assert num_accepted == 20 * 8 + len(ours.sampler.rollout.carried)
-    assert len(ours.sampler.rollout.carried) > 0
-
-
 def test_both_trainers_of_the_drop_in_have_the_same_losses():
     clocks = drop_in.measure(num_turns=1, num_steps=2, num_rows=16, num_microbatches=4, max_length=8)
     (trls,) = clocks["GRPOTrainer"]
@@ -104,31 +88,6 @@ def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():
     assert handed_over["merge"] == 2 * lora_sync.num_parameters(model)  # in bfloat16
     adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)
     assert 0 < handed_over["adapter"] - adapter < 10_000  # names and the config
-
-
-def test_the_ledger_that_is_weighed_holds_every_group_of_every_rollout_and_the_texts_that_were_asked_for(tmp_path):
-    per_group, seconds = ledger.write(tmp_path, (4, 2, 20, 1), num_rollouts=3)
-    groups = read_ledger(tmp_path)
-    assert groups["outcome"].to_pylist() == ["dropped", "trained"] * 2 * 3
-    assert groups["source"].to_pylist() == ["math_dapo"] * 12
-    assert [text is not None for text in groups["prompt"].to_pylist()] == [True, False, False, False] * 3
-    assert len(seconds) == 3
-    assert 12 * per_group == sum(path.stat().st_size for path in (tmp_path / "rollouts").iterdir())
-
-
-def test_a_benchmark_that_fails_is_said_to_and_does_not_stop_the_others(tmp_path, monkeypatch, capfd):
-    (tmp_path / "breaks.py").write_text("print('half way')\nraise SystemExit('no such thing')\n")
-    (tmp_path / "works.py").write_text("print('it works')\n")
-    monkeypatch.setattr(runner, "BENCHMARKS", {"breaks": "Breaks", "works": "Works"})
-    monkeypatch.setattr(runner, "command", lambda name: [str(tmp_path / f"{name}.py")])
-    assert runner.main(["--output", str(tmp_path / "RESULTS.md")]) == 1
-    text = (tmp_path / "RESULTS.md").read_text()
-    assert re.search(
-        r"## Breaks\n.*half way.*\*\*Failed\*\* with exit status 1.*## Works\n.*it works", text, re.DOTALL
-    )
-    errors = capfd.readouterr().err
-    assert "no such thing" in errors
-    assert "Failed: breaks" in errors
 
 
 def test_every_benchmark_of_the_results_is_a_study_and_each_has_a_line_in_the_list(capsys):

@@ -18,7 +18,7 @@ from benchmarks.mechanisms import training as mechanisms
 from benchmarks.mechanisms.study import PREDICTIONS, REFILL
 from benchmarks.peers.ms_swift import study as peers
 from benchmarks.real_model import study as real_model
-from benchmarks.real_model.training import NUM_ROWS, curve_of, make_trainer
+from benchmarks.real_model.training import NUM_ROWS, make_trainer
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
@@ -112,20 +112,6 @@ def test_no_task_trains_on_what_is_held_out():
         held_out = {problem.text for problem in task.held_out(48)}
         assert len(held_out) == 48
         assert not held_out & {row["prompt"][0]["content"] for row in task.prompts(seed=3).to_list()}
-
-
-def test_neither_tokens_nor_seconds_of_a_probe_of_the_real_model_count():
-    """Two rollouts of 300 and 500 tokens in 10 and 20 s; probes of 4, 6 and 8 s before, between and behind them."""
-    probe = "eval_rewards/last_number_reward/mean"
-    log = [
-        {probe: 0.125, "step": 0, "cpu_seconds": 4.0},
-        {"reward": 0.1, "dynamic_sampling/tokens_generated": 300.0, "step": 1, "cpu_seconds": 14.0},
-        {probe: 0.25, "step": 1, "cpu_seconds": 20.0},
-        {"reward": 0.2, "dynamic_sampling/tokens_generated": 500.0, "step": 2, "cpu_seconds": 40.0},
-        {probe: 0.5, "step": 2, "cpu_seconds": 48.0},
-    ]
-    points = [tuple(point[name] for name in ("tokens", "seconds", "accuracy")) for point in curve_of(log)]
-    assert points == [(0, 0, 0.125), (300, 10, 0.25), (800, 30, 0.5)]
 
 
 def test_a_prediction_is_checked_on_runs_with_equal_seeds():

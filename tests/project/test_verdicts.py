@@ -93,6 +93,12 @@ def test_the_peers_table_says_of_each_difference_whether_it_holds():
     assert f"{2 * (2 * 5) - len(same)} differences tested" in OF_EVIDENCE
 
 
+def test_ms_swift_did_what_its_model_does_in_every_rollout_and_the_page_says_so():
+    of_swift = [run for key, run in read_csv(peers.HERE, peers.KEY).items() if key[1] in peers.PEERS]
+    assert all(run["as_modelled"] == 1 for run in of_swift)
+    assert f"all {sum(run['rollouts'] for run in of_swift):.0f} rollouts" in OF_EVIDENCE
+
+
 def tokens_of_the_last_two_rungs(which):
     """Tokens generated with dynamic sampling and without, means over seeds."""
     path = {"ablation": ROOT / "recipes/ablation/ladder.csv", "larger": ROOT / "benchmarks/larger/runs.csv"}[which]
