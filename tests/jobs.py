@@ -260,10 +260,7 @@ def reward_hangs_on_one_rank(model, folder):
 
 
 def sampled_runs(model, folder, variants):
-    """
-    Runs with real sampling. A variant is what its settings differ in, and may say where to resume from and when to be
-    killed: in an optimizer step, while it saves the checkpoint of one, or so many seconds after training began.
-    """
+    """Runs with real sampling. A variant is its settings, and may say where to resume from and when to be killed."""
     for name, overrides in json.loads(variants).items():
         sampled_run(model, Path(folder) / name, overrides)
 
@@ -400,11 +397,7 @@ def keeps_a_ledger(model, folder):
 
 
 def killed_over_and_over(model, folder, num_kills):
-    """
-    Trains in processes of which each is killed, at a place drawn each time: in the middle of a part, before and after
-    it is put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after
-    the last, which runs to its end, the ledger is copied for the test.
-    """
+    """Trains in processes of which each but the last is killed at a place that is drawn; copies the ledger of each."""
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
     ledger.PART_GROUPS = 20

@@ -10,13 +10,13 @@ It stops runs by SIGKILL at moments drawn evenly from the time they take, saving
 """
 
 import argparse
+import itertools
 import json
 import random
 import shutil
 import sys
 import tempfile
 import time
-from itertools import count
 from pathlib import Path
 
 from helpers import launch, untimed
@@ -56,42 +56,26 @@ def reports(folder: Path, num_processes: int) -> list[str]:
     return [(folder / f"report-{num_processes}-{rank}.json").read_text() for rank in range(num_processes)]
 
 
-def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
-    draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "resumed"), 0)
-    for number in count():
-        if counts["kills"] == num_kills:
-            break
+def kill_and_resume(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
+    draw, num_left = random.Random(seed), num_kills
+    for number in itertools.count():
         num_processes, variant = 1 + number % 2, variants[number // 2 % len(variants)]
-        whole = folder / f"{variant}, {num_processes}"
+        whole, killed = folder / f"{variant}, {num_processes}", folder / f"run {number}"
         if not whole.exists():
             run(model, whole, variant, num_processes)
-        *_, summary = read_log(whole)
-        seconds = summary["train_runtime"]
-        moments = sorted(draw.uniform(0, seconds) for _ in range(min(KILLS_A_RUN, num_kills - counts["kills"])))
-        num_killed = kill_at(model, folder / f"run {number}", variant, num_processes, moments, seconds, counts)
-        is_equal = reports(folder / f"run {number}", num_processes) == reports(whole, num_processes)
-        counts["resumed"] += num_killed if is_equal else 0
-        outcome = f"{num_killed} kills, {'bitwise equal' if is_equal else 'DIFFERENT'}"
-        print(f"run {number} ({variant}, {num_processes} process(es)): {outcome}; {counts}", flush=True)
-    return counts["resumed"] == num_kills
-
-
-def kill_at(model: str, folder: Path, variant: str, num_processes: int, moments, seconds, counts) -> int:
-    """Kills a run at moments of its whole course, and starts it again after each; returns how many met it."""
-    num_killed = 0
-    for moment in [*moments, None]:
-        began, done = time.time(), steps_done(folder)
-        after = None if moment is None else max(moment - seconds * done / KILLED_STEPS, 0.0)
-        if run(model, folder, variant, num_processes, kill_after=after):
-            break
-        num_killed += 1
-        read_log(folder)  # every line can be read
-        counts["kills"] += 1
-        counts["in a save"] += is_torn(folder, began)
-    report = json.loads(reports(folder, num_processes)[0])
-    if [{k: v for k, v in log.items() if k != "max_steps"} for log in untimed(read_log(folder))] != report["logs"]:
-        sys.exit(f"{folder}: {LOG_HISTORY_NAME} is not the log of the run.")
-    return num_killed
+        seconds = read_log(whole)[-1]["train_runtime"]
+        for moment in [*sorted(draw.uniform(0, seconds) for _ in range(min(KILLS_A_RUN, num_left))), None]:
+            after = None if moment is None else max(moment - seconds * steps_done(killed) / KILLED_STEPS, 0.0)
+            if run(model, killed, variant, num_processes, kill_after=after):
+                break
+            num_left -= 1
+        found = reports(killed, num_processes)
+        log = [{k: v for k, v in entry.items() if k != "max_steps"} for entry in untimed(read_log(killed))]
+        is_equal = found == reports(whole, num_processes) and log == json.loads(found[0])["logs"]
+        outcome = "bitwise equal" if is_equal else "DIFFERENT"
+        print(f"run {number} ({variant}, {num_processes} process(es)): {outcome}, {num_left} kills left", flush=True)
+        if not is_equal or num_left == 0:
+            return is_equal
 
 
 def run(model: str, folder: Path, variant: str, num_processes: int, kill_after: float | None = None) -> bool:
@@ -115,19 +99,7 @@ def read_log(folder: Path) -> list[dict]:
 
 def steps_done(folder: Path) -> int:
     checkpoint = last_complete_checkpoint(folder / "run")
-    return 0 if checkpoint is None else step_of(checkpoint)
-
-
-def is_torn(folder: Path, began: float) -> bool:
-    """Whether the newest checkpoint was not written to its end, by a run that began then."""
-    newest = max((folder / "run").glob("checkpoint-*"), key=step_of, default=None)
-    if newest is None or step_of(newest) == steps_done(folder):
-        return False
-    return max(path.stat().st_mtime for path in [newest, *newest.iterdir()]) > began
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-")[-1])
+    return 0 if checkpoint is None else int(checkpoint.name.rsplit("-")[-1])
 
 
 def main() -> bool:
@@ -139,7 +111,7 @@ def main() -> bool:
     folder, started = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
     print(f"in {folder}, which is kept unless all is well", flush=True)
     model, variants = save_tiny_model(folder / "model"), [args.variant] if args.variant else list(KILLED)
-    is_well = kills(model, folder, args.num_kills, args.seed, variants)
+    is_well = kill_and_resume(model, folder, args.num_kills, args.seed, variants)
     print(f"{'all is well' if is_well else 'NOT all is well'}, after {(time.monotonic() - started) / 60:.0f} minutes")
     if is_well:
         shutil.rmtree(folder)

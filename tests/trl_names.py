@@ -15,13 +15,7 @@ OVERRIDES = {
     "_generate": ("self", "prompts"),
     # calls `_generate_single_turn` as long as this rank has calls, with its rows alone
     "_tool_call_loop": (
-        "self",
-        "prompts",
-        "prompt_ids",
-        "completion_ids",
-        "completions",
-        "logprobs",
-        "images",
+        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images"),
         "multimodal_fields",
     ),
     # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
@@ -34,11 +28,7 @@ OVERRIDES = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     # the loop behind `evaluate` and `predict`
     "evaluation_loop": (
-        "self",
-        "dataloader",
-        "description",
-        "prediction_loss_only",
-        "ignore_keys",
+        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys"),
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
@@ -72,11 +62,7 @@ CALLS = (
     "_get_output_dir",
     "_set_signature_columns_if_needed",
     "_tokenize_prompts",  # returns the first three of these
-    "add_callback",
-    "get_cp_size",
-    "get_sp_size",
-    "get_tp_size",
-    "remove_callback",
+    *("add_callback", "get_cp_size", "get_sp_size", "get_tp_size", "remove_callback"),
 )
 
 # Functions of trl.trainer.utils.

@@ -1,16 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-import json
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from benchmarks import __main__ as runner
 from benchmarks import drop_in, gpu, lora_sync
-from benchmarks.frame import curves, runs
-from benchmarks.frame.runs import Job
+from benchmarks.frame import curves
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
@@ -31,30 +26,6 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     assert worked.item() == pytest.approx(len(tokenizer) ** -10, rel=1e-3)
 
 
-def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch):
-    ran, curve = [], [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}]
-
-    def train(job, checkpoint):
-        ran.append(job.arm)
-        return {"curve": curve * 2}
-
-    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda num, **how: ThreadPoolExecutor(num))
-    done, changed, old, _, elsewhere = jobs = [Job("quickstart", arm, 0, target=0.5) for arm in "ABCDE"]
-    code, checkpoint = runs.fingerprint(train), tmp_path / "checkpoint-250"
-    for job, start, kept_code in (
-        (done, "checkpoint-250", code),
-        (changed._replace(target=0.4), "checkpoint-250", code),
-        (old, "checkpoint-250", "of yesterday"),
-        (elsewhere, "checkpoint-5", code),
-    ):
-        text = json.dumps({"job": job._asdict(), "checkpoint": start, "code": kept_code, "curve": curve})
-        (tmp_path / f"quickstart-{job.arm}-0.json").write_text(text)
-    for _ in range(2):  # all stand in for the next call's
-        results = runs.run_all(train, jobs, checkpoint, tmp_path, 1)
-        assert ran == ["B", "C", "D", "E"]
-        assert [len(results["quickstart", arm, 0]["curve"]) for arm in "ABCDE"] == [1, 2, 2, 2, 2]
-
-
 def test_both_trainers_of_the_drop_in_have_the_same_losses():
     clocks = drop_in.measure(num_turns=1, num_steps=2, num_rows=16, num_microbatches=4, max_length=8)
     (trls,) = clocks["GRPOTrainer"]
@@ -64,22 +35,11 @@ def test_both_trainers_of_the_drop_in_have_the_same_losses():
     assert drop_in.loss_difference(clocks) < 1e-6
 
 
-def test_both_trainers_of_the_gpu_benchmark_train_on_all_scripted_tokens(monkeypatch):
-    seen = Counter()
-    original = gpu.Turns.training_step
-
-    def training_step(self, model, inputs, *args):
-        loss = original(self, model, inputs, *args)
-        seen[type(self)] = self.state.num_input_tokens_seen
-        return loss
-
-    monkeypatch.setattr(gpu.Turns, "training_step", training_step)
-    lengths = [2, 3, 5, 7, 11, 13, 17, 19]
+def test_the_gpu_benchmark_measures_both_trainers():
     model = gpu.make_model({**TINY, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}, "cpu")
-    results = gpu.measure(model, lengths, rows_per_microbatch=4, repeats=1)
+    results = gpu.measure(model, [2, 3, 5, 7, 11, 13, 17, 19], rows_per_microbatch=4, repeats=1)
     assert set(results) == {"GRPOTrainer", "DAPOTrainer"}
     assert all(cost["seconds"] > 0 for cost in results.values())
-    assert seen[gpu.Ours] == seen[gpu.TRLs] > sum(lengths)
 
 
 def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():

@@ -88,13 +88,9 @@ def lines_of(file):
 
 def above(limit, kinds):
     """Classes or functions that are longer without their docstring: (lines, file, name)."""
-    found = []
-    for file, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, kinds):
-                length = node.end_lineno - node.lineno + 1 - docstring_of(node)
-                found += [(length, str(file.relative_to(PACKAGE)), node.name)] if length > limit else []
-    return found
+    found = [(file, node) for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    lengths = [(node.end_lineno - node.lineno + 1 - docstring_of(node), str(file), node.name) for file, node in found]
+    return [found for found in lengths if found[0] > limit]
 
 
 def test_imports_are_read_however_they_are_written():

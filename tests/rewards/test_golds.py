@@ -100,6 +100,10 @@ def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
             for text in ("5", "-1/2", "B", "Yes", "no solution", "the set of all odd primes", "from 3 to 5")
         ),
         ("\\{x,\n\ty\\}", "$\\{x,\n\ty\\}$"),
+        *((text, f"${text}$") for text in ("2\\pi", "x^2+1", "(1,2)", "1,-2")),
+        *((text, text) for text in ("$[0, 3)$", "\\$5", "$1$ or $2$", "x\N{SUPERSCRIPT TWO}")),
+        *((text, "34") for text in ("$34$", "\\(34\\)", "$\\boxed{34}$", 34.0, "\N{FULLWIDTH DIGIT THREE}4")),
+        ("\N{MINUS SIGN}1/2", "-1/2"),
         ("025", "25"),  # AIME's way, which the rule of the paper would hold against 25
         ("0101", "0101"),
         ("The answer is \\boxed{5} cm.", "5"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from trl import GRPOTrainer
-from trl.rewards import accuracy_reward, get_soft_overlong_punishment
+from trl.rewards import accuracy_reward
 from trl.trainer.utils import is_async_callable
 
 from trl_dapo import rewards
@@ -87,36 +87,24 @@ def without_kwargs(prompts, completions, completion_ids, solution, trainer_state
     return [0.0] * len(completions)
 
 
-def with_level(completions, level, solution, **kwargs):
-    return exact(completions, solution)
-
-
 def exact_of_two(completions, solution):
     return exact(completions, solution)
-
-
-@functools.wraps(exact_of_two)
-def decorated(**kwargs):
-    return exact_of_two(kwargs["completions"], kwargs["solution"])
 
 
 CALLABLE = {
     "no column": length,
     "all that TRL passes": judged,
     "all by name": without_kwargs,
-    "an object": Exact(),
     "an asynchronous object": AsyncExact(),
-    "a bound argument": functools.partial(with_level, level=3),
-    "a decorator that chooses": decorated,
+    "a bound argument": functools.partial(lambda completions, level, solution, **_: [0.0], level=3),
+    "a decorator that chooses": functools.wraps(exact_of_two)(lambda **kwargs: [0.0]),
     "a default": lambda completions, level=None, **_: length(completions),
     "a method": Exact().__call__,
     "a reward model": torch.nn.Linear(1, 1),
     "a reward model's name": "trl-internal-testing/tiny-Qwen2ForSequenceClassification-2.5",
     "no signature": type("NoSignature", (), {"__signature__": "none", "__call__": lambda self, **kwargs: []})(),
     "accuracy_reward": accuracy_reward,
-    "TRL's punishment": get_soft_overlong_punishment(100, 20),
     "dapo_math_reward": rewards.dapo_math_reward,
-    "MathVerifyReward": rewards.MathVerifyReward(),
     "SoftOverlongPunishment": rewards.SoftOverlongPunishment(100, 20),
 }
 

@@ -277,12 +277,6 @@ def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(po
     assert reward(["\\boxed{34}"], ["34"]) == [1.0]
 
 
-@linux_only
-def test_workers_do_not_load_torch(reward):
-    reward(["\\boxed{34}"], ["34"])
-    assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids(reward))
-
-
 def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(reward):
     copy = pickle.loads(pickle.dumps(reward))
     assert (copy.timeout, copy.num_workers, copy.memory_limit) == (60.0, 2, 1024 * MIB)
@@ -394,20 +388,11 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
     user_site = tmp_path / "lib" / version / "site-packages"
     user_site.mkdir(parents=True)
     folder = str(Path(trl_dapo.__path__[0]).parent)
-    (user_site / "editable.pth").write_text("import editable_finder\n")
-    (user_site / "editable_finder.py").write_text(
-        textwrap.dedent(f"""
-            import importlib.machinery, sys
-
-            class Finder:
-                @staticmethod
-                def find_spec(name, path=None, target=None):
-                    if name == "trl_dapo":
-                        return importlib.machinery.PathFinder.find_spec(name, [{folder!r}])
-
-            sys.meta_path.append(Finder)
-        """)
+    finder = f"lambda name, *_, m=m: m.PathFinder.find_spec(name, [{folder!r}]) if name == 'trl_dapo' else None"
+    hook = (
+        f"import sys, types, importlib.machinery as m; sys.meta_path.append(types.SimpleNamespace(find_spec={finder}))"
     )
+    (user_site / "editable.pth").write_text(f"{hook}\n")
     # A virtual environment has no user site: the interpreter below it, with the libraries of this one.
     libraries = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
     code = "from trl_dapo.rewards import math_verify_reward; print(math_verify_reward(['\\\\boxed{1}'], ['1']))"
