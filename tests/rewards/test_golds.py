@@ -19,6 +19,7 @@ TESTS_OF_CODE = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
         ('["5"]', "5"),
         ('["\\\\frac{1}{2}"]', "$\\frac{1}{2}$"),
         ('["$5$", "5"]', "5"),  # the same twice
+        ("[5]", "5"),
         ([5.0], "5"),
         ([["5"]], "5"),
         # No lists of answers: an interval, a point, a matrix, a set.
@@ -107,6 +108,7 @@ def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
         ("025", "25"),  # AIME's way, which the rule of the paper would hold against 25
         ("0101", "0101"),
         ("The answer is \\boxed{5} cm.", "5"),
+        ("Not \\boxed{4}.\n#### 5", "5"),
         ("#### Step 1\nAdd.\n#### Step 2\nIt is \\boxed{5}.", "5"),
         ("```python\nprint(5)\n```\nIt is \\boxed{5}.", "5"),
         ("1" * 300, "1" * 300),
