@@ -150,21 +150,16 @@ def untimed(log_history):
 
 
 def run_job(jobs: dict):
-    """
-    Calls the function that the command line names, and ends the process group before the interpreter ends: a thread of
-    gloo's that asks for its lock then aborts the process, and with it a job that was complete.
-    """
+    """Calls the function that the command line names."""
     jobs[sys.argv[1]](*sys.argv[2:])
     gc.collect()
+    # Before the interpreter ends: a thread of gloo's that asks for its lock then would abort a job that was complete.
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def watch_training(trainer, look):
-    """
-    Before each loss that trains, `look(inputs)` at its rows with what it takes for their old log-probabilities and
-    weights, wherever that comes from: of a pass before it, or of its own.
-    """
+    """Before each loss that trains, `look(inputs)` at its rows, old log-probabilities and weights among them."""
     make = trainer._objective
 
     def objective():
@@ -211,9 +206,8 @@ def rollouts_and_the_first_policys_logps(trainer) -> tuple[list[dict], torch.Ten
 
 def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots: dict | None = None) -> dict:
     """
-    By the step and the age of each row that trains: how far its old log-probabilities are from those of the weights
-    that the run had so many rollouts ago, in a copy of the model made for the purpose. `snapshots` are such copies by
-    step, for steps before the run began. One optimizer step a rollout.
+    By step and age of each row that trains: how far its old log-probabilities are from those of the weights of so many
+    rollouts ago. `snapshots` are copies of the model by step, for steps before the run. One optimizer step a rollout.
     """
     snapshots, errors = {} if snapshots is None else snapshots, {}
 
@@ -242,17 +236,9 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
 
 
 def launch(
-    job: str,
-    *args,
-    num_processes: int,
-    jobs: str | Path = "jobs.py",
-    accelerate_config: Path | None = None,
-    timeout: int = 240,
+    job: str, *args, num_processes: int, jobs="jobs.py", accelerate_config: Path | None = None, timeout: int = 240
 ) -> subprocess.CompletedProcess:
-    """
-    Runs a function of a file that ends with `run_job` in `num_processes` gloo processes on the CPU: forked, or through
-    `accelerate launch` with an `accelerate_config`.
-    """
+    """Runs a function of a file that ends with `run_job` in gloo processes: forked, or through `accelerate launch`."""
     command = [str(Path(__file__).parent / jobs), job, *map(str, args)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if accelerate_config is not None:

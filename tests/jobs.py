@@ -66,11 +66,8 @@ def same_groups(model, folder, variants):
         trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script)
         rollouts = record_rollouts(trainer)
         trainer.train()
-        report = {
-            "rollouts": list(rollouts),
-            "logs": list(trainer.state.log_history),
-            "weights": weights(trainer).tolist(),
-        }
+        report = {"rollouts": list(rollouts), "logs": list(trainer.state.log_history)}
+        report["weights"] = weights(trainer).tolist()
         report["evaluated"] = trainer.evaluate(prompts(5, source=["a", "b", "b", "a", "b"]))
         write_report(Path(folder) / name, report)
 
@@ -154,6 +151,14 @@ def server_is_lost_ahead(model, folder):
             raise
 
 
+def train_and_write_error(trainer, folder):
+    try:
+        trainer.train()
+    except (KeyError, RuntimeError) as error:
+        (Path(folder) / f"error-{RANK}").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
 def look_up(number: int) -> str:
     """
     Looks a number up.
@@ -177,19 +182,15 @@ def tools_on_a_server(model, folder):
 
     data = {"prompt": [[{"role": "user", "content": f"prompt {i}:"}] for i in range(12)]}
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 12 // WORLD_SIZE}
-    args = tiny_config(
-        Path(folder) / "run", shuffle_dataset=False, max_steps=1, max_completion_length=512, **ON_A_SERVER, **sizes
-    )
+    settings = {"shuffle_dataset": False, "max_steps": 1, "max_completion_length": 512, **ON_A_SERVER, **sizes}
+    args = tiny_config(Path(folder) / "run", **settings)
     with stand_ins(model) as clients:
         StandIn._complete = complete
         trainer = DAPOTrainer(model, varied, args, train_dataset=Dataset.from_dict(data), tools=[look_up])
         rollouts = record_rollouts(trainer)
         trainer.train()
-    report = {
-        "rows": rollouts[0],
-        "requests": [len(asked["prompts"]) for client in clients for asked in client.requests],
-    }
-    write_report(Path(folder), report)
+    requests = [len(asked["prompts"]) for client in clients for asked in client.requests]
+    write_report(Path(folder), {"rows": rollouts[0], "requests": requests})
 
 
 def varied(completions, **kwargs):
@@ -203,24 +204,14 @@ def reward_fails_on_one_rank(model, folder):
             raise KeyError("no such column")
         return right(completions)
 
-    trainer = ScriptedTrainer(
-        model, fails, tiny_config(folder, skip_preflight=True), train_dataset=prompts(40), script=script
-    )
-    try:
-        trainer.train()
-    except (KeyError, RuntimeError) as error:
-        (Path(folder) / f"error-{RANK}").write_text(f"{type(error).__name__}: {error}")
-        raise
+    args = tiny_config(folder, skip_preflight=True)
+    train_and_write_error(ScriptedTrainer(model, fails, args, train_dataset=prompts(40), script=script), folder)
 
 
 def shuffled_differently(model, folder):
     dataset = prompts(40).shuffle(seed=RANK)
     trainer = ScriptedTrainer(model, right, tiny_config(folder, max_steps=1), train_dataset=dataset, script=script)
-    try:
-        trainer.train()
-    except RuntimeError as error:
-        (Path(folder) / f"error-{RANK}").write_text(str(error))
-        raise
+    train_and_write_error(trainer, folder)
 
 
 def adapter_is_refused(model, folder):
@@ -264,16 +255,12 @@ def reward_hangs_on_one_rank(model, folder):
 
     # On the CPU transformers does not hand its `ddp_timeout` on to the process group.
     PartialState(cpu=True, timeout=timedelta(seconds=5))
-    ScriptedTrainer(
-        model, hangs, tiny_config(folder, skip_preflight=True), train_dataset=prompts(40), script=script
-    ).train()
+    args = tiny_config(folder, skip_preflight=True)
+    ScriptedTrainer(model, hangs, args, train_dataset=prompts(40), script=script).train()
 
 
 def sampled_runs(model, folder, variants):
-    """
-    Runs with real sampling. A variant is what its settings differ in, and may say where to resume from and when to be
-    killed: in an optimizer step, while it saves the checkpoint of one, or so many seconds after training began.
-    """
+    """Runs with real sampling. A variant is its settings, and may say where to resume from and when to be killed."""
     for name, overrides in json.loads(variants).items():
         sampled_run(model, Path(folder) / name, overrides)
 
@@ -324,9 +311,8 @@ class CountingTrainer(ScriptedTrainer):
         # vLLM's server is asked for n completions of every n-th prompt of all processes.
         everyones = gather_object(prompt_ids)
         answered = [ids for ids in everyones[::num_generations] for _ in range(num_generations)]
-        self.calls.append(
-            {"rows": len(prompt_ids), "training": self.model.training, "answers_each": answered == everyones}
-        )
+        call = {"rows": len(prompt_ids), "training": self.model.training, "answers_each": answered == everyones}
+        self.calls.append(call)
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations)
 
 
@@ -355,12 +341,8 @@ def evaluates(model, folder):
             return "9" if fills and number(text) == first else echo(text, i)
 
         for way, schedules in (("ahead", True), ("one by one", False)):
-            args = tiny_config(
-                Path(folder) / f"{way}-{batch_size}",
-                per_device_train_batch_size=2,
-                per_device_eval_batch_size=batch_size,
-                shuffle_dataset=False,
-            )
+            sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": batch_size}
+            args = tiny_config(Path(folder) / f"{way}-{batch_size}", shuffle_dataset=False, **sizes)
             trainer = CountingTrainer(model, solves_two, args, train_dataset=prompts(40), script=script)
             trainer.use_transformers_continuous_batching = schedules
             metrics = trainer.evaluate(prompts(5, source=["a", "b", "b", "a", "b"]))
@@ -415,11 +397,7 @@ def keeps_a_ledger(model, folder):
 
 
 def killed_over_and_over(model, folder, num_kills):
-    """
-    Trains in processes of which each is killed, at a place drawn each time: in the middle of a part, before and after
-    it is put in its place, while the folder is opened, in a rollout, in a checkpoint. After each of them, and after
-    the last, which runs to its end, the ledger is copied for the test.
-    """
+    """Trains in processes of which each but the last is killed at a place that is drawn; copies the ledger of each."""
     draw, folder = random.Random(0), Path(folder)
     settings = {"max_steps": 40, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}
     ledger.PART_GROUPS = 20

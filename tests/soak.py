@@ -2,24 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a run that was stopped anywhere go on bit for bit? Run by hand, on two CPU cores:
 
-    python tests/soak.py matrix                         # 64 resumes of one process: 4 minutes
-    python tests/soak.py matrix --num-processes 2       # and of two: 3 to 11 minutes, as busy as the cores are
-    python tests/soak.py kills --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
-    python tests/soak.py kills --variant screened       # of one variant alone
+    python tests/soak.py --num-kills 50 --seed 0  # of one process and of two in turn: 20 minutes
+    python tests/soak.py --variant screened       # of one variant alone
 
-`matrix` makes a whole run of every variant and resumes it from each of its checkpoints. `kills` stops runs by SIGKILL
-at moments drawn evenly from the time they take, saving included, and starts them again with
+It stops runs by SIGKILL at moments drawn evenly from the time they take, saving included, and starts them again with
 `resume_from_checkpoint=True` until they end. Weights and logs, times apart, must be those of the undisturbed run.
 """
 
 import argparse
+import itertools
 import json
 import random
 import shutil
 import sys
 import tempfile
 import time
-from itertools import count
 from pathlib import Path
 
 from helpers import launch, untimed
@@ -30,20 +27,7 @@ from trl_dapo.run.log import LOG_HISTORY_NAME
 
 
 CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "dynamic_sampling_memory": True}
-EVALUATION = {"eval_strategy": "steps", "eval_steps": 1}
 SCREENED = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "3", "dynamic_sampling_memory": True}
-MATRIX_STEPS = 8
-MATRIX = {
-    "plain": {},
-    "carry and memory": CARRY,
-    "screened": SCREENED,
-    "steps_per_generation 8": {"steps_per_generation": 8},  # a rollout is two optimizer steps
-    "KL": {"beta": 0.01},
-    "evaluation every step": EVALUATION,
-    "num_iterations 2": {"num_iterations": 2},
-    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
-    "batch scaling": {"scale_rewards": "batch"},
-}
 KILLED_STEPS = 12
 KILLS_A_RUN = 5
 KILLED = {
@@ -51,7 +35,15 @@ KILLED = {
     "carry and memory": CARRY,
     "screened": SCREENED,
     "two rollouts ahead": {"rollouts_ahead": 2, **SCREENED},
-    "reuse and evaluation": {"steps_per_generation": 8, "num_iterations": 2, **EVALUATION},
+    "reuse and evaluation": {
+        "steps_per_generation": 8,
+        "num_iterations": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    },
+    "KL": {"beta": 0.01},
+    "uneven windows": {"steps_per_generation": 6},  # an optimizer step is four: every third straddles two rollouts
+    "batch scaling": {"scale_rewards": "batch"},
 }
 TIMEOUT = 1800  # seconds; the longest launch takes two minutes
 # What is said where less than a whole checkpoint is resumed.
@@ -64,95 +56,34 @@ def reports(folder: Path, num_processes: int) -> list[str]:
     return [(folder / f"report-{num_processes}-{rank}.json").read_text() for rank in range(num_processes)]
 
 
-def matrix(model: str, folder: Path, num_processes: int) -> bool:
-    total = num_equal = 0
-    for variant, overrides in MATRIX.items():
-        overrides = {"max_steps": MATRIX_STEPS, **overrides}
-        runs = {"whole": overrides}
-        for step in range(1, MATRIX_STEPS + 1):
-            checkpoint = folder / variant / "whole" / "run" / f"checkpoint-{step}"
-            runs[f"from {step}"] = {**overrides, "resume_from": str(checkpoint)}
-        result = launch(
-            "sampled_runs",
-            model,
-            folder / variant,
-            json.dumps(runs),
-            num_processes=num_processes,
-            timeout=TIMEOUT,
-        )
-        if result.returncode != 0 or any(words in result.stderr for words in MISFITS):
-            print(result.stderr[-5000:])
-            return False
-        whole, *resumed = (reports(folder / variant / name, num_processes) for name in runs)
-        equal = [report == whole for report in resumed]
-        total, num_equal = total + len(equal), num_equal + sum(equal)
-        print(f"{variant}: {sum(equal)} of {len(equal)} resumes are bitwise equal", flush=True)
-    print(f"{num_equal} of {total} resumes are bitwise equal, {num_processes} process(es)")
-    return num_equal == total
-
-
-def kills(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
-    draw, counts = random.Random(seed), dict.fromkeys(("kills", "in a save", "before a checkpoint", "resumed"), 0)
-    for number in count():
-        if counts["kills"] == num_kills:
-            break
+def kill_and_resume(model: str, folder: Path, num_kills: int, seed: int, variants: list[str]) -> bool:
+    draw, num_left = random.Random(seed), num_kills
+    for number in itertools.count():
         num_processes, variant = 1 + number % 2, variants[number // 2 % len(variants)]
-        whole = folder / f"{variant}, {num_processes}"
+        whole, killed = folder / f"{variant}, {num_processes}", folder / f"run {number}"
         if not whole.exists():
             run(model, whole, variant, num_processes)
-        *_, summary = read_log(whole)
-        seconds = summary["train_runtime"]
-        moments = sorted(draw.uniform(0, seconds) for _ in range(min(KILLS_A_RUN, num_kills - counts["kills"])))
-        num_killed = kill_at(model, folder / f"run {number}", variant, num_processes, moments, seconds, counts)
-        is_equal = reports(folder / f"run {number}", num_processes) == reports(whole, num_processes)
-        counts["resumed"] += num_killed if is_equal else 0
+        seconds = read_log(whole)[-1]["train_runtime"]
+        for moment in [*sorted(draw.uniform(0, seconds) for _ in range(min(KILLS_A_RUN, num_left))), None]:
+            after = None if moment is None else max(moment - seconds * steps_done(killed) / KILLED_STEPS, 0.0)
+            if run(model, killed, variant, num_processes, kill_after=after):
+                break
+            num_left -= 1
+        found = reports(killed, num_processes)
+        log = [{k: v for k, v in entry.items() if k != "max_steps"} for entry in untimed(read_log(killed))]
+        is_equal = found == reports(whole, num_processes) and log == json.loads(found[0])["logs"]
         outcome = "bitwise equal" if is_equal else "DIFFERENT"
-        print(
-            f"run {number} ({variant}, {num_processes} process(es)): {num_killed} kills, {outcome}; {counts}",
-            flush=True,
-        )
-    return counts["resumed"] == num_kills
-
-
-def kill_at(
-    model: str,
-    folder: Path,
-    variant: str,
-    num_processes: int,
-    moments: list[float],
-    seconds: float,
-    counts: dict[str, int],
-) -> int:
-    """Kills a run at moments of its whole course, and starts it again after each; returns how many met it."""
-    num_killed = 0
-    for moment in [*moments, None]:
-        began, done = time.time(), steps_done(folder)
-        after = None if moment is None else max(moment - seconds * done / KILLED_STEPS, 0.0)
-        if run(model, folder, variant, num_processes, kill_after=after):
-            break
-        num_killed += 1
-        read_log(folder)  # every line can be read
-        counts["kills"] += 1
-        counts["in a save"] += is_torn(folder, began)
-        counts["before a checkpoint"] += steps_done(folder) == 0
-    report = json.loads(reports(folder, num_processes)[0])
-    if [{k: v for k, v in log.items() if k != "max_steps"} for log in untimed(read_log(folder))] != report["logs"]:
-        sys.exit(f"{folder}: {LOG_HISTORY_NAME} is not the log of the run.")
-    return num_killed
+        print(f"run {number} ({variant}, {num_processes} process(es)): {outcome}, {num_left} kills left", flush=True)
+        if not is_equal or num_left == 0:
+            return is_equal
 
 
 def run(model: str, folder: Path, variant: str, num_processes: int, kill_after: float | None = None) -> bool:
     """Starts a run, or goes on with it; returns whether it came to its end. What is no kill ends the soak."""
     overrides = {"max_steps": KILLED_STEPS, **KILLED[variant], "resume_from": True, "kill_after": kill_after}
     is_new = steps_done(folder) == 0
-    result = launch(
-        "sampled_runs",
-        model,
-        folder.parent,
-        json.dumps({folder.name: overrides}),
-        num_processes=num_processes,
-        timeout=TIMEOUT,
-    )
+    runs = json.dumps({folder.name: overrides})
+    result = launch("sampled_runs", model, folder.parent, runs, num_processes=num_processes, timeout=TIMEOUT)
     # torchrun tells what became of its processes.
     is_killed = result.returncode == -9 or (num_processes > 1 and "SIGKILL" in result.stderr)
     is_whole = (FRESH_START in result.stderr) == is_new and not any(words in result.stderr for words in MISFITS)
@@ -168,37 +99,19 @@ def read_log(folder: Path) -> list[dict]:
 
 def steps_done(folder: Path) -> int:
     checkpoint = last_complete_checkpoint(folder / "run")
-    return 0 if checkpoint is None else step_of(checkpoint)
-
-
-def is_torn(folder: Path, began: float) -> bool:
-    """Whether the newest checkpoint was not written to its end, by a run that began then."""
-    newest = max((folder / "run").glob("checkpoint-*"), key=step_of, default=None)
-    if newest is None or step_of(newest) == steps_done(folder):
-        return False
-    return max(path.stat().st_mtime for path in [newest, *newest.iterdir()]) > began
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-")[-1])
+    return 0 if checkpoint is None else int(checkpoint.name.rsplit("-")[-1])
 
 
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("matrix").add_argument("--num-processes", type=int, default=1)
-    killing = commands.add_parser("kills")
-    killing.add_argument("--num-kills", type=int, default=50)
-    killing.add_argument("--seed", type=int, default=0)
-    killing.add_argument("--variant", choices=KILLED)
+    parser.add_argument("--num-kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--variant", choices=KILLED)
     args = parser.parse_args()
     folder, started = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
     print(f"in {folder}, which is kept unless all is well", flush=True)
-    model = save_tiny_model(folder / "model")
-    if args.command == "matrix":
-        is_well = matrix(model, folder, args.num_processes)
-    else:
-        is_well = kills(model, folder, args.num_kills, args.seed, [args.variant] if args.variant else list(KILLED))
+    model, variants = save_tiny_model(folder / "model"), [args.variant] if args.variant else list(KILLED)
+    is_well = kill_and_resume(model, folder, args.num_kills, args.seed, variants)
     print(f"{'all is well' if is_well else 'NOT all is well'}, after {(time.monotonic() - started) / 60:.0f} minutes")
     if is_well:
         shutil.rmtree(folder)

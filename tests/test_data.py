@@ -67,32 +67,13 @@ def sums(*pairs):
 
 SCHEMAS = {
     "verl": {"prompt": user("What is 1+1?"), "reward_model": {"ground_truth": "2", "style": "rule"}},
-    "slime": {"prompt": user("What is 1+1?"), "label": "2"},
-    "open-r1": {"prompt": "What is 1+1?", "solution": "2", "reward_model": {"ground_truth": "2"}},
-    "open-r1 without verl's column": {"prompt": "What is 1+1?", "solution": "2"},
-    "GSM8K": {"question": "What is 1+1?", "answer": "1 = 1 and #### is a marker.\n#### 2"},
-    "MATH": {"problem": "What is 1+1?", "answer": "2", "solution": "As $1+1=2$, it is $\\boxed{2}$."},
     "open-r1 with a worked solution": {"prompt": "What is 1+1?", "solution": "It is $3-1=2$.", "answer": "2"},
     "a boxed solution": {"prompt": "What is 1+1?", "solution": "It is $\\boxed{3-1}=\\boxed{2}$.", "level": 1},
-    "MATH as first published": {
-        "problem": "What is 1+1?",
-        "solution": "Not \\boxed{3}. It is $\\boxed{2}$.",
-        "level": 1,
-    },
     "a box without braces": {"problem": "What is 1+1?", "solution": "It is $\\fbox{3}$, no, $\\boxed 2$ indeed."},
-    "AIME": {"ID": "2024-I-1", "Problem": "What is 1+1?", "Solution": "It is $3-1$.", "Answer": 2},
     "ground_truth": {"question": "What is 1+1?", "ground_truth": "2", "answer": "It is $3-1$."},
-    "GSM8K's marker under another name": {"prompt": "What is 1+1?", "answer": "1+1 is <<1+1=2>>2.\n#### 2"},
-    "content in parts": {
-        "prompt": [{"role": "user", "content": [{"type": "text", "text": "What is 1+1?"}]}],
-        "label": "2",
-    },
-    "content as a list of text": {"prompt": [{"role": "user", "content": ["What is ", "1+1?"]}], "label": "2"},
-    "content as one part": {
-        "prompt": [{"role": "user", "content": {"type": "text", "text": "What is 1+1?"}}],
-        "label": "2",
-    },
-    "a float": {"prompt": "What is 1+1?", "solution": 2.0},
+    "content in parts": {"prompt": user([{"type": "text", "text": "What is 1+1?"}]), "label": "2"},
+    "content as a list of text": {"prompt": user(["What is ", "1+1?"]), "label": "2"},
+    "content as one part": {"prompt": user({"type": "text", "text": "What is 1+1?"}), "label": "2"},
 }
 
 
@@ -107,12 +88,6 @@ def test_every_schema_becomes_the_same_four_columns(write, row, suffix):
         "source": "sums",
         "id": "31adf3e245f99d7b",
     }
-
-
-@pytest.mark.parametrize("column", ["data_source", "source"])
-def test_the_source_of_a_row_is_kept(write, column):
-    dataset = load_math_dataset(write([{"problem": "1+1", "answer": "2", column: "aime"}]))
-    assert dataset["source"][:] == ["aime"]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +127,7 @@ def test_duplicates_go_but_for_the_first_and_conflicts_go_altogether(write, capl
     assert "2 problems from 7 rows; removed 2 duplicates" in record.message
     assert "and 1 problems with conflicting answers (3 rows)." in record.message
     assert dataset.info.description == record.message
-
-
-def test_clean_data_is_no_warning(write, caplog):
+    caplog.clear()
     load_math_dataset(write(sums(("a", "1"), ("b", "2"))))
     assert not caplog.records
 
@@ -163,54 +136,23 @@ def test_offset_and_limit_count_problems_not_rows(write):
     path = write(sums(("a", "1"), ("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")))
     assert load_math_dataset(path, offset=1, limit=2)["solution"][:] == ["2", "3"]
     assert load_math_dataset(path, offset=3, limit=9)["solution"][:] == ["4"]
+    path = write(sums(("a", "proof"), ("b", "2"), ("c", "proof"), ("d", "4"), ("e", "proof")))
+    dataset = load_math_dataset(path, limit=2, on_bad_rows="skip")
+    assert dataset["solution"][:] == ["2", "4"]
+    assert "2 problems from the first 4 rows" in dataset.info.description
 
 
-def test_answers_become_text(write):
-    rows = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([34, 34.0, 0.5, " 7 "])]
-    assert load_math_dataset(write(rows))["solution"][:] == ["34", "34", "0.5", "7"]
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        *("34", "$34$", " $ 34 $ ", "$$34$$", "\\(34\\)", "\\[34\\]", "\\boxed{34}", "$\\boxed{34}$", 34, 34.0),
-        "\N{FULLWIDTH DIGIT THREE}\N{FULLWIDTH DIGIT FOUR}",
-        "\N{ARABIC-INDIC DIGIT THREE}\N{ARABIC-INDIC DIGIT FOUR}",
-    ],
-)
-def test_one_answer_in_two_notations_is_one_gold(write, written):
-    dataset = load_math_dataset(write(sums(("a", "34"), ("b", "35"), ("a", written)), "sums.jsonl"))
+def test_one_answer_in_two_notations_is_one_gold(write):
+    dataset = load_math_dataset(write(sums(("a", "34"), ("b", "35"), ("a", "$34$"))))
     assert dataset["solution"][:] == ["34", "35"]
     assert "removed 1 duplicates and 0 problems" in dataset.info.description
-    assert load_math_dataset(write(sums(("a", written)), "other.jsonl"))["solution"][:] == ["34"]
-
-
-@pytest.mark.parametrize(
-    ("written", "gold"),
-    [
-        ("2\\pi", "$2\\pi$"),
-        ("\\frac12", "$\\frac12$"),
-        ("x^2+1", "$x^2+1$"),
-        ("(1,2)", "$(1,2)$"),
-        ("1,-2", "$1,-2$"),
-        ("$[0, 3)$", "$[0, 3)$"),
-        ("\\$5", "\\$5"),
-        ("$1$ or $2$", "$1$ or $2$"),
-        ("70,000", "70000"),
-        ("-1/2", "-1/2"),
-        ("\N{MINUS SIGN}1/2", "-1/2"),
-        ("x\N{SUPERSCRIPT TWO}", "x\N{SUPERSCRIPT TWO}"),
-        ("3.5", "3.5"),
-        ("Evelyn", "Evelyn"),
-    ],
-)
-def test_a_formula_stands_between_dollars_as_math_verify_needs_it(write, written, gold):
-    assert load_math_dataset(write(sums(("a", written))))["solution"][:] == [gold]
 
 
 def test_a_formula_is_read_by_both_rewards(write):
-    problem = {"problem": "What is the area?", "solution": "It is $\\pi r^2 = \\boxed{2\\pi}$."}
-    (gold,) = load_math_dataset(write([problem]))["solution"]
+    problem = {"problem": "What is the area?", "solution": "It is $\\pi r^2 = \\boxed{2\\pi}$.", "source": "aime"}
+    dataset = load_math_dataset(write([problem]))
+    assert dataset["source"][:] == ["aime"]
+    (gold,) = dataset["solution"]
     assert math_verify_reward(["$\\boxed{\\pi \\cdot 2}$", "$\\boxed{2}$"], [gold] * 2) == [1.0, 0.0]
     assert dapo_math_reward(["Answer: $2\\pi$", "Answer: 2"], [gold] * 2) == [1.0, -1.0]
     assert DapoMathReward(boxed="strict")(["\\boxed{2\\pi}", "\\boxed{2}"], [gold] * 2) == [1.0, -1.0]
@@ -220,10 +162,8 @@ def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request
     golds = ["1", "proof", "proof", "2", None, "", "x" * 301, "notfound", True]  # 7 of 9 are none
     path = write(sums(*((f"p{i}", gold) for i, gold in enumerate(golds))))
     seven = r"7 of 9 \(line 2, line 3, line 5, line 6, line 7, \.\.\.\)"
-    way_out = (
-        rf"line 2 .*`answer` is 'proof', expected an answer\. Bad rows: {seven}\. Correct .*`on_bad_rows=\"skip\"`"
-    )
-    with pytest.raises(ValueError, match=way_out):
+    way_out = rf"Bad rows: {seven}\. Correct .*`on_bad_rows=\"skip\"`"
+    with pytest.raises(ValueError, match=rf"line 2 .*`answer` is 'proof', expected an answer\. {way_out}"):
         load_math_dataset(path)
     dataset = load_math_dataset(path, on_bad_rows="skip")
     assert dataset["solution"][:] == ["1", "2"]
@@ -233,20 +173,11 @@ def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request
     assert re.search(f"Bad rows left out: {seven}", record.message)
 
 
-def test_a_limit_counts_the_problems_that_are_left(write):
-    path = write(sums(("a", "proof"), ("b", "2"), ("c", "proof"), ("d", "4"), ("e", "proof")))
-    dataset = load_math_dataset(path, limit=2, on_bad_rows="skip")
-    assert dataset["solution"][:] == ["2", "4"]
-    assert "2 problems from the first 4 rows" in dataset.info.description
-
-
-def test_a_file_without_one_gold_answer_is_refused_where_they_are_left_out(write):
+def test_a_file_of_which_no_problem_is_left_is_refused(write):
     with pytest.raises(ValueError, match=r"2 of 2 \(line 1, line 2\)\. No problem is left"):
         load_math_dataset(write(sums(("a", "proof"), ("b", ""))), on_bad_rows="skip")
-
-
-def test_thousands_separators_of_gsm8k_are_dropped(write):
-    assert load_math_dataset(write([{"question": "q", "answer": "#### 70,000"}]))["solution"][:] == ["70000"]
+    with pytest.raises(ValueError, match=r"1 problems with conflicting answers \(2 rows\)\. No problem is left"):
+        load_math_dataset(write(sums(("1+1", "2"), ("1+1", "3"))))
 
 
 def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
@@ -262,26 +193,15 @@ def test_a_conversation_is_left_alone_as_is_and_refused_otherwise(write):
     [
         (
             {"text": "1+1", "answer": "2"},
-            "found columns `text`, `answer`; expected `prompt` and `reward_model.ground_truth`",
+            "found columns `text`, `answer`; expected `prompt` and `reward_model.ground_",
         ),
-        ({"prompt": "1+1", "reward_model": {"style": "rule"}}, "line 1 .verl.*ground_truth"),
         ({"prompt": "1+1", "reward_model": "2"}, "line 1 .verl.*`reward_model.ground_truth` is None, exp"),
-        ({"prompt": "1+1", "label": None}, "line 1 .slime.*`label` is None, expected an answer"),
-        ({"prompt": "1+1", "label": ["2", "3"]}, r"`label` is \['2', '3'\], expected one answer"),
-        ({"problem": "1+1", "answer": float("nan")}, "`answer` is nan"),
         ({"prompt": " ", "label": "2"}, "`prompt` is ' ', expected a problem"),
         ({"prompt": None, "label": "2"}, "`prompt` is None, expected text, or messages"),
-        (
-            {"prompt": user([{"type": "image"}, {"type": "text", "text": "1+1"}]), "label": "2"},
-            "expected text, or mess",
-        ),
+        ({"prompt": user([{"type": "image"}, {"type": "text", "text": "1"}]), "label": "2"}, "expected text, or mess"),
         ({"problem": "1+1", "solution": "It is 2."}, r"expected a worked solution with its answer in `.boxed\{\}`"),
-        ({"problem": "1+1", "solution": "It is \\boxed{2"}, "expected a worked solution"),
-        ({"problem": "1+1", "answer": float("inf")}, "`answer` is inf"),
-        ({"problem": "1+1", "answer": "$$"}, "`answer` is '..', expected an answer"),
         ({"prompt": [], "label": "2"}, r"`prompt` is \[\], expected text, or messages"),
         ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "of which the last is the user's"),
-        ({"question": "1+1", "answer": "So it is. " * 6}, "line 1 .GSM8K.*expected a worked .* or behind `####`"),
     ],
 )
 def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(write, row, message):
@@ -289,21 +209,18 @@ def test_a_row_of_another_shape_is_refused_with_what_was_found_and_expected(writ
         load_math_dataset(write([row]))
 
 
-@pytest.mark.parametrize(
-    ("name", "place"), [("sums.jsonl", "line 2"), ("sums.json", "row 1"), ("sums.parquet", "row 1")]
-)
-def test_the_place_of_a_wrong_row_is_named(write, name, place):
-    with pytest.raises(ValueError, match=rf"`, {place} .*`answer` is ''"):
-        load_math_dataset(write(sums(("a", "1"), ("b", "")), name))
+def test_the_place_of_a_wrong_row_is_named(write):
+    for name in ("sums.json", "sums.parquet"):
+        with pytest.raises(ValueError, match=r"`, row 1 .*`answer` is ''"):
+            load_math_dataset(write(sums(("a", "1"), ("b", "")), name))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"problem": "b", "answer"', "line 4: "),
+        (b'{"problem": "b", "answer"', "as jsonl: line 4: Expecting ':' delimiter$"),
         (b"[1, 2]", r"line 4: a row is \[1, 2\], not an object"),
         (b'{"problem": "b", "answer": "\xff"}', "line 4: .*can't decode"),
-        (b'{"problem": "", "answer": "2"}', "line 4 .MATH schema.: `problem` is ''"),
         (b'{"problem": "b\\ud800", "answer": "2"}', "line 4 .MATH schema.: `problem` is 'b.*without lone surrogates"),
         (b'{"problem": "b", "answer": "\\ud800"}', "line 4 .MATH schema.: `answer` is '.*without lone surrogates"),
     ],
@@ -323,32 +240,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_pat
     assert (contents(dataset), dataset["solution"][:]) == (["a\u00e9"], ["1"])
 
 
-def test_objects_on_lines_of_their_own_in_a_json_file_are_told_their_suffix(tmp_path):
-    (tmp_path / "sums.json").write_text('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "2"}\n')
-    with pytest.raises(ValueError, match=r"cannot be read as json: Extra data.*one object a line.*\.jsonl"):
-        load_math_dataset(tmp_path / "sums.json")
-
-
-class Counted:
-    """An iterable that counts what is taken from it."""
-
-    def __init__(self, values):
-        self.values = values
-        self.num_taken = 0
-
-    def __iter__(self):
-        for value in self.values:
-            self.num_taken += 1
-            yield value
-
-
 NUM_ROWS = 20_000
 
 
 def test_a_limit_reads_no_further_line(write, monkeypatch):
     path = write(sums(*((f"p{i // 2}", i // 2) for i in range(NUM_ROWS))))  # every problem twice
-    parsed = []
-    loads = json.loads
+    parsed, loads = [], json.loads
     monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
     dataset = load_math_dataset(path, offset=50, limit=100)
     assert dataset["solution"][:] == [str(i) for i in range(50, 150)]
@@ -360,8 +257,7 @@ def test_a_limit_reads_no_further_line(write, monkeypatch):
 
 def test_a_limit_reads_no_further_batch_of_parquet(write, monkeypatch):
     path = write(sums(*((f"p{i}", i) for i in range(NUM_ROWS))), "sums.parquet")
-    taken = []
-    iter_batches = pq.ParquetFile.iter_batches
+    taken, iter_batches = [], pq.ParquetFile.iter_batches
 
     def counted(self, *args, **kwargs):
         for batch in iter_batches(self, *args, **kwargs):
@@ -373,14 +269,6 @@ def test_a_limit_reads_no_further_batch_of_parquet(write, monkeypatch):
     assert sum(taken) <= NUM_ROWS / 10
     taken.clear()
     assert len(load_math_dataset(path)) == sum(taken) == NUM_ROWS
-
-
-def test_a_limit_reads_no_further_row_of_a_hub_dataset(monkeypatch):
-    rows = Counted(sums(*((f"p{i}", i) for i in range(NUM_ROWS))))
-    rows.column_names = ["problem", "answer"]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows)
-    assert len(load_math_dataset("sums", limit=100)) == 100
-    assert rows.num_taken == 100
 
 
 def test_ranges_stay_apart_where_a_longer_one_finds_more_conflicts(write):
@@ -421,22 +309,12 @@ def test_problems_with_images_keep_them_and_are_told_apart_by_them(tmp_path, mon
     assert len(set(dataset["id"])) == 2
 
 
-def test_a_problem_without_an_image_stands_beside_one_with(write):
+def test_a_problem_without_an_image_stands_beside_one_with_and_what_is_no_image_is_refused(write):
     rows = [{"problem": "Find x.", "answer": "1", "images": ["a.png", "b.png"]}, *sums(("1+1", "2"))]
-    dataset = load_math_dataset(write(rows))
-    assert [[image["path"] for image in images] for images in dataset.with_format("arrow")["images"].to_pylist()] == [
-        ["a.png", "b.png"],
-        [],
-    ]
-
-
-def test_an_image_that_is_none_is_refused_with_its_place(write):
+    images = load_math_dataset(write(rows)).with_format("arrow")["images"].to_pylist()
+    assert [[image["path"] for image in each] for each in images] == [["a.png", "b.png"], []]
     with pytest.raises(ValueError, match="line 1: 7 is no image, expected `bytes` or a `path`"):
         load_math_dataset(write([{"problem": "Find x.", "answer": "1", "image": 7}]))
-
-
-def test_without_images_there_is_no_column_for_them(write):
-    assert load_math_dataset(write(sums(("1+1", "2")))).column_names == ["prompt", "solution", "source", "id"]
 
 
 def test_the_style_that_asks_for_thinking_asks_for_what_both_rewards_read(write):
@@ -448,32 +326,14 @@ def test_the_style_that_asks_for_thinking_asks_for_what_both_rewards_read(write)
 
 
 @pytest.mark.parametrize("name", ["sums.parquet", "sums.jsonl", "sums.json"])
-@pytest.mark.parametrize(("text", "message"), [("", "empty|cannot be read"), ("no json", "cannot be read as ")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "empty|cannot be read"), ("no json", "cannot be read as "), ("[" * 100_000, "as (json.*recursion|parquet)")],
+    ids=["nothing", "no json", "endless"],
+)
 def test_an_unreadable_file_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
-        load_math_dataset(tmp_path / name)
-
-
-def test_a_line_that_is_no_json_is_named_by_its_own_number_alone(tmp_path):
-    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+2" "answer": "3"}\n')
-    with pytest.raises(ValueError, match=r"cannot be read as jsonl: line 2: Expecting ',' delimiter$"):
-        load_math_dataset(tmp_path / "sums.jsonl")
-
-
-def test_a_json_file_without_rows_is_refused(write, tmp_path):
-    with pytest.raises(ValueError, match="is empty: expected rows with `prompt` and `reward_model"):
-        load_math_dataset(write([], "sums.json"))
-    for text in ('{"data": []}', "3", "null"):
-        (tmp_path / "sums.json").write_text(text)
-        with pytest.raises(ValueError, match=r"sums.json` cannot be read as json: it holds .*, not a list of objects"):
-            load_math_dataset(tmp_path / "sums.json")
-
-
-@pytest.mark.parametrize("name", ["sums.jsonl", "sums.json"])
-def test_endless_nesting_is_refused(tmp_path, name):
-    (tmp_path / name).write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"cannot be read as json.*recursion"):
         load_math_dataset(tmp_path / name)
 
 
@@ -482,6 +342,16 @@ def test_a_damaged_parquet_file_is_refused_with_its_name(write):
     path.write_bytes(path.read_bytes()[4:])
     with pytest.raises(ValueError, match=r"sums.parquet` cannot be read as parquet: "):
         load_math_dataset(path)
+
+
+def test_a_json_file_without_rows_is_refused(write, tmp_path):
+    with pytest.raises(ValueError, match="is empty: expected rows with `prompt` and `reward_model"):
+        load_math_dataset(write([], "sums.json"))
+    refused = {'{"data": []}': "it holds .*, not a list", "{}\n{}": "Extra data.*one object a line.*jsonl"}
+    for text, message in refused.items():
+        (tmp_path / "sums.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"sums.json` cannot be read as json: {message}"):
+            load_math_dataset(tmp_path / "sums.json")
 
 
 @pytest.mark.parametrize(
@@ -520,11 +390,6 @@ def test_a_missing_file_is_named_with_every_place_that_was_searched(tmp_path, mo
         load_math_dataset("sums.jsonl")
 
 
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a file of one of the kinds"):
-        load_math_dataset(tmp_path)
-
-
 def test_another_name_is_a_dataset_of_the_hub(monkeypatch):
     def load_dataset(*args, **kwargs):
         assert (args, kwargs) == (("openai/gsm8k", "main"), {"split": "test"})
@@ -535,7 +400,9 @@ def test_another_name_is_a_dataset_of_the_hub(monkeypatch):
     assert (dataset["solution"][0], dataset["source"][0]) == ("2", "gsm8k")
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not a file of one of the kinds"):
+        load_math_dataset(tmp_path)
     (tmp_path / "sums.jsonl").mkdir()
     with pytest.raises(IsADirectoryError, match=r"sums.jsonl` is a folder: name a file in it"):
         load_math_dataset(tmp_path / "sums.jsonl")
@@ -569,10 +436,7 @@ def test_dapo_math_17k_has_17243_problems_and_asks_for_an_answer_line():
         assert content.startswith(opening)
         assert content.endswith(closing)
         assert "Return the final answer in" not in content
-    assert dataset[0]["solution"] == "34"
-    assert dataset[0]["source"] == "dapo_math"
-    assert contents(dataset)[0].removeprefix(opening).startswith("In triangle $ABC$, $\\sin")
-    assert contents(dataset)[0].removesuffix(closing).endswith("find $a + b + c$.")
+    assert (dataset[0]["solution"], dataset[0]["source"]) == ("34", "dapo_math")
 
 
 @needs_data
@@ -582,17 +446,3 @@ def test_the_960_rows_of_aime_are_30_problems():
     assert set(dataset["source"]) == {"math_dapo"}
     as_is = load_math_dataset("aime-2024.parquet", prompt_style="as_is")
     assert dataset["prompt"][:] == as_is["prompt"][:]  # the file already has the paper's prompt
-
-
-@needs_data
-def test_gsm8k_is_read_to_the_last_row():
-    dataset = load_math_dataset("gsm8k_test.jsonl")
-    assert len(dataset) == 1_319
-    assert all(solution.lstrip("-").isdigit() for solution in dataset["solution"])
-
-
-def test_a_file_whose_answers_all_conflict_is_said_to_be_so(tmp_path):
-    path = tmp_path / "problems.jsonl"
-    path.write_text('{"problem": "1+1", "answer": "2"}\n{"problem": "1+1", "answer": "3"}\n')
-    with pytest.raises(ValueError, match=r"1 problems with conflicting answers \(2 rows\). No problem is left"):
-        load_math_dataset(path)

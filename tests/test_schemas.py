@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of the datasets that people train on: a few rows of our own in the schema of each, `data/schemas/`."""
 
-import json
 import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from trl_dapo.data import load_math_dataset
@@ -71,11 +68,3 @@ def test_a_row_of_each_schema_has_its_gold_answer_or_is_refused_by_its_place(nam
     dataset = load_math_dataset(SCHEMAS / name, prompt_style="as_is", on_bad_rows="skip")
     assert dataset["solution"][:] == golds
     assert "What is 2 + 3?" in dataset["prompt"][0][-1]["content"]
-
-
-@pytest.mark.parametrize("name", ["skywork_or1.jsonl", "olympiadbench.jsonl", "skyrl.jsonl"])
-def test_structs_and_lists_of_parquet_are_read_alike(name, tmp_path):
-    rows = [json.loads(line) for line in (SCHEMAS / name).read_text().splitlines()]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    dataset = load_math_dataset(tmp_path / "rows.parquet", prompt_style="as_is", on_bad_rows="skip")
-    assert dataset["solution"][:] == [gold for gold in GOLDS[name] if isinstance(gold, str)]

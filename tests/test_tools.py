@@ -1,7 +1,5 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-import math
-
 import pytest
 from transformers.utils import get_json_schema
 
@@ -15,17 +13,13 @@ pytestmark = pytest.mark.fast
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("2 + 3 * 4", "14"),
         ("(2 + 3) * -4", "-20"),
         ("7 // 2 + 7 % 2 + 2**10", "1028"),  # 3 + 1 + 1024
         ("1 / 4", "0.25"),
         (" comb(12, 5) * 3**4 % 7 ", "4"),  # 792 * 81 = 64152 = 9164 * 7 + 4
         ("gcd(84, 36) + lcm(4, 6) + isqrt(50)", "31"),  # 12 + 12 + 7
-        ("sqrt(2)", str(math.sqrt(2))),
-        ("round(cos(pi), 3)", "-1.0"),
-        ("max(1, 5, abs(-7))", "7"),
+        ("max(1, 5, abs(-7)) + round(cos(pi), 3)", "6.0"),
         ("3**500", str(3**500)),
-        ("factorial(30)", str(math.factorial(30))),
     ],
 )
 def test_arithmetic_is_exact_where_integers_are(expression, value):
@@ -36,14 +30,11 @@ def test_arithmetic_is_exact_where_integers_are(expression, value):
     ("expression", "message"),
     [
         ("__import__('os').getcwd()", "is not arithmetic"),
-        ("(1).__class__", "is not arithmetic"),
         ("[1, 2] * 3", "is not arithmetic"),
-        ("'a' * 3", "is not arithmetic"),
         ("x + 1", "`x` is not arithmetic"),
-        ("print(1)", "is not arithmetic"),
-        ("1 if 1 else 2", "is not arithmetic"),
         ("round(2.5, ndigits=1)", "no named arguments"),
         ("2 +", "'2 [+]' is not an arithmetic expression"),
+        ({"expression": "1"}, "is not an arithmetic expression"),  # arguments are what a model writes
         ("(" * 299, "is not an arithmetic expression"),
         ("1" * 301, "301 characters, more than 300"),
         ("(-8) ** 0.5", "is not a real number"),
@@ -54,44 +45,29 @@ def test_nothing_but_arithmetic_is_evaluated(expression, message):
         calculate(expression)
 
 
-WITHOUT_VALUE = """1 / 0; 0**-1; 10.0**400; exp(1000); sqrt(2**4000); ceil(1e999); log(2, 1); gcd(1.5); factorial(2.5)
-max(); min(1); sqrt(1, 2); round(2.5, 0.5)""".replace("\n", ";").split(";")
-
-
-@pytest.mark.parametrize("expression", WITHOUT_VALUE)
+@pytest.mark.parametrize(
+    "expression", ["1 / 0", "10.0**400", "ceil(1e999)", "log(2, 1)", "factorial(2.5)", "max()", "sqrt(1, 2)"]
+)
 def test_what_has_no_value_says_so(expression):
     with pytest.raises(ValueError, match="has no value"):
         calculate(expression)
 
 
-@pytest.mark.parametrize("expression", [None, 5, ["1 + 1"], {"expression": "1"}])
-def test_what_is_no_text_is_no_expression(expression):
-    """Arguments are what a model writes."""
-    with pytest.raises(ValueError, match="is not an arithmetic expression"):
-        calculate(expression)
-
-
+# The last: 4,000 bits and 4,000 bits make 8,000.
 @pytest.mark.parametrize(
     "expression",
     [
         "round(5, -(10**9))",
         "9**9**9",
-        "2**10**10",
         "factorial(10**9)",
-        "comb(10**6, 5 * 10**5)",
-        "perm(10**9)",
+        "comb(10**6, 5)",
         "7**-(10**9)",
+        "2**4000 // 3 * (2**4000 // 3)",
     ],
 )
 def test_no_expression_takes_long(expression):
     with pytest.raises(ValueError, match="Too large"):
         calculate(expression)
-
-
-def test_a_value_that_has_grown_is_refused_too():
-    # 4,000 bits and 4,000 bits make 8,000.
-    with pytest.raises(ValueError, match="Too large: the value"):
-        calculate("2**4000 // 3 * (2**4000 // 3)")
 
 
 def test_what_a_model_is_told_of_the_tool_names_every_function():

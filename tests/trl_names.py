@@ -15,13 +15,7 @@ OVERRIDES = {
     "_generate": ("self", "prompts"),
     # calls `_generate_single_turn` as long as this rank has calls, with its rows alone
     "_tool_call_loop": (
-        "self",
-        "prompts",
-        "prompt_ids",
-        "completion_ids",
-        "completions",
-        "logprobs",
-        "images",
+        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images"),
         "multimodal_fields",
     ),
     # returns rewards of all ranks, gathered in rank order: groups are consecutive rows
@@ -34,11 +28,7 @@ OVERRIDES = {
     "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
     # the loop behind `evaluate` and `predict`
     "evaluation_loop": (
-        "self",
-        "dataloader",
-        "description",
-        "prediction_loss_only",
-        "ignore_keys",
+        *("self", "dataloader", "description", "prediction_loss_only", "ignore_keys"),
         "metric_key_prefix",
     ),
     "get_train_dataloader": ("self",),
@@ -72,11 +62,7 @@ CALLS = (
     "_get_output_dir",
     "_set_signature_columns_if_needed",
     "_tokenize_prompts",  # returns the first three of these
-    "add_callback",
-    "get_cp_size",
-    "get_sp_size",
-    "get_tp_size",
-    "remove_callback",
+    *("add_callback", "get_cp_size", "get_sp_size", "get_tp_size", "remove_callback"),
 )
 
 # Functions of trl.trainer.utils.
@@ -115,9 +101,6 @@ GENERATED = (
 READS = (
     "_current_train_step_time",  # seconds of the optimizer step so far
     "_buffered_inputs",  # what is left of the rollout: one entry a micro-step
-    "_entropy_bonus_enabled",
-    "_is_vlm",
-    "_last_world_entropy",
     "_logs",  # the completions table; its "extra" holds what reward functions passed to `log_extra`
     "_metrics",  # {"train": defaultdict(list), "eval": defaultdict(list)}: one value a call, averaged by `log`
     "_pending_extra_logs",  # what reward functions logged of this rank's rows; flushed at the end of a rollout
@@ -125,54 +108,20 @@ READS = (
     "_signature_columns",  # columns that `remove_unused_columns` keeps; None until asked for
     "_step",  # micro-steps made, of which a rollout lasts `steps_per_generation * num_iterations`
     "_tokenizer",  # the processing class, or the tokenizer inside a processor
-    "accelerator",
-    "args",
-    "aux_loss_enabled",
-    "beta",
-    "callback_handler",
-    "control",
-    "entropy_coef",
     "environment_factories",  # None, or {name: factory}
     "environments",  # this batch's environments, or None
-    "epsilon_high",
-    "epsilon_low",
     "eval_dataset",  # one, or a dictionary of several, or None
-    "generation_config",
-    "generation_kwargs",
-    "importance_sampling_level",
-    "is_deepspeed_enabled",
-    "is_fsdp_enabled",
-    "loss_type",
-    "mask_truncated_completions",
-    "max_completion_length",
-    "model",
-    "model_wrapped",
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "off_policy_mask_threshold",
-    "optimizer",
-    "pad_to_multiple_of",
-    "processing_class",
-    "ref_model",
-    "reward_func_names",
-    "reward_funcs",
-    "reward_processing_classes",
     "reward_weights",  # one a reward function, on the CPU
-    "rollout_func",
-    "router_aux_loss_coef",
-    "shuffle_dataset",
-    "state",
-    "tools",
-    "top_entropy_quantile",
-    "train_dataset",
-    "use_adaptive_entropy",
-    "use_transformers_continuous_batching",
-    "use_vllm",
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
+    *("_entropy_bonus_enabled", "_is_vlm", "_last_world_entropy", "accelerator", "args", "aux_loss_enabled", "beta"),
+    *("callback_handler", "control", "entropy_coef", "epsilon_high", "epsilon_low", "generation_config"),
+    *("generation_kwargs", "importance_sampling_level", "is_deepspeed_enabled", "is_fsdp_enabled", "loss_type"),
+    *("mask_truncated_completions", "max_completion_length", "model", "model_wrapped", "num_generations"),
+    *("num_generations_eval", "num_iterations", "off_policy_mask_threshold", "optimizer", "pad_to_multiple_of"),
+    *("processing_class", "ref_model", "reward_func_names", "reward_funcs", "reward_processing_classes"),
+    *("rollout_func", "router_aux_loss_coef", "shuffle_dataset", "state", "tools", "top_entropy_quantile"),
+    *("train_dataset", "use_adaptive_entropy", "use_transformers_continuous_batching", "use_vllm"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
 )
 
 # Attributes of `vllm_generation` that evaluation sets for its time.

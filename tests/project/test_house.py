@@ -5,6 +5,8 @@
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,13 +88,9 @@ def lines_of(file):
 
 def above(limit, kinds):
     """Classes or functions that are longer without their docstring: (lines, file, name)."""
-    found = []
-    for file, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, kinds):
-                length = node.end_lineno - node.lineno + 1 - docstring_of(node)
-                found += [(length, str(file.relative_to(PACKAGE)), node.name)] if length > limit else []
-    return found
+    found = [(file, node) for file, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    lengths = [(node.end_lineno - node.lineno + 1 - docstring_of(node), str(file), node.name) for file, node in found]
+    return [found for found in lengths if found[0] > limit]
 
 
 def test_imports_are_read_however_they_are_written():
@@ -143,6 +141,15 @@ def test_private_names_of_the_trainer_are_read_in_three_files():
         and ast.unparse(node.value).split(".")[-1] in ("trainer", "_trainer")
     }
     assert sorted(readers - set(READ_ITS_PRIVATE_NAMES)) == []
+
+
+def test_the_root_conftest_imports_no_framework():
+    # `pytest -m fast` is to be fast.
+    code = "import conftest, sys; print({'torch', 'torch.distributed', 'transformers', 'trl'} & sys.modules.keys())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests"
+    )
+    assert found.stdout == "set()\n"
 
 
 def test_nothing_is_too_large():

@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "trl_dapo", "recipes")
 
 
-def run(*command, cwd: Path, timeout: int = 200) -> str:
+def run(*command, cwd: Path) -> str:
     """A command's output, run without the repository in its path and without data."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRL_DAPO_DATA")}
     result = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment
+        [*map(str, command)], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
     )
     assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]
     return result.stdout
@@ -78,7 +78,7 @@ def test_a_wheel_holds_every_module_and_every_recipe_once(wheel):
     assert [name for name in names if name.startswith("recipes/") or "ablation" in name] == []
 
 
-def test_recipes_of_a_wheel_are_listed_and_shown(programs, tmp_path):
+def test_recipes_of_a_wheel_are_listed_and_shown_and_planned(programs, tmp_path):
     listed = run(programs / "trl-dapo", "recipes", cwd=tmp_path)
     assert f"Their files: {programs.parent}" in listed
     for recipe in (ROOT / "recipes").glob("*.yaml"):
@@ -87,9 +87,6 @@ def test_recipes_of_a_wheel_are_listed_and_shown(programs, tmp_path):
         assert [line.split(":")[0] for line in first_lines] == ["Hardware", "Trains"]
     shown = run(programs / "trl-dapo", "recipes", "--show", "qwen3_1.7b_dapo", cwd=tmp_path)
     assert shown == (ROOT / "recipes" / "qwen3_1.7b_dapo.yaml").read_text()
-
-
-def test_a_wheel_plans_its_recipes(programs, tmp_path):
     for recipe in ("smoke_cpu", "qwen2.5_32b_dapo"):
         said = run(programs / "trl-dapo", "plan", "--config", recipe, cwd=tmp_path)
         assert said.splitlines()[-1].startswith("Fits: peak ")

@@ -29,11 +29,6 @@ def count_words(text: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in GENERATED_TABLE.sub("", text).split())
 
 
-def test_a_word_has_a_letter_or_a_digit_and_stands_outside_of_what_a_command_writes():
-    table = "<!-- costs: python -m benchmarks --from-kept -->\n| a | b |\n<!-- end of costs -->"
-    assert count_words(f"| one | `two_3` | - |\n\n{table}\n\n    four = 5") == 4
-
-
 def test_the_pages_have_at_most_6000_words():
     pages = [path for path in (ROOT / "docs").glob("*.md") if path.stem not in GENERATED_PAGES]
     assert len(pages) > 10

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
-from helpers import ScriptedTrainer, prompts, tiny_config
+from helpers import make_trainer
 from trl import GRPOConfig
 from trl.rewards import accuracy_reward, think_format_reward
 
@@ -91,7 +91,7 @@ def script_for_80_gb() -> str:
     return section(page("scaling_out"), "A script for 80 GB").partition("```python\n")[2].partition("```")[0]
 
 
-def test_the_script_for_80_gb_trains(tiny_model, tmp_path, monkeypatch):
+def test_the_scripts_of_the_index_and_for_80_gb_train(tiny_model, tmp_path, monkeypatch):
     changes = {
         "Qwen/Qwen3-1.7B-Base": tiny_model,
         '"out",': f'"out", {SMALL}',
@@ -103,9 +103,6 @@ def test_the_script_for_80_gb_trains(tiny_model, tmp_path, monkeypatch):
         "from datasets import load_dataset\n": "",
     }
     train_small(script_for_80_gb(), changes, tmp_path, monkeypatch)
-
-
-def test_the_script_of_the_index_trains(tiny_model, tmp_path, monkeypatch):
     (script,) = re.findall(r"^```python\n(.*?)^```", page("index"), flags=re.DOTALL | re.MULTILINE)
     changes = {
         "Qwen/Qwen2.5-0.5B-Instruct": tiny_model,
@@ -195,25 +192,15 @@ def test_every_command_of_the_command_line_is_shown():
     assert "trl-dapo recipes --show NAME" in TEXT
 
 
-def test_every_recipe_stands_in_the_table():
-    names, text = names_in(RECIPES), (RECIPES / "README.md").read_text()
-    assert sorted(re.findall(r"^\| `((?:qwen|smo)[\w.]*)`", text, re.MULTILINE)) == sorted(names)
-
-
-def test_every_added_field_stands_in_the_table():
+def test_every_recipe_and_every_added_field_stands_in_its_table():
+    text = (RECIPES / "README.md").read_text()
+    assert sorted(re.findall(r"^\| `((?:qwen|smo)[\w.]*)`", text, re.MULTILINE)) == sorted(names_in(RECIPES))
     added = {field.name for field in dataclasses.fields(DAPOConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
-    missing = [name for name in sorted(added) if f"\n| `{name}` |" not in page("configuration")]
-    assert missing == []
+    assert [name for name in sorted(added) if f"\n| `{name}` |" not in page("configuration")] == []
 
 
 def test_every_metric_of_the_sampler_is_explained(tiny_model, tmp_path):
-    trainer = ScriptedTrainer(
-        tiny_model,
-        lambda completions, **kwargs: [float(completion == "right") for completion in completions],
-        tiny_config(tmp_path, max_steps=1),
-        train_dataset=prompts(24),
-        script=lambda text, i: "right" if i % 4 == 0 else "wrong",
-    )
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=1)
     trainer.train()
     prefix = "dynamic_sampling/"
     names = {name.removeprefix(prefix) for name in trainer.state.log_history[0] if name.startswith(prefix)}

@@ -37,9 +37,7 @@ def test_an_interval_has_the_quantile_of_the_tables():
     assert (mean, half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5)))
     assert interval([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3))
     assert math.isnan(interval([1.0])[1])
-
-
-def test_values_without_spread_differ_from_0_or_do_not():
+    # Values without spread differ from 0 or do not.
     assert [p_value([0.0, 0.0, 0.0]), p_value([0.5, 0.5, 0.5])] == [1.0, 0.0]
 
 
@@ -64,8 +62,10 @@ def test_the_mechanisms_verdicts_that_hold_are_counted_on_the_page():
     assert f"Of {plain} other verdicts {held} hold by Holm." in OF_EVIDENCE
 
 
-def test_what_is_true_by_construction_is_neither_shown_nor_counted():
+def test_what_is_true_by_construction_is_neither_shown_nor_counted_and_facts_stand_on_the_page():
     results = mechanisms.STUDY.read()
+    assert mechanisms.clip_binds(results)  # where it is tested
+    assert mechanisms.describe_facts(results) in OF_EVIDENCE
     named = [prediction for prediction in PREDICTIONS if prediction.by_construction]
     assert [(prediction.arm, prediction.quantity.title) for prediction in named] == [
         ("filtering", "right but cut off that are punished"),
@@ -91,6 +91,12 @@ def test_the_peers_table_says_of_each_difference_whether_it_holds():
     same = [key for key, said in judged.items() if said == ", the same runs"]
     assert [key[:2] for key in same] == [("quickstart", "ms-swift, 3 resamples")] * 2
     assert f"{2 * (2 * 5) - len(same)} differences tested" in OF_EVIDENCE
+
+
+def test_ms_swift_did_what_its_model_does_in_every_rollout_and_the_page_says_so():
+    of_swift = [run for key, run in read_csv(peers.HERE, peers.KEY).items() if key[1] in peers.PEERS]
+    assert all(run["as_modelled"] == 1 for run in of_swift)
+    assert f"all {sum(run['rollouts'] for run in of_swift):.0f} rollouts" in OF_EVIDENCE
 
 
 def tokens_of_the_last_two_rungs(which):

@@ -17,16 +17,13 @@ TESTS_OF_CODE = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
     ("written", "gold"),
     [
         ('["5"]', "5"),
-        (' [ "5" ] ', "5"),
         ('["\\\\frac{1}{2}"]', "$\\frac{1}{2}$"),
         ('["$5$", "5"]', "5"),  # the same twice
         ("[5]", "5"),
-        (["5"], "5"),
         ([5.0], "5"),
         ([["5"]], "5"),
         # No lists of answers: an interval, a point, a matrix, a set.
         ("[0,1]", "$[0,1]$"),
-        ("[1, 2, 3]", "$[1, 2, 3]$"),
         ("[[1, 2], [3, 4]]", "$[[1, 2], [3, 4]]$"),
         ("{1, 2}", "${1, 2}$"),
     ],
@@ -35,26 +32,15 @@ def test_a_list_of_one_is_unpacked(written, gold):
     assert read_gold(written) == gold
 
 
-def test_a_right_answer_to_an_unpacked_gold_is_right():
-    # Read as `$["5"]$` it scored -1.
-    gold = read_gold('["5"]')
-    assert dapo_math_reward(["Answer: 5", "Answer: 6"], [gold] * 2) == [1.0, -1.0]
-    assert math_verify_reward(["\\boxed{5}", "\\boxed{6}"], [gold] * 2) == [1.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("written", "gold"),
     [
         ("1,234,567", "1234567"),
         ("1,234.5", "1234.5"),
-        ("-1,000", "-1000"),
         ("\N{MINUS SIGN}1,000", "-1000"),
         ("$1,000", "$1000"),
         ("5%", "5%"),
         ("1,000 dollars", "1,000 dollars"),  # with a unit a model writes it as the dataset does
-        ("50,000 people", "50,000 people"),
-        ("70,000", "70000"),
-        ("1.5", "1.5"),
     ],
 )
 @pytest.mark.parametrize("before", ["So it is.\n#### ", "#### ", ""])
@@ -62,43 +48,33 @@ def test_a_comma_between_groups_of_three_digits_separates_thousands(before, writ
     assert read_gold(before + written) == gold
 
 
-@pytest.mark.parametrize(
-    ("written", "answer"), [("$1,000", "1000"), ("1,000 dollars", "1000"), ("-1,000", "-1000"), ("1,234.5", "1234.5")]
-)
+@pytest.mark.parametrize(("written", "answer"), [("$1,000", "1000"), ("1,000 dollars", "1000"), ("1,234.5", "1234.5")])
 def test_a_number_whose_thousands_were_separated_is_right_without(written, answer):
     gold = read_gold(f"#### {written}")
     assert dapo_math_reward([f"Answer: {answer}"], [gold]) == [1.0]
     assert math_verify_reward([f"\\boxed{{{answer}}}"], [gold]) == [1.0]
 
 
-@pytest.mark.parametrize("written", ["1,5", "12,34", "1.234,5", "1,2345", "1234,567", "1,234,56", "1,000 of 2,000"])
+@pytest.mark.parametrize("written", ["1,5", "1.234,5", "1,2345", "1234,567", "1,234,56", "1,000 of 2,000"])
 def test_another_comma_behind_the_marker_is_refused(written):
     # `#### 1,5` was 15.
     with pytest.raises(BadRow, match="a number whose commas stand between groups of three digits"):
         read_gold(f"So it is.\n#### {written}")
-
-
-@pytest.mark.parametrize(("written", "gold"), [("1,5", "$1,5$"), ("12,34", "$12,34$"), ("(1,234)", "$(1,234)$")])
-def test_another_comma_in_an_answer_is_that_of_a_list(written, gold):
-    assert read_gold(written) == gold
+    assert read_gold("1,5") == "$1,5$"  # a list
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        *((text, "an answer$") for text in ("proof", "Proof.", "notfound", "not found", "", " ", "$$", "None", "nan")),
-        *((nothing, "an answer$") for nothing in (None, float("nan"), float("-inf"), [], "[]", [None], 1j)),
-        *((truth, "an answer, not a truth value") for truth in (True, False, "True", "$false$", '["true"]', "[true]")),
+        *((text, "an answer$") for text in ("Proof.", "notfound", "not found", " ", "$$", "None", "nan")),
+        *((nothing, "an answer$") for nothing in (None, float("-inf"), "[]", [None], 1j)),
+        *((truth, "an answer, not a truth value") for truth in (True, "$false$", '["true"]', "[true]")),
         (TESTS_OF_CODE, "not code or its tests"),
-        (json.dumps(TESTS_OF_CODE), "not code or its tests"),
         (json.dumps([TESTS_OF_CODE, TESTS_OF_CODE]), "not code or its tests"),
         ("assert add(1, 2) == 3", "not code or its tests"),
-        ("METADATA = {}\n\ndef check(candidate):\n    assert candidate(1) == 2", "not code or its tests"),
         ('["assert add(1, 2) == 3"]', "not code or its tests"),
         ("```python\nprint(5)\n```", "not code or its tests"),
-        ("from math import gcd\ngcd(2, 3)", "not code or its tests"),
         ('["2", "-2"]', "one answer: nothing says whether any of several counts, or all of them"),
-        ([2, 3], "one answer: nothing says"),
         ("\\boxed{2} or \\boxed{3}", "one answer: nothing says"),
         ("['5']", "an answer, or a list in JSON"),
         ('["\\sqrt{2}"]', "an answer, or a list in JSON"),
@@ -108,7 +84,6 @@ def test_another_comma_in_an_answer_is_that_of_a_list(written, gold):
         ("We add them all, one by one, and so on, until there are no more of them left to add.", "a worked solution"),
         ("So\n#### We add them all, one by one, and so on, until there is no other one to add.", "a worked solution"),
         ("He has 5 apples and 3 pears, 5+3=8", "a worked solution"),
-        ("\\boxed{5", "a worked solution"),
         ("\\boxed{}", "a worked solution"),
     ],
 )
@@ -125,13 +100,16 @@ def test_what_is_no_single_answer_is_refused_by_name(answer, expected):
             (text, text)
             for text in ("5", "-1/2", "B", "Yes", "no solution", "the set of all odd primes", "from 3 to 5")
         ),
-        ("\\text{True}", "$\\text{True}$"),
         ("\\{x,\n\ty\\}", "$\\{x,\n\ty\\}$"),
+        *((text, f"${text}$") for text in ("2\\pi", "x^2+1", "(1,2)", "1,-2")),
+        *((text, text) for text in ("$[0, 3)$", "\\$5", "$1$ or $2$", "x\N{SUPERSCRIPT TWO}")),
+        *((text, "34") for text in ("$34$", "\\(34\\)", "$\\boxed{34}$", 34.0, "\N{FULLWIDTH DIGIT THREE}4")),
+        ("\N{MINUS SIGN}1/2", "-1/2"),
         ("025", "25"),  # AIME's way, which the rule of the paper would hold against 25
         ("0101", "0101"),
         ("The answer is \\boxed{5} cm.", "5"),
-        ("#### Step 1\nAdd.\n#### Step 2\nIt is \\boxed{5}.", "5"),
         ("Not \\boxed{4}.\n#### 5", "5"),
+        ("#### Step 1\nAdd.\n#### Step 2\nIt is \\boxed{5}.", "5"),
         ("```python\nprint(5)\n```\nIt is \\boxed{5}.", "5"),
         ("1" * 300, "1" * 300),
     ],

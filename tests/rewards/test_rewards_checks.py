@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import functools
-import inspect
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from trl import GRPOTrainer
-from trl.rewards import accuracy_reward, get_soft_overlong_punishment, think_format_reward
+from trl.rewards import accuracy_reward
 from trl.trainer.utils import is_async_callable
 
 from trl_dapo import rewards
@@ -88,46 +87,24 @@ def without_kwargs(prompts, completions, completion_ids, solution, trainer_state
     return [0.0] * len(completions)
 
 
-def with_level(completions, level, solution, **kwargs):
-    return exact(completions, solution)
-
-
-def decorated(reward_func):
-    @functools.wraps(reward_func)
-    def passes_what_is_wanted(**kwargs):
-        wanted = inspect.signature(reward_func).parameters
-        return reward_func(**{name: value for name, value in kwargs.items() if name in wanted})
-
-    return passes_what_is_wanted
-
-
 def exact_of_two(completions, solution):
     return exact(completions, solution)
 
 
 CALLABLE = {
     "no column": length,
-    "a column": exact,
     "all that TRL passes": judged,
     "all by name": without_kwargs,
-    "an object": Exact(),
     "an asynchronous object": AsyncExact(),
-    "a bound argument": functools.partial(with_level, level=3),
-    "a decorator that chooses": decorated(exact_of_two),
-    "a lambda": lambda completions, solution, **_: exact(completions, solution),
+    "a bound argument": functools.partial(lambda completions, level, solution, **_: [0.0], level=3),
+    "a decorator that chooses": functools.wraps(exact_of_two)(lambda **kwargs: [0.0]),
     "a default": lambda completions, level=None, **_: length(completions),
     "a method": Exact().__call__,
     "a reward model": torch.nn.Linear(1, 1),
     "a reward model's name": "trl-internal-testing/tiny-Qwen2ForSequenceClassification-2.5",
-    "a mock": Mock(),
     "no signature": type("NoSignature", (), {"__signature__": "none", "__call__": lambda self, **kwargs: []})(),
     "accuracy_reward": accuracy_reward,
-    "think_format_reward": think_format_reward,
-    "TRL's punishment": get_soft_overlong_punishment(100, 20),
     "dapo_math_reward": rewards.dapo_math_reward,
-    "DapoMathReward": rewards.DapoMathReward(),
-    "math_verify_reward": rewards.math_verify_reward,
-    "MathVerifyReward": rewards.MathVerifyReward(),
     "SoftOverlongPunishment": rewards.SoftOverlongPunishment(100, 20),
 }
 
@@ -137,9 +114,7 @@ def test_what_trl_can_call_passes(reward_func):
     check_reward_columns([reward_func], ["reward"], ["prompt", "solution"])
 
 
-@pytest.mark.parametrize(
-    "reward_func", [exact, judged, Exact(), AsyncExact(), functools.partial(exact), accuracy_reward]
-)
+@pytest.mark.parametrize("reward_func", [exact, AsyncExact(), functools.partial(exact), accuracy_reward])
 def test_a_reward_that_asks_for_a_column_which_the_data_lacks_is_refused(reward_func):
     message = (
         r"'exact' asks for `solution`, which `train_dataset` does not have; its columns are `prompt`, `answer`\. "
@@ -171,17 +146,12 @@ def test_the_wrong_dataset_is_named_and_what_its_columns_may_be_is_not_guessed()
         check_reward_columns([exact], ["exact"], ["prompt"], dataset="eval_dataset['aime']")
 
 
-@pytest.mark.parametrize("name", ["prompt", "completion"])
-def test_a_column_that_trl_does_not_pass_on_is_not_there(name):
-    namespace = {}
-    exec(f"def reward({name}, **kwargs): pass", namespace)
-    with pytest.raises(ValueError, match=f"'reward' asks for `{name}`.* TRL passes `{name}s`, a list"):
-        check_reward_columns([namespace["reward"]], ["reward"], ["prompt", "completion"])
-
-
-def test_environments_are_there_where_there_is_a_factory():
-    def reward(environments, **kwargs): ...
-
+def test_a_column_that_trl_does_not_pass_on_is_not_there():
+    for reward, name in ((lambda prompt, **_: 0, "prompt"), (lambda completion, **_: 0, "completion")):
+        with pytest.raises(ValueError, match=f"'reward' asks for `{name}`.* TRL passes `{name}s`, a list"):
+            check_reward_columns([reward], ["reward"], ["prompt", "completion"])
+    # Environments are there where there is a factory.
+    reward = lambda environments, **_: 0  # noqa: E731
     check_reward_columns([reward], ["reward"], ["prompt"], has_environments=True)
     with pytest.raises(ValueError, match="asks for `environments`"):
         check_reward_columns([reward], ["reward"], ["prompt"])
@@ -199,24 +169,15 @@ def test_a_reward_that_does_not_take_what_trl_passes_is_refused():
         check_reward_columns([lambda completions, /, **kwargs: 0], ["exact"], ["prompt"])
 
 
-@pytest.mark.parametrize(
-    ("weights", "num_reward_funcs", "buffer"),
-    [(None, 1, 20), ([1.0], 1, 20), ([1.0, 0.5], 2, 20), ([1.0, 0.5], 1, None)],
-)
-def test_other_reward_weights_are_trls_to_judge(weights, num_reward_funcs, buffer):
-    check_reward_funcs([exact] * num_reward_funcs, weights, buffer)
-
-
-def test_a_weight_for_the_overlong_column_is_refused_with_the_factor_that_it_has():
+def test_weights_that_no_run_is_meant_to_have_are_refused_and_others_are_trls_to_judge():
+    for num, weights, buffer in ((1, None, 20), (1, [1.0], 20), (2, [1.0, 0.5], 20), (1, [1.0, 0.5], None)):
+        check_reward_funcs([exact] * num, weights, buffer)
     message = (
         "2 weights for 1 reward functions.*`soft_overlong_punishment`.*`overlong_buffer_length=20`.*"
         r"its weight is `overlong_penalty_factor`.*`overlong_penalty_factor=0\.5`"
     )
     with pytest.raises(ValueError, match=message):
         check_reward_funcs([exact], [1.0, 0.5], 20)
-
-
-def test_weights_of_which_none_counts_are_refused():
     with pytest.raises(ValueError, match=r"`reward_weights=\[0.0, 0.0\]`: no reward counts"):
         check_reward_funcs([exact, exact], [0.0, 0.0], None)
     check_reward_funcs([exact, exact], [0.0, -1.0], None)
@@ -228,9 +189,8 @@ def test_what_cannot_be_called_is_no_reward_function():
     check_reward_funcs(["a/model", exact, torch.nn.Linear(1, 1), None], None, None)
 
 
-FINE = [1.0, 1, True, None, math.nan, math.inf, Decimal("0.5"), Fraction(1, 2)]
-FINE += [np.float32(1), np.float16(1), np.int64(1), np.bool_(True)]
-FINE += [torch.tensor(value) for value in (1.0, 1, True, [1.0])] + [torch.tensor(1.0, dtype=torch.bfloat16)]
+FINE = [1.0, 1, True, None, math.nan, Decimal("0.5"), Fraction(1, 2), np.float32(1), np.int64(1), np.bool_(True)]
+FINE += [torch.tensor(value) for value in (1.0, True, [1.0])] + [torch.tensor(1.0, dtype=torch.bfloat16)]
 
 
 @pytest.mark.parametrize("value", FINE, ids=repr)
@@ -240,9 +200,8 @@ def test_whatever_is_a_number_is_a_reward_here_and_in_trl(value):
     assert torch.tensor([math.nan if value is None else value], dtype=torch.float32).shape == (1,)
 
 
-NOT_REWARDS = ["1.0", "right", b"1", [1.0], (1.0,), {"score": 1.0}, 1j, pytest.param(object(), id="object")]
-NOT_REWARDS += [np.array([1.0]), np.array(1.0), np.str_("1")]
-NOT_REWARDS += [torch.tensor([1.0, 2.0]), torch.tensor(1j), np.complex64(1), np.datetime64("2026-01-01")]
+NOT_REWARDS = ["1.0", b"1", [1.0], {"score": 1.0}, 1j, np.array(1.0), np.str_("1"), np.complex64(1)]
+NOT_REWARDS += [torch.tensor([1.0, 2.0]), torch.tensor(1j)]
 
 
 @pytest.mark.parametrize("value", NOT_REWARDS, ids=repr)
@@ -252,15 +211,12 @@ def test_what_is_no_number_is_refused_with_its_function_and_place(value):
         check_reward_values("judge", [0.0, value], 2)
 
 
-@pytest.mark.parametrize("values", [np.zeros(2), torch.zeros(2), torch.zeros(2, 1), (0.0, 0.0), (i for i in range(2))])
+@pytest.mark.parametrize("values", [np.arange(2), torch.zeros(2, 1), (0.0, 0.0), (i for i in range(2))])
 def test_any_list_of_numbers_is_read_once(values):
     assert [float(value) for value in check_reward_values("reward", values, 2)] in ([0.0, 0.0], [0.0, 1.0])
 
 
-NO_LISTS = ["11", b"11", 1.0, None, {0: 1.0, 1: 1.0}, torch.tensor(1.0), np.array(1.0)]
-
-
-@pytest.mark.parametrize("values", NO_LISTS, ids=repr)
+@pytest.mark.parametrize("values", ["11", b"11", 1.0, None, {0: 1.0, 1: 1.0}, torch.tensor(1.0)], ids=repr)
 def test_what_is_no_list_is_refused_with_its_function(values):
     with pytest.raises(TypeError, match=r"'judge' returned .*; expected a list of 2"):
         check_reward_values("judge", values, 2)
@@ -271,14 +227,10 @@ def test_a_coroutine_that_trl_would_not_await_is_named():
         check_reward_values("judge", judged([], [], [], None, None, None, None), 0)
 
 
-@pytest.mark.parametrize("values", [[], [0.0], [0.0] * 3])
+@pytest.mark.parametrize("values", [[0.0], [0.0] * 3])
 def test_one_value_a_completion_is_expected(values):
     with pytest.raises(ValueError, match=rf"'judge' returned {len(values)} values for 2 completions"):
         check_reward_values("judge", values, 2)
-
-
-def shouted(completions, **kwargs):
-    return [completion.upper() for completion in completions]
 
 
 async def whispered(completions, **kwargs):
@@ -295,8 +247,8 @@ def test_a_function_with_checked_values_is_called_as_before():
     assert checked(prompts=["p"], completions=["2"], solution=["2"], trainer_state=None) == [1.0]
     assert checked.__name__ == "exact"
     assert not is_async_callable(checked)
-    with pytest.raises(TypeError, match=r"'shouted' returned 'A' \(str\) for completion 0 of 1"):
-        with_checked_values(shouted, "shouted")(completions=["a"])
+    with pytest.raises(TypeError, match=r"'echoed' returned 'A' \(str\) for completion 0 of 1"):
+        with_checked_values(lambda completions: completions, "echoed")(completions=["A"])
 
 
 @pytest.mark.parametrize("reward_func", [whispered, Whispered(), functools.partial(whispered)])

@@ -1,6 +1,5 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-import json
 import logging
 import os
 import pickle
@@ -16,14 +15,10 @@ import pytest
 from trl.rewards import accuracy_reward
 
 import trl_dapo
-from trl_dapo.data import load_math_dataset
 from trl_dapo.rewards import MathVerifyReward, math_verify_reward
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers need POSIX signals")
-needs_data = pytest.mark.skipif(
-    "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name the folder with the real data"
-)
 linux_only = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open and /proc")
 
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
@@ -101,25 +96,16 @@ def has_ended(pid):
 COMPLETIONS = [
     (r"It is $\boxed{34}$.", "34"),
     (r"It is $\boxed{35}$.", "34"),
-    (r"First \boxed{33}, then \boxed{34}.", "34"),
-    (r"\boxed{\frac{2}{4}}", "0.5"),
     (r"\boxed{\frac{1}{2}}", r"$\frac{2}{4}$"),
     (r"\boxed{50\%}", "0.5"),
     (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$"),
-    (r"\boxed{x = 3}", "3"),
     (r"\boxed{\{1, 2\}}", r"$\{2, 1\}$"),
-    (r"\boxed{(1, 2)}", "$(2, 1)$"),
     (r"\boxed{1{,}234 \text{ km}}", "1234"),
     (r"\boxed{0.333}", r"$\frac{1}{3}$"),
     (r"\boxed{34", "34"),
-    (r"\boxed{}", "34"),
     ("Answer: 34", "34"),
     ("Answer: $34$", "34"),
-    ("The final answer is $34$. I hope it is correct.", "34"),
-    ("I do not know.", "34"),
-    ("", "34"),
     (r"\boxed{34}", "no number in here"),
-    (r"\boxed{34}", ""),
 ]
 
 
@@ -132,35 +118,23 @@ def test_verdicts_are_those_of_accuracy_reward(reward):
     assert reward(texts, golds) == expected
 
 
-def test_the_module_level_function_scores_with_the_defaults():
-    assert math_verify_reward(completions=["\\boxed{2}", "\\boxed{3}"], solution=["2", "2"]) == [1.0, 0.0]
-    assert math_verify_reward.__name__ == MathVerifyReward().__name__ == "math_verify_reward"
-
-
 def test_rewards_come_in_the_order_of_the_completions(reward):
     golds = [str(i) for i in range(300)]
     texts = [f"\\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
     assert reward(texts, golds) == [float(i % 3 > 0) for i in range(300)]
-
-
-def test_no_completions_have_no_rewards(reward):
     assert reward([], []) == []
 
 
 HOSTILE = {
-    "a megabyte": ("x" * 1_000_000, 0.0),
     "a megabyte of dollars": ("answer" + "$" * 1_000_000, 0.0),
     "nested braces": ("\\boxed{" + "{" * 100_000 + "34" + "}" * 100_000 + "}", 0.0),
     "power tower": (ENDLESS, 0.0),
-    "integral": (r"\boxed{\int_0^\infty \frac{\sin(x^{x})}{x^{x^x}} dx}", 0.0),
-    "limit": (r"\boxed{\lim_{x\to\infty} \frac{x^{x^x}}{\sin(x)^{x!}}}", 0.0),
     "factorial": (r"\boxed{100000000!}", 0.0),
     "digits": ("\\boxed{" + "9" * 500_000 + "}", 0.0),
     "NUL": ("\\boxed{3\x004}", 0.0),
     "lone surrogate": ("\ud800\\boxed{34\udfff}", 0.0),
     "right to left": ("\u202e\\boxed{34}\u202c", 1.0),
     "zalgo": ("\\boxed{3" + "\u0301" * 10_000 + "4}", 0.0),
-    "regex bomb": ("final answer " * 50_000 + "is", 0.0),
     "code": (r"\boxed{__import__('os').abort()}", 0.0),
 }
 
@@ -171,88 +145,6 @@ def test_hostile_completions_get_verdicts_and_leave_the_others_theirs(impatient_
         texts += [text, "\\boxed{34}", "\\boxed{35}"]
         expected += [verdict, 1.0, 0.0]
     assert impatient_reward(texts, ["34"] * len(texts)) == expected
-
-
-def test_a_gold_answer_that_cannot_be_read_in_time_skips_its_completions(impatient_reward, caplog):
-    logged = {}
-    golds = ["$" + "\\sqrt{" * 2_000 + "2" + "}" * 2_000 + "$"] * 4 + ["34"]
-    texts = [f"\\boxed{{{i}}}" for i in range(31, 35)] + ["\\boxed{34}"]
-    with caplog.at_level(logging.WARNING):
-        assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
-    (record,) = caplog.records
-    assert record.message.startswith("math-verify did not finish reading the gold answer '$\\\\sqrt{")
-    assert "tried twice" in record.message
-    assert logged["math_verify/killed"] <= 2 / 5  # one a worker: the others are not tried
-    assert 2 <= logged["math_verify/worker_restarts"] <= 4  # two strikes for each of those
-    assert logged["math_verify/hopeless_golds"] == 1.0
-    assert impatient_reward(texts, golds, log_metric=logged.__setitem__) == [None] * 4 + [1.0]
-    assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 0.0, "math_verify/hopeless_golds": 1.0}
-
-
-SURVIVORS = r"""
-import json, os, signal, subprocess, sys
-import math_verify  # once, for all workers: what forks from this process need not import it
-from trl_dapo.rewards import MathVerifyReward
-
-class ForkedWorker:
-    def __init__(self, command, stdin, stdout, bufsize, pass_fds):
-        (from_trainer, to_worker), (from_worker, to_trainer) = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.dup2(from_trainer, 0), os.dup2(to_trainer, 1)
-            for number in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *pass_fds}:
-                try:
-                    os.close(number)
-                except OSError:
-                    pass  # that of the listing
-            sys.stdin = open(0)
-            exec(command[-1])
-            os._exit(0)
-        os.close(from_trainer), os.close(to_trainer)
-        self.stdin, self.stdout = os.fdopen(to_worker, "wb", 0), os.fdopen(from_worker, "rb", 0)
-
-    def wait(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-
-if sys.argv[2] == "forked":
-    subprocess.Popen = ForkedWorker
-reward = MathVerifyReward(timeout=0.1)
-golds = json.load(sys.stdin)
-killed = reward([sys.argv[1]] * len(golds), golds)
-right = reward([f"\\boxed{{{gold}}}" for gold in golds], golds)
-wrong = reward([f"\\boxed{{{int(gold) + 1}}}" for gold in golds], golds)
-reward.close()
-verdicts = zip(killed, right, wrong, strict=True)
-print(json.dumps([gold for gold, of_gold in zip(golds, verdicts) if of_gold == (0.0, 1.0, 0.0)]))
-"""
-
-
-def survivors(golds, workers):
-    """The gold answers for which a right and a wrong completion keep their verdicts after a third was killed."""
-    command = [sys.executable, "-c", SURVIVORS, ENDLESS, workers]
-    ran = subprocess.run(command, input=json.dumps(golds), capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout)
-
-
-@needs_data
-def test_gold_answers_survive_one_killed_completion():
-    golds = sorted(set(load_math_dataset("dapo_math_17k.parquet")["solution"]), key=int)
-    chosen = [golds[0], "0", "1", golds[-1]]
-    assert survivors(chosen, "started") == chosen
-
-
-@needs_data
-@linux_only
-@pytest.mark.skipif("TRL_DAPO_EVERY_GOLD" not in os.environ, reason="TRL_DAPO_EVERY_GOLD is not set: takes minutes")
-@pytest.mark.timeout(3600)
-def test_every_gold_answer_of_the_data_survives_one_killed_completion():
-    solutions = load_math_dataset("dapo_math_17k.parquet")["solution"][:]
-    golds = sorted(set(solutions), key=int)
-    assert (len(solutions), len(golds)) == (17_243, 2_250)
-    assert survivors(golds, "forked") == golds
 
 
 STALL = """
@@ -286,12 +178,13 @@ def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, po
     scripted("FOR_GOOD = True\n" + STALL)
     reward, logged = pool(timeout=0.2, num_workers=1), {}
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            verdicts = reward(["\\boxed{7}", "\\boxed{6}"], ["7", "6"], log_metric=logged.__setitem__)
-            assert verdicts == [None, 1.0]
-    assert logged["math_verify/hopeless_golds"] == 1.0
+        for killed, restarts in ((1 / 3, 2.0), (0.0, 0.0)):
+            texts = ["\\boxed{7}", "\\boxed{5}", "\\boxed{6}"]  # one is tried for both of the gold answer
+            assert reward(texts, ["7", "7", "6"], log_metric=logged.__setitem__) == [None, None, 1.0]
+            assert (logged["math_verify/killed"], logged["math_verify/worker_restarts"]) == (killed, restarts)
+            assert logged["math_verify/hopeless_golds"] == 1.0
     (record,) = caplog.records
-    assert "the gold answer '7'" in record.message
+    assert "the gold answer '7', tried twice" in record.message
 
 
 def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted, pool):
@@ -347,26 +240,18 @@ def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(
     assert worker.process.poll() == -signal.SIGKILL
 
 
-def test_limits_hold_off_the_main_thread(impatient_reward):
-    rewards = []
-    thread = threading.Thread(target=lambda: rewards.extend(impatient_reward([ENDLESS, "\\boxed{34}"], ["34"] * 2)))
-    thread.start()
-    thread.join()
-    assert rewards == [0.0, 1.0]
-
-
-def test_threads_may_share_one_reward(reward):
+def test_limits_hold_off_the_main_thread_and_threads_may_share_one_reward(impatient_reward):
     rewards = {}
 
     def score(i):
-        rewards[i] = reward([f"\\boxed{{{i}}}", "\\boxed{-1}"], [str(i)] * 2)
+        rewards[i] = impatient_reward([f"\\boxed{{{i}}}", ENDLESS], [str(i)] * 2)
 
-    threads = [threading.Thread(target=score, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=score, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert rewards == {i: [1.0, 0.0] for i in range(4)}
+    assert rewards == {0: [1.0, 0.0], 1: [1.0, 0.0]}
 
 
 def test_what_was_read_and_what_was_killed_is_logged(pool):
@@ -381,10 +266,6 @@ def test_what_was_read_and_what_was_killed_is_logged(pool):
     }
 
 
-def test_a_sample_without_a_gold_answer_is_skipped(reward):
-    assert reward(["\\boxed{34}", "\\boxed{34}"], [None, 34]) == [None, 1.0]
-
-
 def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(pool):
     reward = pool(num_workers=3)
     assert pids(reward) == []
@@ -395,16 +276,11 @@ def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(po
     assert reward(["\\boxed{34}"], ["34"]) == [1.0]
 
 
-@linux_only
-def test_workers_do_not_load_torch(reward):
-    reward(["\\boxed{34}"], ["34"])
-    assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids(reward))
-
-
 def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(reward):
     copy = pickle.loads(pickle.dumps(reward))
     assert (copy.timeout, copy.num_workers, copy.memory_limit) == (60.0, 2, 1024 * MIB)
     assert pids(copy) == []
+    assert copy.__name__ == math_verify_reward.__name__ == "math_verify_reward"
 
 
 def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(reward):
@@ -509,34 +385,19 @@ def test_workers_start_where_an_editable_install_is_in_the_user_site(tmp_path):
     # As setuptools installs a project that it cannot name by a folder: a line that Python runs as it starts.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     user_site = tmp_path / "lib" / version / "site-packages"
-    if sys.platform == "darwin" and sys._framework:
-        user_site = tmp_path / "lib" / "python" / "site-packages"
     user_site.mkdir(parents=True)
     folder = str(Path(trl_dapo.__path__[0]).parent)
-    (user_site / "editable.pth").write_text("import editable_finder\n")
-    (user_site / "editable_finder.py").write_text(
-        textwrap.dedent(f"""
-            import importlib.machinery, sys
-
-            class Finder:
-                @staticmethod
-                def find_spec(name, path=None, target=None):
-                    if name == "trl_dapo":
-                        return importlib.machinery.PathFinder.find_spec(name, [{folder!r}])
-
-            sys.meta_path.append(Finder)
-        """)
+    finder = f"lambda name, *_, m=m: m.PathFinder.find_spec(name, [{folder!r}]) if name == 'trl_dapo' else None"
+    hook = (
+        f"import sys, types, importlib.machinery as m; sys.meta_path.append(types.SimpleNamespace(find_spec={finder}))"
     )
+    (user_site / "editable.pth").write_text(f"{hook}\n")
     # A virtual environment has no user site: the interpreter below it, with the libraries of this one.
-    libraries = [entry for entry in sys.path if entry.endswith("site-packages")]
+    libraries = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
     code = "from trl_dapo.rewards import math_verify_reward; print(math_verify_reward(['\\\\boxed{1}'], ['1']))"
-    ran = subprocess.run(
-        [getattr(sys, "_base_executable", sys.executable), "-c", code],
-        env={**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": os.pathsep.join(libraries)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [getattr(sys, "_base_executable", sys.executable), "-c", code]
+    environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": libraries}
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (ran.stdout, ran.returncode) == ("[1.0]\n", 0), ran.stderr
 
 

@@ -22,28 +22,19 @@ def test_the_factor_is_the_floor_and_is_met_exactly(factor):
     assert punishments == [pytest.approx(-factor * 2 / 3), -factor, -factor]
 
 
-def test_a_factor_of_zero_punishes_nothing():
+def test_a_factor_of_zero_punishes_nothing_and_a_buffer_of_the_maximum_from_the_first_token_on():
     assert soft_overlong_punishment([5, 50], max_length=10, buffer_length=10, penalty_factor=0.0) == [0.0, 0.0]
-
-
-def test_a_buffer_as_long_as_the_maximum_punishes_from_the_first_token_on():
     assert soft_overlong_punishment([0, 1, 4], max_length=4, buffer_length=4) == [0.0, -0.25, -1.0]
 
 
-def test_the_reward_function_counts_token_ids():
-    punish = SoftOverlongPunishment(max_completion_length=10, buffer_length=4)
+def test_the_reward_function_counts_token_ids_that_the_model_wrote_and_survives_pickling():
+    punish = pickle.loads(pickle.dumps(SoftOverlongPunishment(max_completion_length=10, buffer_length=4)))
+    assert punish.__name__ == "soft_overlong_punishment"
     rewards = punish(prompts=["p"] * 3, completions=["c"] * 3, completion_ids=[[7] * 6, [7] * 8, [7] * 12])
     assert rewards == [0.0, -0.5, -1.0]
-
-
-def test_tokens_that_the_model_did_not_write_do_not_count():
-    punish = SoftOverlongPunishment(max_completion_length=10, buffer_length=4)
+    # Of some of which tools wrote the rest.
     assert punish(completion_ids=[[7] * 12, [7] * 12], completion_lengths=[6, 8]) == [0.0, -0.5]
-
-
-def test_the_reward_function_has_its_name_and_survives_pickling():
     punish = pickle.loads(pickle.dumps(SoftOverlongPunishment(10, 4, penalty_factor=2.0)))
-    assert punish.__name__ == "soft_overlong_punishment"
     assert punish(completion_ids=[[7] * 8]) == [-1.0]
 
 
@@ -51,7 +42,6 @@ def test_the_reward_function_has_its_name_and_survives_pickling():
     ("settings", "message"),
     [
         ((10, 0, 1.0), "got 0"),
-        ((10, -4, 1.0), "got -4"),
         ((10, 11, 1.0), r"\(11 tokens\).*\(10 tokens\).*: 2\."),
         ((10, 4, -0.5), "got -0.5"),
         ((10, 4, float("nan")), "got nan"),

@@ -1,0 +1,135 @@
+# Copyright 2026 The trl-dapo authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The studies of benchmarks/: each trains, here on a model that takes seconds, and what their verdicts are made of."""
+
+import json
+import math
+import re
+
+import pytest
+
+from benchmarks import ladder
+from benchmarks.frame import predictions, verdicts
+from benchmarks.frame.runs import Job
+from benchmarks.larger import task as countdown
+from benchmarks.larger import training as larger
+from benchmarks.mechanisms import tasks
+from benchmarks.mechanisms import training as mechanisms
+from benchmarks.mechanisms.study import PREDICTIONS, REFILL
+from benchmarks.peers.ms_swift import study as peers
+from benchmarks.real_model import study as real_model
+from benchmarks.real_model.training import NUM_ROWS, make_trainer
+from trl_dapo.cli.quickstart import build_model, build_tokenizer
+
+
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
+
+
+def save_model(folder, tokenizer):
+    build_model(tokenizer, 0, **TINY).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# ---- Runs ----
+
+
+def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
+    settings = ladder.run.settings_of("+ token-level loss")
+    job = Job("ladder", "+ token-level loss", 0, settings, num_rollouts=2)
+    result = ladder.run.run(job, save_model(tmp_path / "checkpoint", build_tokenizer()))
+    assert json.loads(json.dumps(result)) == result  # it is kept in a file
+    assert result["accuracy"] < 0.05  # a random model
+    assert len(result["curves"]["entropy"]) == 2
+    # 16 tokens, all about as likely.
+    assert result["entropy"] == pytest.approx(math.log(16), abs=0.3)
+    assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
+
+
+@pytest.mark.parametrize(("trainer", "settings"), [("GRPO", {}), ("DAPO", {"dynamic_sampling_max_rounds": 1})])
+def test_a_run_on_countdown_is_probed_on_the_way_and_on_more_problems_at_its_end(
+    trainer, settings, tmp_path, monkeypatch
+):
+    small = {"NUM_PROMPTS": 2, "NUM_GENERATIONS": 4, "NUM_STEPS": 2, "NUM_TRAIN": 64, "MAX_LENGTH": 8}
+    for name, value in {**small, "NUM_PROBED": 8, "NUM_HELD_OUT": 16}.items():
+        monkeypatch.setattr(larger, name, value)
+    look, asked = larger.probe, []
+    monkeypatch.setattr(larger, "probe", lambda *args: asked.append(len(args[2])) or look(*args))
+    job = Job("Countdown", "any", 0, settings, num_rollouts=2, others={"trainer": trainer})
+    result = larger.run(job, save_model(tmp_path / "checkpoint", countdown.make_tokenizer()))
+    assert asked == [8] * 3 + [16]
+    assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
+    assert result["tokens"] == result["curve"][-1]["tokens"]
+
+
+@pytest.mark.parametrize("trainer", mechanisms.TRAINERS)
+def test_a_run_of_a_mechanism_is_probed_before_and_after(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(mechanisms, "NUM_PROBED", 2)
+    save_model(tmp_path / "workings", build_tokenizer())
+    settings = {**REFILL, "dynamic_sampling_max_rounds": 1, "overlong_buffer_length": 5}
+    job = Job("any", "any", 0, settings, num_rollouts=1, others={"task": "any length", "trainer": trainer})
+    result = mechanisms.run(job, tmp_path)
+    assert [point["rollouts"] for point in result["curve"]] == [0, 1]
+    assert ("relative variance" in result) == (trainer == "Frozen")
+
+
+def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
+    jobs = peers.jobs_of(range(1), {"quickstart": 1, "one in ten": 1})
+    assert {job.arm for job in jobs} == set(peers.OURS)
+    figures = peers.figures_of(peers.run(jobs[0], save_model(tmp_path / "checkpoint", build_tokenizer())))
+    # A model with random weights: all rounds that it may take.
+    assert (figures["rollouts"], figures["rounds"], figures["fallbacks"]) == (1, 30, 1)
+    assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8
+
+
+@pytest.mark.parametrize(
+    "job",
+    real_model.jobs_of([0], [real_model.GRPO, real_model.MEMORY, real_model.LOW, real_model.TOKEN]),
+    ids=lambda job: job.name,
+)
+def test_the_arms_of_the_real_model_make_a_trainer_of_a_rollouts_rows(job, tiny_model, tmp_path):
+    trainer = make_trainer(job, tiny_model, tmp_path / "run")
+    assert trainer.args.generation_batch_size == NUM_ROWS
+    assert type(trainer).__name__ == ("GRPOTrainer" if job.arm == real_model.GRPO else "DAPOTrainer")
+
+
+# ---- What is counted ----
+
+
+def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
+    right = ["!7*3+25", "25+3=28+7=35;7*3=21+25=46!3*7+25", "!1!7*3+25"]  # the last answer counts
+    # No answer; from left to right, 32 * 3; below 0 and above 99 on the way; not each number once; no ASCII.
+    wrong = ["", "!", "7*3=21+25=46", "!46", "!25+7*3", "!3-7+25", "!25*7+3", "!7*3", "!7*3+25-3+3", "!\u0667*3+25"]
+    completions = [[{"role": "assistant", "content": text}] for text in (*right, *wrong)]
+    assert countdown.score(completions, problem=["3,7,25:46"] * 13) == [1.0] * 3 + [-1.0] * 10
+
+
+def test_no_task_trains_on_what_is_held_out():
+    trained = countdown.Problems(3, give_up=1 / 8).draw(1500)
+    numbers = [[tuple(sorted(re.findall(r"\d+", p)[:-1])) for p in each] for each in (trained, larger.held_out(1500))]
+    assert not set(numbers[0]) & set(numbers[1])  # sets of numbers, whatever their order
+    for task in tasks.TASKS.values():
+        held_out = {problem.text for problem in task.held_out(48)}
+        assert len(held_out) == 48
+        assert not held_out & {row["prompt"][0]["content"] for row in task.prompts(seed=3).to_list()}
+
+
+def test_a_prediction_is_checked_on_runs_with_equal_seeds():
+    prediction = next(found for found in PREDICTIONS if found.quantity.title == "entropy" and found.arm == "0.28")
+
+    def run(entropy):
+        return {"curve": [{"entropy": entropy}]}
+
+    results = {("clip", "0.28", seed): run(seed + 0.2) for seed in range(6)}  # the last without the other's
+    results |= {("clip", "0.2", seed): run(seed + 0.1 * (seed % 2)) for seed in range(5)}
+    outcome = predictions.check(prediction, results)
+    # Differences 0.2, 0.1, 0.2, 0.1, 0.2: standard deviation 0.0548, Student's quantile 2.776.
+    assert outcome[:3] == pytest.approx((2.2, 2.04, 0.16))
+    assert outcome.high - outcome.difference == pytest.approx(2.776 * 0.0548 / math.sqrt(5), rel=1e-3)
+    assert outcome.verdict == "shown"
+
+
+def test_a_verdict_is_of_the_whole_interval():
+    above, below, around = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.3)
+    assert [verdicts.verdict(*values, 1) for values in (above, below, around)] == ["shown", "refuted", "not shown"]
+    assert [verdicts.verdict(*values, -1) for values in (above, below, around)] == ["refuted", "shown", "not shown"]
