@@ -63,17 +63,6 @@ def test_one_and_two_processes_train_on_the_same_groups_and_end_with_the_same_we
     assert two[0]["weights"] == pytest.approx(one["weights"], rel=1e-3, abs=1e-5)
 
 
-def test_one_and_two_processes_report_the_same_evaluation(same_groups):
-    # Of 5 problems the script never solves 0 and 3, and solves 1, 2 and 4 once in four completions. A batch holds two
-    # problems: the last one is filled up with a problem that must not count twice.
-    for num_processes in (1, 2):
-        metrics = reports(same_groups / "plain", num_processes)[0]["evaluated"]
-        assert metrics["eval_avg@4"] == pytest.approx(3 / 5 / 4)
-        assert metrics["eval_pass@4"] == pytest.approx(3 / 5)
-        assert metrics["eval_avg@4/a"] == 0
-        assert metrics["eval_avg@4/b"] == 1 / 4
-
-
 def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error(tiny_model, tmp_path):
     result = launch("reward_fails_on_one_rank", tiny_model, tmp_path, num_processes=2)
     assert result.returncode != 0

@@ -27,10 +27,6 @@ def test_a_setting_that_both_trainers_honour_is_the_same(settings):
     assert grpo_settings.compare(settings) is None
 
 
-def test_a_case_that_neither_trainer_runs_is_no_comparison():
-    assert grpo_settings.compare({"loss_type": "unheard of"}).startswith("neither trains: ValueError")
-
-
 def test_a_setting_that_one_trainer_ignores_is_told_with_both_figures(monkeypatch):
     class Ignores(DAPOConfig):
         def __post_init__(self):

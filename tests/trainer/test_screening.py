@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a few completions of a prompt first, and the rest only where these do not agree."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -12,7 +11,6 @@ from helpers import (
     number,
     prompts,
     right,
-    rollouts_and_the_first_policys_logps,
     spy_on_training,
     tiny_config,
 )
@@ -119,24 +117,6 @@ def test_the_ledger_has_every_token_of_a_run_that_ends_with_groups_half_asked_an
     assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]
 
 
-def test_rollouts_that_end_with_nothing_half_asked_count_in_its_mean(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, dynamic_sampling_surplus="carry", max_steps=2, logging_steps=2)
-    trainer.train()
-    assert trainer.state.log_history[0]["dynamic_sampling/half_asked"] == 0.5  # prompt 7, and none
-
-
-def test_the_first_few_of_an_earlier_rollout_bring_the_log_probabilities_of_its_policy(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, dynamic_sampling_surplus="carry", max_steps=2, learning_rate=1e-2)
-    (_, second), logps = rollouts_and_the_first_policys_logps(trainer)
-    old = second["old_per_token_logps"]
-    texts = trainer.processing_class.batch_decode(second["completion_ids"], skip_special_tokens=True)
-    is_first = [not of_row.isnan().all() for of_row in old]
-    assert sorted(text for text, first in zip(texts, is_first, strict=True) if first) == ["right", "wrong2"]
-    for row in [i for i, first in enumerate(is_first) if first]:
-        num = int(second["completion_mask"][row].sum())
-        torch.testing.assert_close(old[row, :num], logps[row, :num], rtol=0, atol=1e-5)
-
-
 def test_a_group_that_was_dropped_half_asked_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
     settings = {"dynamic_sampling_max_rounds": 2, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, script=lambda text, i: "wrong", **settings)
@@ -167,26 +147,10 @@ def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
     assert known == [(2, 0)] * 3 + [(2, 1)] + [(4, 1)] * 4
 
 
-def test_the_memory_hears_of_a_rest_that_is_right_throughout(tiny_model, tmp_path):
-    seen = Counter()
-
-    def script(text, i):
-        seen[text] += 1
-        return "wrong" if seen[text] == 1 else "right"
-
-    trainer = make(tiny_model, tmp_path, script=script, dynamic_sampling_memory=True)
-    trainer.train()
-    known = {(r.num_scored, r.num_correct) for r in trainer._sampler.memory._records.values() if r.num_scored == 4}
-    assert known == {(4, 3)}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"dynamic_sampling_screen": "4"},
-            "a number of at least 2 and below `num_generations` .4., got '4'",
-        ),
+        ({"dynamic_sampling_screen": "4"}, "a number of at least 2 and below `num_generations` .4., got '4'"),
         ({"dynamic_sampling_screen": 1}, "got '1'"),
         ({"dynamic_sampling_screen": "few"}, "got 'few'"),
         ({"dynamic_sampling_mode": "mask"}, "`dynamic_sampling_screen='2'` has no effect with .*'mask'"),
@@ -202,11 +166,9 @@ def test_what_cannot_be_screened_is_refused(tmp_path, settings, message):
 
 
 def test_a_group_filter_judges_whole_groups_and_is_not_screened(tiny_model, tmp_path):
-    args = tiny_config(tmp_path, **SCREENED)
+    data = {"train_dataset": prompts(40), "script": print, "group_filter": lambda rewards, rows: None}
     with pytest.raises(ValueError, match="`dynamic_sampling_screen='2'` does not support a `group_filter`"):
-        ScriptedTrainer(
-            tiny_model, right, args, train_dataset=prompts(40), script=print, group_filter=lambda rewards, rows: None
-        )
+        ScriptedTrainer(tiny_model, right, tiny_config(tmp_path, **SCREENED), **data)
 
 
 def test_auto_needs_to_know_what_is_right(tiny_model, tmp_path):
@@ -215,32 +177,3 @@ def test_auto_needs_to_know_what_is_right(tiny_model, tmp_path):
 
     with pytest.raises(ValueError, match="`dynamic_sampling_screen='auto'` needs to know which completions are right"):
         make(tiny_model, tmp_path, reward=[right, other], dynamic_sampling_screen="auto")
-
-
-def test_the_share_of_groups_that_teach_nothing_is_over_groups_of_any_size(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path)
-    trainer.train()
-    # 0 3 6 were dropped after two completions, 1 2 4 5 train; TRL would look at pairs of completions.
-    assert trainer.state.log_history[0]["frac_reward_zero_std"] == pytest.approx(3 / 7)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_an_odd_number_of_completions_is_made_even_for_two_ranks_by_groups_that_can_be_judged(
-    tiny_model, tmp_path, seed
-):
-    rng = random.Random(seed)
-    trainer = make(
-        tiny_model,
-        tmp_path,
-        script=lambda text, i: rng.choice(["right", "wrong"]),
-        dynamic_sampling_screen="3",
-        max_steps=8,
-    )
-    trainer._sampler.num_ranks = 2
-    asked = []
-    next_prompts = trainer._sampler.next_prompts
-    trainer._sampler.next_prompts = lambda: asked.append(next_prompts()) or asked[-1]
-    trainer.train()
-    assert {sum(ask.num for ask in asks) % 2 for asks in asked} == {0}
-    assert min(ask.num for asks in asked for ask in asks if ask.first is None) >= 2
-    assert {ask.num for asks in asked for ask in asks if ask.first} == {1}  # of four, three were asked for first
