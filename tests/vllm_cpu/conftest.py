@@ -6,6 +6,7 @@ This folder must not be named `vllm`: `tests` is on the path, and TRL would take
 """
 
 import importlib.metadata
+import json
 import subprocess
 from pathlib import Path
 
@@ -70,5 +71,19 @@ def run_job(tmp_path_factory):
         how = {"timeout": timeout, "env": environment, "folder": folder, "imported": (*forks.IMPORTED, "vllm")}
         code, stdout, stderr = forks.run(command, num_processes=num_processes, **how)
         return subprocess.CompletedProcess(command, code, stdout + stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_variants(run_job, tmp_path_factory):
+    """Runs one variant after the other in one process, and returns what each reports."""
+
+    def run(variants, **settings):
+        folder = tmp_path_factory.mktemp("runs")
+        variants = {name: {**settings, **rest} for name, rest in variants.items()}
+        result = run_job("runs", folder, json.dumps(variants), timeout=500)
+        assert result.returncode == 0, result.stdout[-5000:]
+        return {name: json.loads((folder / name / "report.json").read_text()) for name in variants}
 
     return run

@@ -18,6 +18,7 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 240  # seconds; about 20 on a quiet machine
+CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
 
 
 @dataclass
@@ -30,6 +31,11 @@ class Server:
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
+
+
+def errors(report: dict, *, updated: bool) -> list[float]:
+    """The oracle: vLLM's log-probabilities against those of what trains, before or after the first update."""
+    return [call["error"] for call in report["calls"] if (call["step"] > 0) == updated]
 
 
 def cpu_environment(*path: Path) -> dict[str, str]:
