@@ -48,12 +48,6 @@ def test_a_reference_that_one_rank_loads_for_all_needs_a_transformers_that_hands
     assert refuses(monkeypatch, "5.23", ref_model=reference, fsdp=fsdp) is None
 
 
-def test_an_optimizer_is_read_to_the_cpu_that_older_transformers_number(tmp_path):
-    torch.save({"moment": torch.tensor([1.5, -2.0])}, tmp_path / "optimizer.pt")
-    state = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
-    assert state["moment"].tolist() == [1.5, -2.0]
-
-
 @pytest.mark.parametrize(
     ("trainer", "ends"),
     [({"eos_token_ids": [2, 5]}, [2, 5]), ({}, [2])],
