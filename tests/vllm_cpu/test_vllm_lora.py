@@ -6,7 +6,7 @@ import json
 import urllib.request
 
 import pytest
-from vllm_server import CLOSE, errors, vllm_server
+from vllm_server import CLOSE, errors, on_server, vllm_server
 
 
 VARIANTS = {
@@ -33,10 +33,6 @@ def colocated(models, run_variants):
 @pytest.fixture(scope="module")
 def served(models, run_variants, server):
     return run_variants(VARIANTS, model=models["tied"], **on_server(server))
-
-
-def on_server(server, **settings):
-    return {"vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_server_timeout": 60, **settings}
 
 
 def run_and_report(run_job, job, model, folder, settings):

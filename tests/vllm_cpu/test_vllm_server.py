@@ -132,10 +132,10 @@ def test_one_rollout_ahead_rows_of_two_trainer_processes_have_the_log_probabilit
     server, models, run_job, tmp_path
 ):
     settings = {"max_steps": 5, "eval_strategy": "steps", "eval_steps": 2, "per_device_train_batch_size": 2}
-    variants = {"run": {"model": models["tied"], **on_server(server, **settings)}}
-    result = run_job("ahead_runs", tmp_path, json.dumps(variants), num_processes=2)
+    options = json.dumps(on_server(server, **settings))
+    result = run_job("ahead_run", models["tied"], tmp_path, options, num_processes=2)
     assert result.returncode == 0, result.stdout[-5000:]
-    found = [row for i in (0, 1) for row in json.loads((tmp_path / f"run/ahead-{i}.json").read_text())["errors"]]
+    found = [row for rank in (0, 1) for row in json.loads((tmp_path / f"ahead-{rank}.json").read_text())]
     # Rows of this rollout's policy, of the last one's and, carried, of the one before.
     assert {age for _, age, _ in found} == {0, 1, 2}
     assert max(error for _, _, error in found) < CLOSE

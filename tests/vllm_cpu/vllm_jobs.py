@@ -8,8 +8,6 @@ that merely ends proves nothing: it does so with an engine that never saw an upd
 
 import contextlib
 import json
-import os
-import signal
 import sys
 from collections import Counter
 from functools import partial
@@ -149,23 +147,16 @@ class Observer:
                 {
                     "step": self.step,
                     "sampled_in": step,
-                    "prompt": number(self.trainer.processing_class.decode(prompt)),
                     "old_from_sampled": (old - logprobs).abs().max().item(),
                     "old_from_live": (old - self.live_logprobs(prompt, completion, live)).abs().max().item(),
                     "weight_error": (weights - (old - logprobs).exp().clamp(max=2.0)).abs().max().item(),
-                    "ratio": weights.tolist(),
                 }
             )
 
     def report(self):
-        return {
-            "calls": self.calls,
-            "trained": self.trained,
-            "num_syncs": dict(self.num_syncs),
-            "step": self.step,
-            "logs": [log for log in self.trainer.state.log_history if "loss" in log],
-            "evaluations": [log for log in self.trainer.state.log_history if "eval_reward" in log],
-        }
+        evaluations = [log for log in self.trainer.state.log_history if "eval_reward" in log]
+        syncs = dict(self.num_syncs)
+        return {"calls": self.calls, "trained": self.trained, "num_syncs": syncs, "evaluations": evaluations}
 
 
 def train(model, folder, *, sabotage=None, save_as=None, **settings):
@@ -241,53 +232,13 @@ def runs(folder, variants):
 AHEAD = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry", "batch_multiplier": 1.75}
 
 
-def watched_run(trainer, model, folder, snapshots=None, **kwargs):
-    """Trains, and reports how far old log-probabilities are from those of the weights at their rows' launch."""
-    errors = errors_of_old_logps(trainer, model, TEMPERATURE, snapshots)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        trainer.train(**kwargs)
-    except BaseException as error:
-        (folder / "error.json").write_text(json.dumps([type(error).__name__, str(error)]))
-        raise
-    rows = [[step, age, max(found)] for (step, age), found in errors.items()]
-    rank = trainer.accelerator.process_index
-    report = {"errors": rows, "logs": [log for log in trainer.state.log_history if "loss" in log]}
-    (folder / f"ahead-{rank}.json").write_text(json.dumps(report))
-
-
-def ahead_runs(folder, variants):
-    """One run after the other, in each process of a launch."""
-    for name, settings in json.loads(variants).items():
-        model = settings.pop("model")
-        watched_run(make_trainer(model, Path(folder) / name, **AHEAD, **settings), model, Path(folder) / name)
-
-
-def server_dies_ahead(model, folder, group, settings):
-    """Kills the server while it samples the round for the fourth rollout."""
+def ahead_run(model, folder, settings):
+    """A run in each process of a launch, which reports how far old log-probabilities are from those at launch."""
     trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
-    ask = trainer._ahead.ask
-
-    def ask_and_kill(groups):
-        is_new = {group.place for group in groups} - trainer._ahead._asked.keys()
-        ask(groups)
-        if is_new and trainer.state.global_step == 2:
-            os.killpg(int(group), signal.SIGKILL)
-
-    trainer._ahead.ask = ask_and_kill
-    watched_run(trainer, model, Path(folder))
-
-
-def resumes_ahead(model, folder, settings):
-    folder = Path(folder)
-    trainer = make_trainer(model, folder, **AHEAD, **json.loads(settings))
-    # The round in the checkpoint after two steps was asked for after one, and what it carries before the first.
-    paths = {0: model, 1: folder / "run" / "checkpoint-1"}
-    snapshots = {
-        step: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for step, path in paths.items()
-    }
-    checkpoint = str(folder / "run" / "checkpoint-2")  # the last that holds a round
-    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=checkpoint)
+    errors = errors_of_old_logps(trainer, model, TEMPERATURE)
+    trainer.train()
+    rows = [[step, age, max(found)] for (step, age), found in errors.items()]
+    (Path(folder) / f"ahead-{trainer.accelerator.process_index}.json").write_text(json.dumps(rows))
 
 
 class StopOnSave(TrainerCallback):

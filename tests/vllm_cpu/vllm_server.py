@@ -12,25 +12,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 240  # seconds; about 20 on a quiet machine
 CLOSE = 1e-4  # float32 on both sides: measured errors are about 1e-6
-
-
-@dataclass
-class Server:
-    """A running server: its address and its process group."""
-
-    port: int
-    group: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
 
 
 def errors(report: dict, *, updated: bool) -> list[float]:
@@ -58,7 +46,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def on_server(server: Server, **settings) -> dict:
+def on_server(server: SimpleNamespace, **settings) -> dict:
     """Settings of a run that `server` samples for."""
     return {
         "vllm_mode": "server",
@@ -70,7 +58,7 @@ def on_server(server: Server, **settings) -> dict:
 
 
 @contextmanager
-def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator[Server]:
+def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator[SimpleNamespace]:
     """
     Serves `model` until the block is left: with the flags that TRL asks for, or for LoRA adapters up to a rank, and
     then without a way for weights.
@@ -99,7 +87,7 @@ def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator
     ):
         try:
             _wait_until_healthy(process, port, log)
-            yield Server(port, process.pid)
+            yield SimpleNamespace(url=f"http://{HOST}:{port}")
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
