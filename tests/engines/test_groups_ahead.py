@@ -200,9 +200,7 @@ def test_a_run_whose_answers_are_in_its_checkpoint_goes_on_bit_by_bit(make, tmp_
     assert resumed.trained == straight.trained[2:]
 
 
-def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again_of_the_policy_that_is_there(
-    make, tiny_model, tmp_path
-):
+def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_model, tmp_path):
     first = make("first", **SAVES)
     held = hold(first, 13, 16)
     first.add_callback(OnStep(lambda step: wait_for_the_others(first, step)))
@@ -328,9 +326,7 @@ def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_ho
     ],
     ids=["full", "merged"],
 )
-def test_weights_that_are_pushed_are_refused_with_the_reason_and_the_way_out(
-    tiny_model, tmp_path, kind, settings, why
-):
+def test_weights_that_are_pushed_are_refused_with_the_reason(tiny_model, tmp_path, kind, settings, why):
     args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None, **settings)
     message = f"`rollouts_ahead=2` needs a LoRA adapter.*; but {why}. Change that.*, or set `rollouts_ahead=1`"
     with stand_ins(tiny_model), pytest.raises(ValueError, match=message):

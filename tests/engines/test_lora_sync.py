@@ -136,23 +136,18 @@ def said(monkeypatch):
     return lines
 
 
-def test_what_cannot_travel_is_merged_and_one_line_says_why(make, said):
-    engine = make(adapted(use_dora=True))
-    assert engine.merges
-    assert not engine.serves_adapter
-    (line,) = said
-    assert "merged" in line
-    assert "`use_dora=True`" in line
-
-
-def test_an_adapter_on_a_base_that_was_changed_in_memory_is_merged(make, said, tmp_path):
+def test_what_cannot_travel_or_has_a_base_that_was_changed_is_merged_and_one_line_says_why(make, said, tmp_path):
     make_model().save_pretrained(tmp_path / "base")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     loaded.model.norm.weight.data.mul_(2)
-    engine = make(get_peft_model(loaded, LoraConfig(r=4, target_modules=["q_proj"])))
-    assert not engine.serves_adapter
-    (line,) = said
-    assert f"`model.norm.weight` is not what {tmp_path / 'base'} has" in line
+    for model in (adapted(use_dora=True), get_peft_model(loaded, LoraConfig(r=4, target_modules=["q_proj"]))):
+        engine = make(model)
+        assert engine.merges
+        assert not engine.serves_adapter
+    first, second = said
+    assert "merged" in first
+    assert "`use_dora=True`" in first
+    assert f"`model.norm.weight` is not what {tmp_path / 'base'} has" in second
 
 
 @pytest.mark.parametrize("lora_sync", [None, "merge"])

@@ -158,26 +158,6 @@ def test_the_rest_of_a_group_that_passed_is_no_look_of_its_own():
     assert memory.state_dict() == before
 
 
-def play_passes(memory, rate_of, num_passes, num_prompts=400):
-    """Passes over some prompts; returns those that had a group accepted in or after the second."""
-    rng, found = random.Random(0), set()
-    for current in range(num_passes):
-        for i in range(num_prompts):
-            if memory.draw_skip(str(i), G):
-                continue
-            num_correct = sum(rng.random() < rate_of(i, current) for _ in range(G))
-            memory.update(str(i), num_correct, G, step=current)
-            if current and 0 < num_correct < G:
-                found.add(i)
-    return found
-
-
-def test_prompts_that_become_learnable_after_the_first_pass_are_found_within_four_more():
-    """A wait of up to 32 passes, which one group of wrong completions brings, would find an eighth of them."""
-    found = play_passes(PromptMemory(), lambda i, current: 0.5 if i % 2 or current else 0.0, num_passes=5)
-    assert len([i for i in found if i % 2 == 0]) >= 0.9 * 200
-
-
 def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():
     memory = taught()
     before = memory.expected_acceptance("0", G), memory.expected_acceptance("new", G)

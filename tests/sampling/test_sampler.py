@@ -379,21 +379,6 @@ def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
     assert sampler.next_prompts()[0] == Ask("a", {}, 1, Group(0, 0))
 
 
-def test_a_draw_ahead_with_prompts_that_all_look_hopeless_is_the_same_after_a_resume():
-    """Eight prompts, all solved: where two passes have skipped each, one is taken unasked, then and after a resume."""
-    options = {"memory": PromptMemory(), "carries": True, "max_rounds": 1, "ahead": 1}
-    sampler = new(8, stream(8), **options)
-    for _ in range(30):
-        num = len(sampler.next_prompts())
-        play(sampler, ["all_correct"] * num, counts=[(2, 2)] * num)
-        sampler.carry([])
-        sampler.draw_ahead()
-        drawn = names(sampler.in_flight)
-        again, _ = resumed(saved(sampler), stream=stream(8), target=8, **options | {"memory": PromptMemory()})
-        assert names(again.in_flight) == drawn
-        sampler.begin()
-
-
 def half_asked(stream, num_groups, num):
     """The next groups of a stream, asked for `num` completions."""
     taken = zip(stream.take(num_groups), stream.taken_at, strict=True)

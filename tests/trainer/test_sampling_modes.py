@@ -32,9 +32,7 @@ from trl_dapo import DAPOTrainer
 @pytest.mark.parametrize(
     ("surplus", "second", "carried"), [("carry", {7, 8, 10, 11}, 1), ("discard", {8, 10, 11, 13}, 0)]
 )
-def test_the_surplus_of_a_rollout_trains_in_the_next_one_where_it_is_asked_for(
-    tiny_model, tmp_path, surplus, second, carried
-):
+def test_the_surplus_trains_in_the_next_rollout_if_asked_for(tiny_model, tmp_path, surplus, second, carried):
     # Two fixed rounds of 4 prompts bring 0 1 2 3 | 4 5 6 7: 1 2 4 5 train, 7 is left over.
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": surplus}
     trainer = make_trainer(tiny_model, tmp_path, **settings)
@@ -229,9 +227,7 @@ def test_what_trls_methods_reach_is_trls_in_a_trainer_that_was_made_without_its_
     assert metrics.keys() == expected_metrics.keys()
 
 
-def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities_not_its_placeholders(
-    tiny_model, tmp_path
-):
+def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities(tiny_model, tmp_path):
     def rollout(texts, trainer):
         encode = trainer.processing_class
         completions = ["right" if i % 4 == 0 else "wrong" for i in range(len(texts))]
@@ -258,19 +254,6 @@ def test_carried_rows_of_a_rollout_function_get_the_policys_log_probabilities_no
     log = trainer.state.log_history[1]
     assert (log["dynamic_sampling/carried"], log["dynamic_sampling/rounds"]) == (4, 0)
     assert log["clip_ratio/region_mean"] < 0.05
-
-
-def test_asynchronous_and_several_reward_functions_decide_together(tiny_model, tmp_path):
-    async def right_later(completions, **kwargs):
-        return right(completions)
-
-    def nothing(completions, **kwargs):
-        return [None] * len(completions)
-
-    trainer = make_trainer(tiny_model, tmp_path, reward_funcs=[right_later, nothing], max_steps=1)
-    seen = spy_on_training(trainer)
-    trainer.train()
-    assert {number(text) for text, *_ in seen} == {1, 2, 4, 5}
 
 
 def test_no_environment_is_reset_twice_for_one_rollout(tiny_model, tmp_path, monkeypatch):

@@ -21,9 +21,7 @@ def record_rollouts(trainer):
 # ---- Tools ----
 
 
-def test_a_tool_is_called_once_for_each_completion_that_was_sampled_and_its_result_is_not_trained_on(
-    tool_model, tmp_path
-):
+def test_a_tool_is_called_once_a_completion_and_its_result_is_not_trained_on(tool_model, tmp_path):
     """Prompts 0, 3, 6, ... are never solved; of the others, the first of each 4 completions is right."""
     calls = []
 

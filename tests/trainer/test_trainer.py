@@ -162,9 +162,7 @@ def test_a_users_rule_that_could_not_tell_two_rewards_apart_is_refused(tiny_mode
     ("scaling", "threshold", "verdict"),
     [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")],
 )
-def test_a_threshold_that_no_scaled_reward_can_be_on_either_side_of_is_refused(
-    tiny_model, tmp_path, scaling, threshold, verdict
-):
+def test_a_threshold_that_parts_no_rewards_is_refused(tiny_model, tmp_path, scaling, threshold, verdict):
     args = tiny_config(tmp_path, reward_scaling=scaling, dynamic_sampling_accuracy_threshold=threshold)
     with pytest.raises(ValueError, match=f"makes every completion {verdict}.* Set the threshold between them"):
         DAPOTrainer(tiny_model, right, args, train_dataset=prompts(24))
@@ -330,9 +328,7 @@ def test_what_reward_functions_log_stays_with_its_completion(tiny_model, tmp_pat
     ],
     ids=str,
 )
-def test_without_dynamic_sampling_and_with_trls_values_losses_equal_grpotrainers_step_for_step(
-    tiny_model, tmp_path, overrides
-):
+def test_without_dynamic_sampling_a_run_is_grpotrainers_step_for_step(tiny_model, tmp_path, overrides):
     def length(completions, **kwargs):
         return [float(len(set(completion))) for completion in completions]
 
@@ -489,9 +485,7 @@ def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_mod
         ([0.0, 1.0, 0.0, 10.0], 5.0, (10 + 3 * 2.5) / 4),
     ],
 )
-def test_rewards_are_clamped_and_scaled_in_training_and_what_is_right_is_the_same_in_evaluation(
-    tiny_model, tmp_path, scaling, threshold, trained
-):
+def test_rewards_are_scaled_in_training_and_right_in_evaluation_too(tiny_model, tmp_path, scaling, threshold, trained):
     def graded(completions, **kwargs):
         return [3.0 if completion == "right" else 0.25 for completion in completions]
 

@@ -69,8 +69,6 @@ GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.1, "n_po
 HEADS_OF_MAMBA2 = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16, "state_size": 8}
 # In force where the columns exceed 20: `ROWS` cut in two have 49 and 25, cut in four 49, 39, 26 and 19.
 DYNAMIC = {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 10000.0}
-LONG_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 20}
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0, **LONG_FACTORS}
 BY_POSITION = {"rope_type": "default", "llama_4_scaling_beta": 4.0, "original_max_position_embeddings": 20}
 
 
@@ -96,11 +94,6 @@ def recurrent_gemma():
     return make("RecurrentGemma", lru_width=32, head_dim=16, block_types=["recurrent", "attention"], **STATE)
 
 
-def phi3():
-    most = {"max_position_embeddings": 128, "original_max_position_embeddings": 20}
-    return make("Phi3", rope_parameters=LONG, **most, **STATE)
-
-
 def ministral3():
     return make("Ministral3", head_dim=16, rope_parameters={"rope_theta": 10000.0, **BY_POSITION}, **STATE)
 
@@ -110,7 +103,6 @@ DEPEND_ON_PADDING = {
     "lfm2 with a bias": lambda: lfm2(has_bias=True),
     "gpt2": gpt2,
     "dynamic rope": lambda: make("Llama", max_position_embeddings=20, rope_parameters=DYNAMIC, **WIDE),
-    "longrope": phi3,
     "scaled by position": ministral3,
 }
 

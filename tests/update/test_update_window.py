@@ -91,26 +91,6 @@ def test_what_a_callback_changes_holds_from_the_next_window():
     assert [batch["completion_ids"].size(1) for batch in trainer.microbatches] == [6, 16]
 
 
-@pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])
-def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, budget, monkeypatch):
-    trainer = ScriptedUpdate(
-        ROWS,
-        per_device_train_batch_size=16 // num_microbatches,
-        gradient_accumulation_steps=num_microbatches,
-        max_tokens_per_microbatch=budget,
-        logging_strategy="no",
-    )
-    calls = []
-
-    def counted(collective):
-        return lambda *args, **kwargs: calls.append(collective.__name__) or collective(*args, **kwargs)
-
-    for name in ("gather", "reduce", "gather_for_metrics"):
-        monkeypatch.setattr(trainer.accelerator, name, counted(getattr(trainer.accelerator, name)))
-    trainer.train()
-    assert calls == ["gather", "gather"]
-
-
 def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
     settings = {"num_microbatches": 4, "top_entropy_quantile": 0.3}
     found, expected = (run(cls, ROWS, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))

