@@ -278,13 +278,6 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
 
-def test_a_round_of_an_earlier_version_is_sampled_anew_and_that_is_said(make, saved, caplog):
-    state = saved / "checkpoint-2/dapo_state_rank0.pt"
-    torch.save(torch.load(state, weights_only=True) | {"ahead": {"is_asked": True}}, state)
-    resume(make, saved)
-    assert caplog.text.count("The checkpoint's round ahead is an earlier version's. It is sampled again.") == 1
-
-
 def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, saved, caplog):
     resumed = resume(make, saved, ignore_data_skip=True)
     assert "sampled again" not in caplog.text  # nothing is wrong with the tokenizer

@@ -219,14 +219,6 @@ def test_a_wait_ends_with_a_prompt_that_may_not_be_skipped():
     assert most == 4 + 7
 
 
-def test_the_seed_alone_sets_what_is_skipped():
-    one, two, other = taught(), taught(), taught(seed=1)
-    order = [str(i % 300) for i in range(3000)]
-    skipped = [one.draw_skip(i, G) for i in order]
-    assert skipped == [two.draw_skip(i, G) for i in order]
-    assert skipped[:300] != [other.draw_skip(i, G) for i in order[:300]]
-
-
 # ---- The file ----
 
 

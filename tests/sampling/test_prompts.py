@@ -57,12 +57,6 @@ def test_the_seed_alone_sets_the_order(kind):
     assert taken[:50] != other.take(50)
 
 
-@both_kinds
-def test_unshuffled_passes_keep_the_order(kind):
-    stream = PromptStream(kind(3), seed=0, shuffle=False)
-    assert texts(stream.take(7)) == [f"What is {i} + {i}?" for i in (0, 1, 2, 0, 1, 2, 0)]
-
-
 @pytest.mark.parametrize(
     ("columns", "named"),
     [

@@ -63,24 +63,11 @@ def test_of_prompts_whose_first_few_agree_the_rest_is_not_asked_for(tiny_model, 
     assert log["dynamic_sampling/acceptance_rate"] == 4 / 7  # 7 is not decided on
 
 
-def test_what_is_half_asked_is_completed_in_the_next_rollout_where_surplus_is_carried(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, dynamic_sampling_surplus="carry", max_steps=2, log_groups=100)
-    seen = spy_on_training(trainer)
-    trainer.train()
-    # Prompt 7 was left half asked: its rest comes first, and none of its first two is asked again.
-    asked = [number(text) for text in trainer.sampled][24::2]
-    assert asked == [7, *(8, 9, 10, 11), *(8, 10, 11)]  # two of each
-    assert {number(text) for text, *_ in seen[16:]} == {7, 8, 10, 11}
-    assert trainer.state.log_history[0]["dynamic_sampling/half_asked"] == 1
-    (row,) = [row for row in read_ledger(tmp_path).to_pylist() if row["prompt"] == "prompt 7:"]
-    assert (row["rollout"], row["round"], row["lengths"]) == (1, 1, [6, 7, 7, 7])  # its letters and the end
-    of_seven = sorted(completion for text, completion, *_ in seen if number(text) == 7)
-    assert of_seven == ["right", "wrong2", "wrong3", "wrong4"]
-
-
 def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked(tiny_model, tmp_path):
     settings = {"dynamic_sampling_surplus": "carry", "save_strategy": "steps", "save_steps": 1, "log_groups": 100}
-    make(tiny_model, tmp_path, **settings).train()
+    trainer = make(tiny_model, tmp_path, **settings)
+    trainer.train()
+    assert trainer.state.log_history[0]["dynamic_sampling/half_asked"] == 1
     rows = read_ledger(tmp_path).to_pylist()
     assert sum(len(row["lengths"]) for row in rows) == 8 + 12 + 4
     (half,) = [row for row in rows if row["rollout"] == 1]  # prompt 7, which a further rollout would have completed
@@ -90,6 +77,8 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked
     trainer.train(resume_from_checkpoint=True)
     rows = [row for row in read_ledger(tmp_path).to_pylist() if row["rollout"] == 1]
     assert sum(len(row["lengths"]) for row in rows) == len(trainer.sampled) + 2
+    # Its rest comes first, and none of its first two is asked again: two of each.
+    assert [number(text) for text in trainer.sampled[::2]] == [7, *(8, 9, 10, 11), *(8, 10, 11)]
     # Of prompt 7 the rest is of this policy, like all that was sampled now.
     assert {row["policy_version"] for row in rows} == {1}
     assert [row["outcome"] for row in rows if row["prompt_id"] == half["prompt_id"]] == ["trained"]

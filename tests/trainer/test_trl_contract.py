@@ -64,11 +64,6 @@ def test_every_method_that_is_called_exists(name):
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
 
 
-@pytest.mark.parametrize("name", trl_names.UTILS)
-def test_every_helper_exists(name):
-    assert callable(getattr(trl.trainer.utils, name, None)), f"trl.trainer.utils.{name} is gone ({WHERE})"
-
-
 @pytest.mark.parametrize(("module", "function", "name"), trl_names.SWAPPED)
 def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module, function, name):
     owner, method = function.split(".")

@@ -37,28 +37,6 @@ def rows_of(plan):
     return sorted(row for rank in plan for microbatch in rank for row in microbatch)
 
 
-def long_tail(num_rows, seed, longest=8192):
-    """Lengths as DAPO samples them: one completion in a hundred is cut off, the average is a quarter of that."""
-    draw = random.Random(seed)
-    prompts = [int(draw.lognormvariate(5.0, 0.3)) for _ in range(num_rows)]
-    return [(prompt, min(longest, int(draw.lognormvariate(7.36, 0.8)))) for prompt in prompts]
-
-
-def over_ranks(lengths, num_ranks):
-    share = len(lengths) // num_ranks
-    return [lengths[start : start + share] for start in range(0, len(lengths), share)]
-
-
-def real_over_waited(num_rows, num_ranks, in_step, budget):
-    """Average over five windows: tokens without padding over those that all ranks wait for."""
-    shares = []
-    for seed in range(5):
-        lengths = long_tail(num_rows, seed)
-        plan = plan_window_within_budget(over_ranks(lengths, num_ranks), budget, in_step)
-        shares.append(sum(map(sum, lengths)) / Rows(lengths).waited_cost(plan, in_step))
-    return sum(shares) / len(shares)
-
-
 def costs(lengths, microbatches, multiple_of=None):
     return [padded_cost([lengths[row] for row in microbatch], multiple_of) for microbatch in microbatches]
 
@@ -272,15 +250,6 @@ def test_ten_thousand_windows_keep_the_budget():
         )
         if options["can_exchange"]:
             assert all(microbatches) == (num_rows >= len(microbatches))
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_ranks", "in_step", "least"),
-    [(16, 1, True, 0.82), (64, 1, True, 0.90), (512, 1, True, 0.95), (512, 8, True, 0.95), (64, 8, False, 0.88)],
-)
-def test_little_is_lost_to_padding_and_waiting(num_rows, num_ranks, in_step, least):
-    # Completions up to 8,192 tokens in micro-batches of up to 9,216, as in slime's recipe for Qwen3-4B.
-    assert real_over_waited(num_rows, num_ranks, in_step, budget=9216) >= least
 
 
 # Attention

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from update_helpers import (
-    CASES,
     ROWS,
     SPLITS,
     ScriptedGRPO,
@@ -27,12 +26,6 @@ def test_the_same_rows_give_the_same_gradient_for_every_split(split):
     trainer = run(ScriptedUpdate, ROWS, *split)
     assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
     assert len(trainer.microbatches) == split[0]
-
-
-@pytest.mark.parametrize("case", ["a single token", "one long row"])
-def test_one_process_gives_the_gradient_of_one_row_at_a_time(case):
-    rows, split = CASES[case]
-    assert apart(run(ScriptedUpdate, rows, *split).gradients[0], reference_gradient(rows)) < 1e-6
 
 
 def test_each_optimizer_step_divides_by_its_own_tokens():
