@@ -7,10 +7,8 @@ The first rollout asks in one request of its own, which the main thread waits fo
 
 import datetime
 import json
-import math
 import threading
 from collections import Counter
-from concurrent.futures import Future
 
 import pytest
 import torch
@@ -18,8 +16,6 @@ from helpers import errors_of_old_logps, number, prompts, right, untimed, watch_
 from scripted_server import StandIn, ahead_config, stand_ins
 from transformers import TrainerCallback
 
-import trl_dapo.engines.seam
-import trl_dapo.trainer
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.settings.rules import check_rules
 
@@ -29,12 +25,11 @@ def make(tiny_model, tmp_path):
     """Makes a trainer with a stand-in for vLLM; the stand-in is its `client`."""
     with stand_ins(tiny_model) as clients:
 
-        def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, year=2026, **overrides):
+        def make(folder="run", reward=right, num_prompts=200, eval_dataset=None, **overrides):
             args = ahead_config(tmp_path / folder, **overrides)
-            dates = [datetime.date(year, 1, 1 + i % 31) for i in range(num_prompts)]
-            train_dataset = prompts(num_prompts, on=dates, id=range(num_prompts))
-            datasets = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-            trainer = DAPOTrainer(tiny_model, reward, args, **datasets)
+            dates = [datetime.date(2026, 1, 1 + i % 31) for i in range(num_prompts)]  # which JSON cannot hold
+            data = prompts(num_prompts, on=dates, id=range(num_prompts))
+            trainer = DAPOTrainer(tiny_model, reward, args, train_dataset=data, eval_dataset=eval_dataset)
             if clients:
                 trainer.client = clients[-1]
             return trainer
@@ -91,45 +86,7 @@ def logged(trainer, name):
 
 def test_every_rows_old_log_probabilities_are_those_of_the_weights_at_its_launch(make, tiny_model):
     trainer = make(batch_multiplier=1.75)
-    errors = errors_of_old_logps(trainer, tiny_model)
-    trainer.train()
-    # 7 prompts a round, of which 4 or 5 are solved and 4 train. The first rollout samples its own, the others' were
-    # sampled ahead; what was sampled ahead and is surplus is two rollouts old when it trains.
-    assert {age for step, age in errors if step == 0} == {0}
-    assert {age for step, age in errors if step > 0} == {1, 2}
-    assert max(error for found in errors.values() for error in found) < 1e-4
-
-
-def test_a_run_without_that_correction_fails_the_same_check(make, tiny_model, monkeypatch):
-    monkeypatch.setattr(trl_dapo.trainer, "restore_old_logps", lambda rollouts, old_logps: None)
-    monkeypatch.setattr(trl_dapo.engines.seam, "put_rows", lambda logps, rows: None)
-    trainer = make(batch_multiplier=1.75)
-    errors = errors_of_old_logps(trainer, tiny_model)
-    trainer.train()
-    assert max(error for (_, age), found in errors.items() if age == 0 for error in found) < 1e-4
-    assert min(max(found) for (_, age), found in errors.items() if age > 0) > 1e-2
-
-
-def test_carried_rows_keep_their_distance_from_what_the_engine_sampled_from(make, tiny_model):
-    """As fresh rows do: old log-probabilities are the policy's, and the weight is the policy's over the engine's."""
-    trainer = make(rollouts_ahead=0, batch_multiplier=1.75, learning_rate=0.0)
-    trainer.client.offset = 0.3
-    errors, ratios = errors_of_old_logps(trainer, tiny_model), []
-
-    def look(inputs):
-        ratios.extend(inputs["importance_sampling_ratio"][inputs["completion_mask"].bool()].tolist())
-
-    watch_training(trainer, look)
-    trainer.train()
-    assert sum(logged(trainer, "dynamic_sampling/carried")) > 0
-    assert max(error for found in errors.values() for error in found) < 1e-4
-    assert ratios == pytest.approx([math.exp(-0.3)] * len(ratios), rel=1e-4)
-    assert logged(trainer, "clip_ratio/region_mean") == [0.0] * 4
-
-
-def test_rows_of_an_earlier_policy_are_weighed_against_the_engine_that_sampled_them(make):
-    trainer = make(batch_multiplier=1.75)
-    distance = []
+    errors, distance = errors_of_old_logps(trainer, tiny_model), []
 
     def look(inputs):
         mask = inputs["completion_mask"].bool() & (inputs["age"][:, None] > 0)
@@ -137,8 +94,13 @@ def test_rows_of_an_earlier_policy_are_weighed_against_the_engine_that_sampled_t
 
     watch_training(trainer, look)
     trainer.train()
+    # 7 prompts a round, of which 4 or 5 are solved and 4 train. The first rollout samples its own, the others' were
+    # sampled ahead; what was sampled ahead and is surplus is two rollouts old when it trains.
+    assert {age for step, age in errors if step == 0} == {0}
+    assert {age for step, age in errors if step > 0} == {1, 2}
+    assert max(error for found in errors.values() for error in found) < 1e-4
     assert distance
-    assert max(distance) < 1e-4  # as at their launch, though the policy has moved since
+    assert max(distance) < 1e-4  # from the engine, as at their launch, though the policy has moved since
 
 
 def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
@@ -150,21 +112,6 @@ def test_what_is_asked_for_ahead_is_what_would_have_been_asked_for(make):
         asked = trainer.client.asked
         assert sorted(asked) == list(range(len(asked)))  # those of one round go out at once
         assert {(request["n"], request["temperature"]) for request in trainer.client.requests} == {(4, 0.9)}
-
-
-def test_all_that_was_asked_for_trains_in_the_order_it_was_asked_for(make):
-    trainer = make(batch_multiplier=1.75, max_steps=6)
-    trained, train_on = [], trainer._train_on
-
-    def spy(sampler, batch):
-        rounds = trainer._sampler.rollout.rounds
-        trained.append([number(rounds[g.round].rows.prompts[g.index * 4]) for g in batch.train])
-        return train_on(sampler, batch)
-
-    trainer._train_on = spy
-    trainer.train()
-    trained = [prompt for rollout in trained for prompt in rollout]
-    assert trained == [i for i in range(max(trained) + 1) if i % 3]  # all but those that are never solved
 
 
 # ---- When it is asked for ----
@@ -199,11 +146,17 @@ def test_optimizer_steps_run_while_the_request_is_under_way(make):
 
 
 def test_weights_are_pushed_once_a_rollout_and_only_while_nothing_is_under_way(make):
-    trainer = make(max_steps=5)  # the stand-in refuses a push while a request is under way
-    trainer.train()
+    scored_in = set()
+
+    def reward(completions, **kwargs):
+        scored_in.add(threading.current_thread())
+        return right(completions)
+
+    trainer = after_training(make(reward=reward, max_steps=5))  # the stand-in refuses a push during a request
     # Before the first round and before each of the rounds asked for ahead but the first, whose weights are there.
     assert trainer.client.kinds == ["push", "generate"] * 4
-    assert len(trainer.client.requests) == 1 + 4 * 6
+    assert trainer.client.threads == [True] + [False] * 4 * 6
+    assert scored_in == {threading.main_thread()}
 
 
 def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make):
@@ -214,18 +167,6 @@ def test_a_round_beyond_the_first_is_of_todays_weights_and_pushes_them_once(make
     assert trainer.client.kinds == ["push", "generate"] * 3
     # Two rounds of the first rollout, four groups ahead for each of the others, and the third's second round.
     assert trainer.client.threads == [True, True] + [False] * 8 + [True]
-
-
-def test_only_the_request_leaves_the_main_thread(make):
-    seen = set()
-
-    def reward(completions, **kwargs):
-        seen.add(threading.current_thread())
-        return right(completions)
-
-    trainer = after_training(make(reward=reward))
-    assert seen == {threading.main_thread()}
-    assert trainer.client.threads == [True] + [False] * 3 * 6
 
 
 TWO_STEPS = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}  # a rollout
@@ -328,16 +269,6 @@ def test_a_checkpoint_inside_a_rollout_holds_the_round_too(make, tmp_path):
         assert torch.equal(weights(resume(make, tmp_path / "straight", step, **settings)), weights(straight))
 
 
-def test_a_run_that_takes_turns_again_trains_on_the_round_of_the_checkpoint(make, saved):
-    assert all(resume(make, saved, rollouts_ahead=0).client.threads)
-
-
-def test_a_round_is_sampled_anew_where_no_server_is_asked_any_more(make, saved, caplog):
-    in_this_process = {"use_vllm": False, "vllm_mode": "colocate", "rollouts_ahead": 0, "batch_multiplier": 1.0}
-    resume(make, saved, **in_this_process)
-    assert caplog.text.count("was written with other settings: `use_vllm` (True there, False here)") == 1
-
-
 def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(make, saved, caplog):
     resumed = resume(make, saved, temperature=1.5)
     assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
@@ -347,29 +278,11 @@ def test_a_round_sampled_at_another_temperature_is_left_behind_with_one_warning(
     assert asked_for(resumed) == [12, 13, 14, 15, 16, 17]
 
 
-def test_a_round_of_an_earlier_version_is_sampled_anew_and_that_is_said(make, saved, caplog):
-    state = saved / "checkpoint-2/dapo_state_rank0.pt"
-    torch.save(torch.load(state, weights_only=True) | {"ahead": {"is_asked": True}}, state)
-    resume(make, saved)
-    assert caplog.text.count("The checkpoint's round ahead is an earlier version's. It is sampled again.") == 1
-
-
 def test_a_round_in_flight_is_left_behind_where_prompts_start_afresh(make, saved, caplog):
     resumed = resume(make, saved, ignore_data_skip=True)
     assert "sampled again" not in caplog.text  # nothing is wrong with the tokenizer
     assert "other settings" not in caplog.text
     assert asked_for(resumed) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_round_is_sampled_anew_where_what_it_completes_is_another_example_now(make, tmp_path, caplog):
-    settings = {"batch_multiplier": None, "dynamic_sampling_screen": "2", **SAVES}
-    make("ahead", **settings).train()
-    ahead = json.loads((tmp_path / "ahead/checkpoint-2/dapo_state.json").read_text())["ahead"]
-    num_rests = sum(first is not None for *_, first, _, _, _ in ahead["asks"])
-    assert num_rests > 0
-    resume(make, tmp_path / "ahead", year=2027, **settings)  # by their ids they are the same prompts
-    assert f"holds half of {num_rests} groups whose examples are not found again" in caplog.text
-    assert "What the checkpoint holds of later rollouts is of other prompts" in caplog.text
 
 
 def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, saved, caplog):
@@ -384,12 +297,6 @@ def test_a_round_is_sampled_anew_where_its_prompts_are_other_tokens_now(make, sa
     assert resumed.client.asked[:6] == [12, 13, 14, 15, 16, 17]
     assert logged(resumed, "overlap/groups_by_age/0")[2:] == [4.0, 0.0]  # of the policy that is there now
     assert caplog.text.count("the tokenizer, the chat template or the dataset has changed") == 1
-
-
-def test_with_another_seed_the_round_is_left_behind_with_one_warning(make, saved, caplog):
-    resumed = resume(make, saved, seed=7)
-    assert caplog.text.count("was written with other settings") == 1
-    assert resumed.client.threads[0]  # its first round is its own
 
 
 def answer_when_interrupted(trainer, attempt=1):
@@ -432,19 +339,6 @@ def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error, attempt)
     assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_ctrl_c_while_the_answer_is_waited_for_ends_the_request_too(make, monkeypatch):
-    trainer = make()
-    calls = answer_when_interrupted(trainer)
-
-    def interrupted(call):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Future, "result", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert calls[0]
-
-
 def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     trainer, stop = make(), fail_at(1, ValueError("stop"))
     trainer.add_callback(stop)
@@ -454,6 +348,7 @@ def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
     assert cancelled == [6, 7, 8, 9, 10, 11]
     trainer.remove_callback(stop)
     trainer.train()
+    assert trainer.client.kinds == ["push", "generate"] * 4  # the second run begins with one
     assert sorted(trainer.client.asked[12:18]) == cancelled
     assert logged(trainer, "overlap/groups_by_age/0")[-4:] == [4.0, 0.0, 0.0, 0.0]  # today's policy samples them
 
@@ -498,51 +393,22 @@ def test_groups_are_counted_by_age_and_clipping_too(make):
     assert logged(trainer, "overlap/clip_ratio/age_0") == [0.0]
 
 
-def test_waiting_and_idling_are_told_apart(make):
-    trainer = after_training(make())
-    seconds = {
-        name: logged(trainer, f"timeline/{name}_seconds")
-        for name in ("sampling", "wait", "idle", "rewards", "update", "other")
-    }
-    assert [len(of_rollouts) for of_rollouts in seconds.values()] == [4] * 6
-    assert min(map(min, seconds.values())) >= 0
-    # The first rollout is waited for as long as it is sampled; what is asked for behind it is not waited for.
-    assert 0 < seconds["wait"][0] < seconds["sampling"][0]
-
-
-def test_without_it_nothing_of_it_is_logged(make):
-    trainer = after_training(make(rollouts_ahead=0))
-    assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("overlap/")]
-
-
 # ---- What is refused ----
-
-DISCARDS = {"dynamic_sampling_surplus": "discard"}
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"rollouts_ahead": 3}, "must be one of 0, 1, 2, got 3"),
         ({"rollouts_ahead": 2}, r"`batch_multiplier=1.5` has no effect with `rollouts_ahead=2`.*`rollouts_ahead=1`"),
         (
             {"rollouts_ahead": 2, "batch_multiplier": None, "dynamic_sampling_max_round_size": 4},
             "`dynamic_sampling_max_round_size=4` has no effect with `rollouts_ahead=2`",
         ),
-        ({"use_vllm": False}, "transformers generation.*vllm_mode='server'"),
-        ({"vllm_mode": "colocate"}, "colocate.*vllm_mode='server'"),
-        ({"use_dynamic_sampling": False}, "`use_dynamic_sampling=True`, got False"),
-        ({"dynamic_sampling_mode": "replace", **DISCARDS}, "`dynamic_sampling_mode='filter'`, got 'replace'"),
         (
-            {"dynamic_sampling_mode": "mask", "batch_multiplier": None, **DISCARDS},
-            "`dynamic_sampling_mode='filter'`, got 'mask'",
+            {"dynamic_sampling_mode": "replace", "dynamic_sampling_surplus": "discard"},
+            "`dynamic_sampling_mode='filter'`, got 'replace'",
         ),
-        (DISCARDS, "`dynamic_sampling_surplus='carry'`, got 'discard'"),
-        ({"loss_type": "grpo"}, "`loss_type='dapo'`, got 'grpo'"),
-        ({"top_p": 0.7}, "`top_p=0.7`: what is sampled ahead trains with the server's log-probabilities"),
-        ({"generation_kwargs": {"presence_penalty": 1.0}}, r"`generation_kwargs\['presence_penalty'\]=1.0`: "),
         ({"vllm_request_timeout": 0}, "`vllm_request_timeout` must be above 0"),
-        ({"rollouts_ahead": 0, "vllm_mode": "colocate", "vllm_request_timeout": 5}, "`vllm_request_timeout=5`"),
     ],
 )
 def test_settings_that_could_not_be_honoured_are_refused(tmp_path, overrides, message):
@@ -563,21 +429,11 @@ def test_the_request_timeout_is_shorter_than_the_other_processes_patience(tmp_pa
     assert DAPOConfig(str(tmp_path), report_to="none", bf16=False, use_cpu=True).vllm_request_seconds == 1620
 
 
-def add_tool(a: int) -> int:
-    """
-    Adds one.
-
-    Args:
-        a: A number.
-    """
-    return a + 1
-
-
 @pytest.mark.parametrize(
     ("attribute", "value", "what"),
     [
         ("rollout_func", print, "rollout_func"),
-        ("tools", [add_tool], "tools"),
+        ("tools", [print], "tools"),
         ("environment_factories", {"": object}, "environments"),
         ("_is_vlm", True, "images"),
     ],
@@ -613,16 +469,6 @@ def test_an_engine_sleeps_after_a_reward_function_failed(make):
         trainer.train()
     assert trainer.vllm_generation.llm.calls[-2:] == ["generate", "sleep"]
     assert trainer.vllm_generation.enable_sleep_mode
-
-
-def test_the_state_of_the_round_in_a_checkpoint_is_readable(saved):
-    shared = json.loads((saved / "checkpoint-2/dapo_state.json").read_text())
-    asks = shared["ahead"]["asks"]
-    assert [name for _, _, name, *_ in asks] == ["12", "13", "14", "15", "16", "17"]
-    # Four of each, no rest, in the second rollout, behind one optimizer step, for the third.
-    assert {(ask[3], *ask[6:]) for ask in asks} == {(4, None, 1, 1, 2)}
-    assert shared["stream"]["position"] == 12  # where it was before the 6 were drawn
-    assert shared["ahead"]["stream"]["position"] == 18
 
 
 # ---- Asking for a few first ----

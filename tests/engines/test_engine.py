@@ -3,53 +3,39 @@
 """Engines that schedule completions themselves: rounds may be of any size. vLLM's tests are in `vllm_cpu`."""
 
 import pytest
-import torch
-from helpers import ScriptedTrainer, letters, number, prompts, tiny_config
+from helpers import ScriptedTrainer, letters, number, prompts, spy_on_training, tiny_config, weights
 
 from trl_dapo import DAPOTrainer
 
 
-PARTS = ("prompt", "completion")
-
-
 def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_model, tmp_path):
+    settings = {"num_blocks": 64, "max_batch_tokens": 64}
     args = tiny_config(
         tmp_path,
         use_transformers_continuous_batching=True,
-        transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 64},
+        transformers_continuous_batching_config=settings,
         batch_multiplier=2.0,  # 8 prompts a round, where the generation batch holds 4
         shuffle_dataset=False,
     )
     trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(40))
-    sampled, trained = [], {0: [], 1: []}
-    generate_batch, compute_loss = trainer.model.generate_batch, trainer._compute_loss
+    sampled, generate_batch, seen = [], trainer.model.generate_batch, spy_on_training(trainer)
 
-    def spy_on_generation(prompt_ids, **kwargs):
+    def spy(prompt_ids, **kwargs):
         outputs = generate_batch(prompt_ids, **kwargs)
-        sampled.append([(output.prompt_ids, output.generated_tokens) for output in outputs.values()])
+        rows = [(output.prompt_ids, output.generated_tokens) for output in outputs.values()]
+        sampled.append([trainer.processing_class.batch_decode(row, skip_special_tokens=True) for row in rows])
         return outputs
 
-    def spy_on_training(model, inputs):
-        for i in range(len(inputs["prompt_ids"])):
-            row = [inputs[f"{part}_ids"][i][inputs[f"{part}_mask"][i].bool()].tolist() for part in PARTS]
-            trained[trainer.state.global_step].append((*row,))
-        return compute_loss(model, inputs)
-
-    trainer.model.generate_batch, trainer._compute_loss = spy_on_generation, spy_on_training
-    before = torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
+    trainer.model.generate_batch = spy
+    before = weights(trainer).clone()
     trainer.train()
-
-    assert trainer.state.global_step == 2
     assert [len(round_) for round_ in sampled] == [32, 32]
-    decode = trainer.processing_class.decode
-    chosen = [sorted(number(decode(prompt)) for prompt, _ in trained[step]) for step in (0, 1)]
     # Of prompts 0 to 7, and then of 8 to 15, the first four that are no multiples of 3; 4 completions each.
-    assert chosen == [[1] * 4 + [2] * 4 + [4] * 4 + [5] * 4, [8] * 4 + [10] * 4 + [11] * 4 + [13] * 4]
-    # Every completion trains behind the prompt that it was sampled for.
-    for step, round_ in enumerate(sampled):
-        assert all(row in round_ for row in trained[step])
-    after = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-    assert (after - before).abs().max() > 1e-4
+    for round_, trained, chosen in zip(sampled, (seen[:16], seen[16:]), ([1, 2, 4, 5], [8, 10, 11, 13]), strict=True):
+        assert sorted(number(prompt) for prompt, *_ in trained) == [i for i in chosen for _ in range(4)]
+        # Every completion trains behind the prompt that it was sampled for.
+        assert all([prompt, completion] in round_ for prompt, completion, *_ in trained)
+    assert (weights(trainer) - before).abs().max() > 1e-4
 
 
 def test_continuous_batching_is_refused_where_it_would_round_the_weights_that_train(tiny_model, tmp_path):

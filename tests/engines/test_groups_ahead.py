@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two rollouts ahead, with a scripted engine that serves LoRA adapters: groups arrive one by one, in any order."""
 
-import itertools
 import json
 import math
 import threading
@@ -10,17 +9,15 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import errors_of_old_logps, number, prompts, right, untimed, watch_training, weights
+from helpers import errors_of_old_logps, number, prompts, right, untimed, weights
 from peft import PeftModel
 from scripted_server import StandIn, ahead_config, stand_ins, with_adapter
 from test_ahead import OnStep, after_training, logged
 from transformers import TrainerCallback
-from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.engines.call import Calls
 from trl_dapo.engines.server import ServerFault
-from trl_dapo.sampling import screening
 
 
 @pytest.fixture
@@ -90,49 +87,6 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
     assert in_one(trainer.trained) == solved(num_rollouts * target)  # all that is solved, in the order of asking
     by_age = [logged(trainer, f"overlap/groups_by_age/{age}") for age in range(3)]
     assert [sum(ages) for ages in zip(*by_age, strict=True)] == [target] * num_rollouts  # none is older than two
-
-
-def test_the_gradient_of_rows_of_three_policies_is_trls_on_the_same_rows(make):
-    trainer, ages, seen = make(max_steps=6), Counter(), []
-    compute, trained = trainer._compute_loss, [p for p in trainer.model.parameters() if p.requires_grad]
-
-    def compare(model, inputs):
-        loss = compute(model, inputs)
-        mine = torch.autograd.grad(loss, trained, retain_graph=True)
-        theirs = torch.autograd.grad(GRPOTrainer._compute_loss(trainer, model, seen.pop()), trained)
-        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-9) for a, b in zip(mine, theirs, strict=True))
-        assert any(part.abs().max() > 1e-4 for part in mine)
-        ages.update(inputs["age"].tolist() if "age" in inputs else [0] * len(inputs["completion_ids"]))
-        return loss
-
-    watch_training(trainer, seen.append)
-    trainer._compute_loss = compare
-    trainer.train()
-    assert sum(ages.values()) == 6 * 16  # 4 groups of 4 a rollout
-    assert all(ages[age] for age in range(3))
-
-
-def test_the_check_of_the_log_probabilities_sees_an_adapter_that_is_not_the_one_named(make, tiny_model, monkeypatch):
-    """As where a request that goes out late names the adapter of its day."""
-    trainer = make(max_steps=4)
-    complete = trainer.client._complete
-
-    def by_the_present_adapter(ids, i, max_tokens, temperature, engine):
-        return complete(ids, i, max_tokens, temperature, trainer.client.adapters[trainer.client.model])
-
-    trainer.client._complete = by_the_present_adapter
-    held = hold(trainer, 14)
-    errors = errors_of_old_logps(trainer, tiny_model)
-    ask = trainer._ahead.ask
-
-    def ask_and_go_on(asks):
-        ask(asks)
-        if trainer.state.global_step == 2:
-            held.set()
-
-    trainer._ahead.ask = ask_and_go_on
-    trainer.train()
-    assert max(error for found in errors.values() for error in found) > 1e-3
 
 
 def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
@@ -215,19 +169,6 @@ def test_parts_of_groups_that_are_screened_come_within_a_rollout_each(make, tiny
         assert len({*in_one(trainer.trained)}) == 24  # no group twice
 
 
-def test_where_whole_groups_are_asked_beside_first_few_those_have_two_rollouts(make, tiny_model, monkeypatch):
-    every_second = itertools.cycle([2, 4])
-    monkeypatch.setattr(screening, "num_first", lambda *asked: next(every_second))
-    trainer = make(max_steps=6, dynamic_sampling_screen="2")
-    errors = errors_of_old_logps(trainer, tiny_model)
-    trainer.train()
-    assert max(error for found in errors.values() for error in found) < 1e-4
-    assert {2, 4} <= {request["n"] for request in trainer.client.requests}
-    assert max(age for _, age in errors) == 2
-    assert logged(trainer, "dynamic_sampling/groups_trained") == [4.0] * 6
-    assert len({*in_one(trainer.trained)}) == 24  # no group twice
-
-
 # ---- Checkpoints ----
 
 
@@ -259,9 +200,7 @@ def test_a_run_whose_answers_are_in_its_checkpoint_goes_on_bit_by_bit(make, tmp_
     assert resumed.trained == straight.trained[2:]
 
 
-def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again_of_the_policy_that_is_there(
-    make, tiny_model, tmp_path
-):
+def test_a_checkpoint_does_not_wait_and_what_it_lacks_is_asked_again(make, tiny_model, tmp_path):
     first = make("first", **SAVES)
     held = hold(first, 13, 16)
     first.add_callback(OnStep(lambda step: wait_for_the_others(first, step)))
@@ -297,16 +236,6 @@ def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(
         assert resumed.state.global_step == 5
         assert in_one(resumed.trained)[:6] == [13, 14, 16, 17, 19, 20]
         assert len({*in_one(resumed.trained)}) == 12
-
-
-def test_with_other_settings_the_answers_are_left_behind_and_no_prompt_is_lost(make, tmp_path, caplog):
-    make("ahead", **SAVES).train()
-    resumed = make("hotter", temperature=1.5, **SAVES)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
-    assert caplog.text.count("other settings: `temperature` (1.0 there, 1.5 here)") == 1
-    assert sorted(resumed.client.asked)[:9] == list(range(12, 21))
-    assert in_one(resumed.trained)[:6] == [13, 14, 16, 17, 19, 20]
-    assert logged(resumed, "overlap/groups_by_age/0")[2] == 4.0
 
 
 # ---- Faults ----
@@ -397,9 +326,7 @@ def test_calls_begin_in_the_order_in_which_they_were_added_and_one_that_fails_ho
     ],
     ids=["full", "merged"],
 )
-def test_weights_that_are_pushed_are_refused_with_the_reason_and_the_way_out(
-    tiny_model, tmp_path, kind, settings, why
-):
+def test_weights_that_are_pushed_are_refused_with_the_reason(tiny_model, tmp_path, kind, settings, why):
     args = ahead_config(tmp_path, rollouts_ahead=2, batch_multiplier=None, **settings)
     message = f"`rollouts_ahead=2` needs a LoRA adapter.*; but {why}. Change that.*, or set `rollouts_ahead=1`"
     with stand_ins(tiny_model), pytest.raises(ValueError, match=message):

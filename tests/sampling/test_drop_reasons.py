@@ -27,7 +27,6 @@ VERDICTS = {
     "one winner": ([0.0, 0.0, 1.0, 0.0], {}, None),
     # Judged row by row against the others' deviation, the only winner would be dropped and 15 equal rows kept.
     "one winner of 16": ([1.0] + [0.0] * 15, {}, None),
-    "one loser of 16": ([0.0] + [1.0] * 15, {}, None),
     "all wrong": ([0.0, 0.0, 0.0], {}, "all_wrong"),
     "all below zero": ([-1.0, -1.0, -1.0], {}, "all_wrong"),
     "all correct": ([1.0, 1.0, 1.0], {}, "all_correct"),
@@ -36,7 +35,6 @@ VERDICTS = {
     "short of the full score": ([1.0, 1.0], {"full_score": 2.0}, "constant"),
     "the full score": ([2.0, 2.0], {"full_score": 2.0}, "all_correct"),
     "short of the full score by the tolerance": ([1.5, 1.5], {"full_score": 2.0, "tolerance": 0.5}, "all_correct"),
-    "short of it by more": ([1.25, 1.25], {"full_score": 2.0, "tolerance": 0.5}, "constant"),
     "spread within the tolerance": ([0.5, 0.5 + 1e-7], {}, "constant"),
     "spread beyond the tolerance": ([0.5, 0.5 + 1e-3], {}, None),
     "spread within a wider one": ([0.5, 0.5 + 1e-3], {"tolerance": 0.01}, "constant"),
@@ -47,17 +45,14 @@ VERDICTS = {
     "none scored": ([NAN, NAN, NAN], {}, "unscored"),
     "one scored": ([NAN, 1.0, NAN], {}, "unscored"),
     "infinite": ([INF, 0.0, 1.0], {}, "unscored"),
-    "infinitely below": ([-INF, 0.0, 1.0], {}, "unscored"),
     "infinite and masked": ([-INF, 0.0, 1.0], {"masked": [1, 0, 0]}, "unscored"),  # it still enters the mean
     "the only winner is masked": ([0.0, 0.0, 0.0, 1.0], {"masked": [0, 0, 0, 1]}, "masked"),
-    "the only loser is masked": ([1.0, 1.0, 0.0], {"masked": [0, 0, 1]}, "masked"),
     "one of two winners is masked": ([0.0, 1.0, 1.0], {"masked": [0, 0, 1]}, None),
     "one is live": ([0.0, 1.0, 0.0], {"masked": [1, 1, 0]}, "masked"),
     "none is live": ([0.0, 0.0, 0.0], {"masked": [1, 1, 1]}, "masked"),
     "one of the live is scored": ([NAN, 1.0, 0.0], {"masked": [0, 0, 1]}, "masked"),
     # Masking is not blamed for a group that would be dropped anyway: 1/3 is outside the band.
     "masked, and below the band": ([0.0, 0.0, 1.0], {"masked": [0, 0, 1], "min_accuracy": 0.4}, "all_wrong"),
-    "masked, and all wrong": ([0.0, 0.0, 0.0], {"masked": [0, 0, 1]}, "all_wrong"),
     "masked, and all correct": ([1.0, 1.0, 1.0], {"masked": [0, 0, 1]}, "all_correct"),
     "masked, and unscored": ([NAN, NAN, 1.0], {"masked": [1, 0, 0]}, "unscored"),
     "at the lower end of the band": ([1.0, 0.0, 0.0, 0.0], BAND, "outside_band"),
@@ -102,15 +97,7 @@ def test_groups_are_judged_apart_and_whole():
     """Merged, two constant groups of one prompt would pass as one of twice as many with spread."""
     rewards_NG = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.0, 1.0, 1.0]])
     assert drop_reasons(rewards_NG, None, Criterion()) == [None, "all_wrong", "all_correct", "constant", None]
-
-
-def test_every_verdict_is_one_of_the_reasons():
-    rewards_NG = torch.tensor(
-        [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.5], [1.0, 0.0, 0.0], [NAN, NAN, 1.0], [1.0, 1.0, 0.0]]
-    )
-    masked_NG = torch.zeros(6, 3, dtype=torch.bool)
-    masked_NG[5, 2] = True
-    assert drop_reasons(rewards_NG, masked_NG, Criterion(min_accuracy=0.4)) == list(REASONS)
+    assert {reason for *_, reason in VERDICTS.values()} == {None, *REASONS}
 
 
 # ---- The deciding reward ----

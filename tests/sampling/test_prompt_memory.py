@@ -69,14 +69,6 @@ def test_the_acceptance_of_extreme_pass_rates_is_a_probability(correct, wrong):
     assert 0 <= expected_acceptance(correct, wrong, G) < 0.01
 
 
-def test_an_unseen_prompt_is_predicted_by_the_population():
-    memory = PromptMemory()
-    assert memory.expected_acceptance("new", G) == pytest.approx(15 / 17)  # nothing seen: uniform
-    for i in range(1000):
-        memory.update(str(i), 0, G, step=0)
-    assert memory.expected_acceptance("new", G) < 0.05
-
-
 def test_the_population_is_fitted_by_its_first_two_moments():
     """
     Of 4 completions 0, 2 and 4 correct: mean p is 1/2, and c (c - 1) / 12 is 0, 1/6 and 1, so mean p^2 is 7/18.
@@ -114,23 +106,6 @@ def test_looks_that_come_late_count_for_all_the_passes_before():
     for _ in range(num_looks):
         memory.update("0", 0, G, step=1)
     assert memory.state_dict()["num_passes"] - before == 20
-
-
-def test_a_prompt_is_predicted_by_what_was_seen_of_it():
-    memory = taught()
-    unseen = memory.expected_acceptance("new", G)
-    hopeless, useful, solved = (memory.expected_acceptance(i, G) for i in "012")
-    assert hopeless < unseen / 3
-    assert solved < unseen / 3
-    assert useful > 0.99
-
-
-def test_one_success_in_sixteen_is_told_from_none():
-    """A count of dropped groups in a row, as GRESO keeps, cannot."""
-    memory = taught()
-    memory.update("0", 1, G, step=0)
-    memory.update("3", 0, G, step=0)
-    assert memory.expected_acceptance("0", G) > 3 * memory.expected_acceptance("3", G)
 
 
 # A population of looks at one completion, which say nothing of its spread, stays uniform: Beta(1, 1).
@@ -181,36 +156,6 @@ def test_the_rest_of_a_group_that_passed_is_no_look_of_its_own():
     before = memory.state_dict()
     memory.update("0", 13, 13, step=1, is_rest=True)
     assert memory.state_dict() == before
-
-
-def play_passes(memory, rate_of, num_passes, num_prompts=400):
-    """Passes over some prompts; returns those that had a group accepted in or after the second."""
-    rng, found = random.Random(0), set()
-    for current in range(num_passes):
-        for i in range(num_prompts):
-            if memory.draw_skip(str(i), G):
-                continue
-            num_correct = sum(rng.random() < rate_of(i, current) for _ in range(G))
-            memory.update(str(i), num_correct, G, step=current)
-            if current and 0 < num_correct < G:
-                found.add(i)
-    return found
-
-
-def test_prompts_that_become_learnable_after_the_first_pass_are_found_within_four_more():
-    """A wait of up to 32 passes, which one group of wrong completions brings, would find an eighth of them."""
-    found = play_passes(PromptMemory(), lambda i, current: 0.5 if i % 2 or current else 0.0, num_passes=5)
-    assert len([i for i in found if i % 2 == 0]) >= 0.9 * 200
-
-
-def test_where_nothing_is_learnt_prompts_given_up_stay_so():
-    """Half are hopeless, and not a quarter of them are looked at in a pass."""
-    memory = PromptMemory()
-    found = play_passes(memory, lambda i, current: 0.5 if i % 2 else 0.0, num_passes=5)
-    num_looks = sum(memory._records[str(i)].num_seen - 1 for i in range(0, 400, 2))
-    assert found == set(range(1, 400, 2))
-    assert num_looks < 4 * 200 / 4
-    assert memory.state_dict()["age"] == 0
 
 
 def test_an_unscored_group_teaches_nothing_but_that_it_was_seen():
@@ -272,37 +217,6 @@ def test_a_wait_ends_with_a_prompt_that_may_not_be_skipped():
         if num_skipped == 4:
             assert not memory.draw_skip("0", G, may_skip=False)
     assert most == 4 + 7
-
-
-def test_every_prompt_comes_back_for_a_look():
-    memory = taught(longest_wait=8)
-    looked_at = {str(i): 0 for i in range(300)}
-    for current in range(1, 17):
-        for prompt_id in looked_at:
-            if not memory.draw_skip(prompt_id, G):
-                memory.update(prompt_id, memory._records[prompt_id].num_correct % 17, G, current)
-                looked_at[prompt_id] += 1
-    assert min(looked_at.values()) >= 2  # 16 passes, at most 8 apart
-
-
-def test_a_longest_wait_of_one_skips_nothing():
-    memory = taught(longest_wait=1)
-    assert not any(memory.draw_skip(str(i), G) for i in range(300))
-
-
-def test_the_seed_alone_sets_what_is_skipped():
-    one, two, other = taught(), taught(), taught(seed=1)
-    order = [str(i % 300) for i in range(3000)]
-    skipped = [one.draw_skip(i, G) for i in order]
-    assert skipped == [two.draw_skip(i, G) for i in order]
-    assert skipped[:300] != [other.draw_skip(i, G) for i in order[:300]]
-
-
-def test_some_are_looked_at_and_some_are_not_where_no_prompt_is_promising():
-    memory = PromptMemory()
-    for i in range(100_000):
-        memory.update(str(i), 0, G, step=0)
-    assert 0 < share_skipped(memory, "0") < 1
 
 
 # ---- The file ----

@@ -14,33 +14,23 @@ A, B, C, D, E = (Group(0, i) for i in range(5))
 X, Y = Group(1, 0), Group(1, 1)
 
 
-def test_the_first_accepted_groups_in_prompt_order_train_and_the_others_are_left():
-    assert refill("filter", [], [B, C, X], [A, D], 2, 0.3) == Batch(train=[B, C], fill=[], carry=[X])
-
-
-def test_carried_groups_train_first():
-    assert refill("filter", [A, B], [X, Y], [], 3, 0.3) == Batch(train=[A, B, X], fill=[], carry=[Y])
-
-
-def test_more_carried_groups_than_the_batch_holds_are_carried_on_in_their_order():
-    assert refill("filter", [A, B, C], [], [], 2, 0.3) == Batch(train=[A, B], fill=[], carry=[C])
-
-
-@pytest.mark.parametrize("mode", ["filter", "mask"])
-def test_dropped_groups_fill_a_short_batch_in_their_order_and_again_where_they_are_too_few(mode):
-    assert refill(mode, [], [B], [A, C], 4, 0.3) == Batch(train=[B], fill=[A, C, A], carry=[])
-
-
-def test_copies_of_what_trains_fill_a_short_batch_where_nothing_was_dropped():
-    assert refill("filter", [A], [], [], 3, 0.3) == Batch(train=[A], fill=[A, A], carry=[])
-
-
-def test_replace_trains_on_copies_in_turn_once_enough_groups_are_accepted():
-    assert refill("replace", [], [B, X], [A, C], 5, 0.4) == Batch(train=[B, X, B, X, B], fill=[], carry=[])
-
-
-def test_replace_with_too_few_groups_is_a_short_batch():
-    assert refill("replace", [], [B], [A, C], 4, 0.3) == Batch(train=[B], fill=[A, C, A], carry=[])
+@pytest.mark.parametrize(
+    ("mode", "carried", "accepted", "dropped", "target", "expected"),
+    [
+        ("filter", [], [B, C, X], [A, D], 2, Batch(train=[B, C], fill=[], carry=[X])),  # the first, in prompt order
+        ("filter", [A, B], [X, Y], [], 3, Batch(train=[A, B, X], fill=[], carry=[Y])),  # what was carried first
+        ("filter", [A, B, C], [], [], 2, Batch(train=[A, B], fill=[], carry=[C])),
+        # What was dropped fills a short batch in its order, and again where it is too few; or copies of what trains.
+        ("filter", [], [B], [A, C], 4, Batch(train=[B], fill=[A, C, A], carry=[])),
+        ("mask", [], [B], [A, C], 4, Batch(train=[B], fill=[A, C, A], carry=[])),
+        ("replace", [], [B], [A, C], 4, Batch(train=[B], fill=[A, C, A], carry=[])),  # 0.3 x 4 would be 2
+        ("filter", [A], [], [], 3, Batch(train=[A], fill=[A, A], carry=[])),
+        # Copies in turn train once enough groups are accepted.
+        ("replace", [], [B, X], [A, C], 5, Batch(train=[B, X, B, X, B], fill=[], carry=[])),
+    ],
+)
+def test_what_becomes_of_groups(mode, carried, accepted, dropped, target, expected):
+    assert refill(mode, carried, accepted, dropped, target, 0.3) == expected
 
 
 @pytest.mark.parametrize(

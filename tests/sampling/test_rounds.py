@@ -51,6 +51,13 @@ def test_images_are_found_in_the_messages_they_were_moved_into():
     assert rows.images == [["cat.png"], None]
 
 
+def test_messages_that_a_reward_function_changes_are_remembered_as_they_were():
+    prompt, answer = [{"role": "user", "content": "2+2"}], [{"role": "assistant", "content": "right"}]
+    rows = Rows.from_generated(([[1]], [[2]], None, [answer], None, {}, None, []), [prompt])
+    prompt[0]["content"] = answer[0]["content"] = "changed"
+    assert [rows.prompts[0][0]["content"], rows.completions[0][0]["content"]] == ["2+2", "right"]
+
+
 def test_groups_of_several_rounds_come_in_the_order_asked_for():
     rounds, groups = [round_of([1, 1, 1, 1]), round_of([2, 2])], [Group(1, 0), Group(0, 0)]
     rows = assign_to_ranks(rounds, groups, [], 2, CPU)
@@ -77,14 +84,6 @@ def test_three_first_of_eight_fill_the_place_of_a_whole_group_and_no_more(monkey
     assert (places, total) == (list(range(8)), 8)
 
 
-def test_what_was_dropped_is_let_go_of_at_once():
-    rows = Rows.from_generated(generated([5, 6], logprobs=[[-1.0] * 5, [-1.0] * 6]), ["a", "b"])
-    rows.shorten([0])
-    assert [len(ids) for ids in rows.completion_ids] == [1, 6]
-    assert [len(logprobs) for logprobs in rows.logprobs] == [1, 6]
-    assert rows.completion_ids[1].dtype == np.int32
-
-
 def test_a_row_whose_tools_returned_images_is_not_cut():
     round_ = round_of([5, 5])
     round_.rows.tool_images = [["plot.png"], None]
@@ -95,14 +94,6 @@ def test_a_row_whose_tools_returned_images_is_not_cut():
 def test_rows_are_put_in_the_order_of_their_places():
     rows = round_of([3, 1, 2]).rows.exchange([2, 0, 1], 3, CPU)
     assert [len(ids) for ids in rows.completion_ids] == [1, 2, 3]
-
-
-def test_what_is_released_is_gone_and_the_others_stay():
-    rows = round_of([3, 1]).rows
-    rows.images = [["cat.png"], ["dog.png"]]
-    rows.release([0])
-    assert (rows.images, rows.prompts, rows.completion_ids[0]) == ([None, ["dog.png"]], [None, "prompt 1"], None)
-    assert rows.completion_ids[1].tolist() == [1]
 
 
 def test_carried_groups_survive_a_checkpoint_that_loads_only_weights(tmp_path):

@@ -9,8 +9,6 @@ import grpo_settings
 import pytest
 from trl import GRPOConfig
 
-from trl_dapo import DAPOConfig
-
 
 def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
@@ -25,17 +23,3 @@ def test_every_setting_of_grpoconfig_has_a_case_or_a_reason_why_not():
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"beta": 0.1}], ids=str)
 def test_a_setting_that_both_trainers_honour_is_the_same(settings):
     assert grpo_settings.compare(settings) is None
-
-
-def test_a_case_that_neither_trainer_runs_is_no_comparison():
-    assert grpo_settings.compare({"loss_type": "unheard of"}).startswith("neither trains: ValueError")
-
-
-def test_a_setting_that_one_trainer_ignores_is_told_with_both_figures(monkeypatch):
-    class Ignores(DAPOConfig):
-        def __post_init__(self):
-            self.learning_rate = 1e-3
-            super().__post_init__()
-
-    monkeypatch.setattr(grpo_settings, "DAPOConfig", Ignores)
-    assert grpo_settings.compare({}) == "learning_rate of step 1: 0.01, and 0.001"

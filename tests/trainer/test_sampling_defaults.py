@@ -46,15 +46,6 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
         ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
         ({"reward_funcs": [right, style]}, ["memory", "screen"], "several reward functions decide: 'right', 'style'"),
         ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
-        (
-            {
-                "reward_funcs": [right, rare_answer],
-                "dynamic_sampling_rewards": ["right"],
-                "dynamic_sampling_mode": "replace",
-            },
-            ["surplus", "screen"],
-            "'rare_answer'",
-        ),
         ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
         ({"dynamic_sampling_max_rounds": 1}, ["screen"], "leaves no round for the rest"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),

@@ -66,28 +66,18 @@ def test_each_rank_holds_half_of_the_optimizer_state(sharded, one_process):
 
 
 @pytest.mark.parametrize("name", sharded_jobs.SCRIPTED)
-def test_sharded_ranks_choose_the_rows_that_one_process_chooses(sharded, one_process, name):
-    for rows, *parts in zip(
-        one_process[name]["rollouts"], *(report["rollouts"] for report in reports(sharded, name)), strict=True
-    ):
+def test_sharded_ranks_choose_rows_log_and_step_as_one_process_does(sharded, one_process, name):
+    (first, second), whole = reports(sharded, name), one_process[name]
+    for rows, *parts in zip(whole["rollouts"], first["rollouts"], second["rollouts"], strict=True):
         assert rows == [row for part in parts for row in part]
-
-
-@pytest.mark.parametrize("name", sharded_jobs.SCRIPTED)
-def test_sharded_ranks_log_what_one_process_logs(sharded, one_process, name):
-    first, second = reports(sharded, name)
     assert first["logs"] == second["logs"]
-    for one, two in zip(one_process[name]["logs"], first["logs"], strict=True):
+    for one, two in zip(whole["logs"], first["logs"], strict=True):
         # A mean over nothing is `None`.
         expected = {key: value for key, value in one.items() if key not in OF_THE_CUT and value is not None}
         assert {key: two[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     for key in ("loss", "grad_norm"):
-        assert first["logs"][0][key] == pytest.approx(one_process[name]["logs"][0][key], rel=1e-6), key
-
-
-@pytest.mark.parametrize("name", sharded_jobs.SCRIPTED)
-def test_sharded_weights_are_those_of_one_process_after_every_step(sharded, one_process, name):
-    found, expected = reports(sharded, name)[0]["weights"], one_process[name]["weights"]
+        assert first["logs"][0][key] == pytest.approx(whole["logs"][0][key], rel=1e-6), key
+    found, expected = first["weights"], whole["weights"]
     assert torch.equal(found[0], expected[0])
     assert (expected[-1] - expected[0]).abs().max() > 1e-3
     for one, two in zip(expected, found, strict=True):

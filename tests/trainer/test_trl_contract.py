@@ -64,16 +64,6 @@ def test_every_method_that_is_called_exists(name):
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
 
 
-@pytest.mark.parametrize("name", trl_names.UTILS)
-def test_every_helper_exists(name):
-    assert callable(getattr(trl.trainer.utils, name, None)), f"trl.trainer.utils.{name} is gone ({WHERE})"
-
-
-@pytest.mark.parametrize("name", trl_names.VLLM_READS)
-def test_vllms_sampling_parameters_are_attributes(name):
-    assert f"self.{name} = {name}" in inspect.getsource(VLLMGeneration.__init__), WHERE
-
-
 @pytest.mark.parametrize(("module", "function", "name"), trl_names.SWAPPED)
 def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module, function, name):
     owner, method = function.split(".")
@@ -82,28 +72,20 @@ def test_the_engine_is_made_from_names_that_are_looked_up_in_their_module(module
 
 
 @pytest.mark.parametrize(
-    ("owner", "names"),
-    [(VLLMGeneration, trl_names.VLLM_OVERRIDES), (VLLMClient, trl_names.CLIENT_OVERRIDES)],
+    ("owner", "overrides", "attributes"),
+    [
+        (VLLMGeneration, trl_names.VLLM_OVERRIDES, trl_names.VLLM_ATTRIBUTES + trl_names.VLLM_LATER_READS),
+        (VLLMClient, trl_names.CLIENT_OVERRIDES, trl_names.CLIENT_ATTRIBUTES),
+    ],
     ids=["engine", "client"],
 )
-def test_the_engine_and_its_client_keep_the_methods_that_are_overridden(owner, names):
-    for name, parameters in names.items():
+def test_the_engine_and_its_client_keep_what_is_overridden_and_set_what_is_read(owner, overrides, attributes):
+    for name, parameters in overrides.items():
         assert tuple(inspect.signature(getattr(owner, name)).parameters) == parameters, f"{owner.__name__}.{name}"
-    assert "self._init_vllm()" in inspect.getsource(VLLMGeneration.__init__), WHERE
-
-
-@pytest.mark.parametrize(
-    ("owner", "names"),
-    [(VLLMGeneration, trl_names.VLLM_ATTRIBUTES), (VLLMClient, trl_names.CLIENT_ATTRIBUTES)],
-    ids=["engine", "client"],
-)
-def test_the_engine_and_its_client_set_the_attributes_that_are_used(owner, names):
-    assert [name for name in names if f"self.{name} = " not in inspect.getsource(owner)] == []
-
-
-@pytest.mark.parametrize("name", trl_names.VLLM_LATER_READS)
-def test_vllms_engine_and_client_are_attributes(name):
-    assert f"self.{name} = " in inspect.getsource(VLLMGeneration), WHERE
+    assert [name for name in attributes if f"self.{name} = " not in inspect.getsource(owner)] == []
+    source = inspect.getsource(VLLMGeneration.__init__)
+    assert "self._init_vllm()" in source, WHERE
+    assert all(f"self.{name} = {name}" in source for name in trl_names.VLLM_READS), WHERE
 
 
 def test_one_call_of_the_client_by_keyword_makes_all_completions_of_the_server():

@@ -9,16 +9,8 @@ from helpers import prompts, tiny_config
 from trl_dapo import DAPOTrainer
 
 
-class _UnslothGRPOTrainer(trl.GRPOTrainer):
-    """As unsloth/models/rl_replacements.py has it: `compute_loss` is another, and never asks for `_compute_loss`."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return model(inputs["prompt_ids"]).logits.float().mean()
-
-
-class UnslothGRPOTrainer(_UnslothGRPOTrainer):
-    def __init__(self, model, reward_funcs, args=None, train_dataset=None, **kwargs):
-        super().__init__(model, reward_funcs, args, train_dataset, **kwargs)
+class UnslothGRPOTrainer(trl.GRPOTrainer):
+    """In unsloth/models/rl_replacements.py `compute_loss` is another, and never asks for `_compute_loss`."""
 
 
 class ImportedAfterwards(DAPOTrainer, UnslothGRPOTrainer):
@@ -27,16 +19,6 @@ class ImportedAfterwards(DAPOTrainer, UnslothGRPOTrainer):
 
 def length(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
-
-
-def test_over_unsloths_trainer_nothing_of_the_loss_of_dapo_would_be_computed(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_dapo.construction.check_loss_is_ours", lambda trainer: None)
-    asked = []
-    args = tiny_config(tmp_path, max_steps=1, loss_type="grpo")
-    trainer = ImportedAfterwards(tiny_model, length, args, train_dataset=prompts(8))
-    monkeypatch.setattr(trainer, "_compute_loss", lambda *args: asked.append(args))
-    trainer.train()
-    assert (trainer.state.global_step, asked) == (1, [])
 
 
 def test_unsloths_trainer_is_refused_as_a_base(tiny_model, tmp_path):

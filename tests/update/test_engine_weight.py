@@ -77,22 +77,13 @@ def weighed_by(mode, low, high):
 CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.75}
 SETTINGS = {
     "by the token, cut": weighed_by("token_truncate", 0.7, 1.5),
-    "by the token, or not at all": weighed_by("token_mask", 0.7, 1.5),
-    "by the completion, cut": weighed_by("sequence_truncate", 3.0, 9.0),
     "by the completion, or not at all": weighed_by("sequence_mask", None, 6.0),
     "without dynamic sampling": {"use_dynamic_sampling": False},
-    "carried": CARRY,
     "carried, by the completion": {**CARRY, **weighed_by("sequence_mask", None, 6.0)},
     "one rollout ahead": {**CARRY, "rollouts_ahead": 1},
     "a reference": {**CARRY, "beta": 0.1},
-    "off-policy mask": {"off_policy_mask_threshold": 0.05},
-    "high entropy": {"top_entropy_quantile": 0.5},
-    "entropy bonus": {"entropy_coef": 0.05},
-    "ratio of completions": {"importance_sampling_level": "sequence"},
     "budget of tokens": {"max_tokens_per_microbatch": 40},
     "two rollouts a step": {"gradient_accumulation_steps": 8, "steps_per_generation": 4},
-    "completions masked": {"mask_truncated_completions": True},
-    "evaluated": {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8},
 }
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from trl_dapo.update.rows import (
-    ROLLOUT_KEYS,
     check_keys,
     clear_of_nan,
     index_rows,
@@ -178,7 +177,3 @@ def test_ranks_agree_on_a_schema_only_if_their_rows_can_be_exchanged():
     assert schema(text) != schema({**text, "prompt_mask": text["prompt_mask"].int()})
     per_token = {**text, "importance_sampling_ratio": torch.ones(1, 3)}
     assert schema(per_token) != schema({**text, "importance_sampling_ratio": torch.ones(1, 1)})
-
-
-def test_every_layout_in_the_table_is_known():
-    assert {layout for layout, _ in ROLLOUT_KEYS.values()} == {"prompt", "completion", "sequence", "step", "image"}

@@ -5,14 +5,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from transformers import TrainerCallback
 from update_helpers import (
-    CASES,
     ROWS,
     TIMED,
     Row,
-    ScriptedDAPO,
     ScriptedGRPO,
     ScriptedUpdate,
     apart,
@@ -63,17 +60,6 @@ def test_rollouts_made_ahead_of_time_are_of_the_prompts_that_trl_would_take():
     assert found == expected
 
 
-def test_a_micro_batch_is_trimmed_to_its_own_longest_row_and_the_longest_row_goes_alone():
-    rows, split = CASES["one long row"]
-    trainer = run(ScriptedUpdate, rows, *split)
-    first = trainer.microbatches[0]
-    assert first["completion_ids"].tolist() == [list(range(3, 93))]
-    assert first["prompt_ids"].tolist() == [[9] * 5]
-    for microbatch in trainer.microbatches:
-        assert microbatch["prompt_mask"][:, 0].any()
-        assert microbatch["completion_mask"][:, -1].any()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_no_micro_batch_holds_more_padded_tokens_than_trls_largest(seed):
     script = make_rows(64, seed, longest=200)
@@ -105,26 +91,6 @@ def test_what_a_callback_changes_holds_from_the_next_window():
     assert [batch["completion_ids"].size(1) for batch in trainer.microbatches] == [6, 16]
 
 
-@pytest.mark.parametrize(("num_microbatches", "budget"), [(1, None), (8, None), (8, 60)])
-def test_a_step_takes_two_collectives_whatever_the_number_of_micro_batches(num_microbatches, budget, monkeypatch):
-    trainer = ScriptedUpdate(
-        ROWS,
-        per_device_train_batch_size=16 // num_microbatches,
-        gradient_accumulation_steps=num_microbatches,
-        max_tokens_per_microbatch=budget,
-        logging_strategy="no",
-    )
-    calls = []
-
-    def counted(collective):
-        return lambda *args, **kwargs: calls.append(collective.__name__) or collective(*args, **kwargs)
-
-    for name in ("gather", "reduce", "gather_for_metrics"):
-        monkeypatch.setattr(trainer.accelerator, name, counted(getattr(trainer.accelerator, name)))
-    trainer.train()
-    assert calls == ["gather", "gather"]
-
-
 def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
     settings = {"num_microbatches": 4, "top_entropy_quantile": 0.3}
     found, expected = (run(cls, ROWS, **settings) for cls in (ScriptedUpdate, ScriptedGRPO))
@@ -132,42 +98,3 @@ def test_a_quantile_over_the_micro_batch_keeps_trls_micro_batches():
     for ours, trls in zip(found.microbatches, expected.microbatches, strict=True):
         assert completions_of([ours]) == completions_of([trls])
         assert padded_tokens(ours) <= padded_tokens(trls)
-
-
-def test_an_unknown_rollout_key_is_refused_by_name():
-    class Audio(ScriptedUpdate):
-        def _generate_and_score_completions(self, inputs):
-            return {**super()._generate_and_score_completions(inputs), "audio_values": torch.zeros(len(inputs))}
-
-    with pytest.raises(ValueError, match="audio_values"):
-        run(Audio, ROWS, 4)
-    assert run(Audio, ROWS, 4, loss_type="grpo").gradients  # which leaves padding where it is
-
-
-@pytest.mark.parametrize("budget", [None, 80])
-@pytest.mark.parametrize("num_iterations", [1, 2])
-def test_a_checkpoint_inside_a_rollout_goes_on_to_the_bit(num_iterations, budget, tmp_path):
-    update = {"num_iterations": num_iterations, "max_tokens_per_microbatch": budget}
-    settings = {"num_microbatches": 2, "steps_per_generation": 4, "max_steps": 4, "per_device_train_batch_size": 8}
-    script = make_rows(64)
-    whole = run(ScriptedDAPO, script, **settings, **update)
-
-    class Saves(ScriptedDAPO):
-        def training_step(self, *args):
-            if len(self.gradients) == 1 and not (tmp_path / "state.pt").exists():
-                torch.save(self.update_state_dict(), tmp_path / "state.pt")
-            return super().training_step(*args)
-
-    run(Saves, script, **settings, **update)
-    steps_left = 2 * num_iterations - 1  # of the rollout
-    loop = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": steps_left}
-    resumed = ScriptedDAPO([], **loop, **update)
-    resumed.load_update_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    resumed.train()
-    assert len(resumed.gradients) == steps_left
-    assert all(map(torch.equal, resumed.gradients, whole.gradients[1:]))
-
-
-def test_a_checkpoint_between_rollouts_holds_no_rows():
-    trainer = run(ScriptedDAPO, ROWS, 4)
-    assert trainer.update_state_dict() == {"step": 0, "generate_every": 4, "accumulation": 4, "rollout": None}

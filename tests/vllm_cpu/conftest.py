@@ -6,13 +6,14 @@ This folder must not be named `vllm`: `tests` is on the path, and TRL would take
 """
 
 import importlib.metadata
+import json
 import subprocess
 from pathlib import Path
 
 import forks
 import pytest
 from tiny_models import save_tiny_model
-from vllm_server import cpu_environment, vllm_server
+from vllm_server import cpu_environment
 
 
 HERE = Path(__file__).parent
@@ -52,13 +53,6 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server(models, tmp_path_factory):
-    """The server that most tests share; those of test_vllm_server.py are the first to ask it."""
-    with vllm_server(models["tied"], tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def run_job(tmp_path_factory):
     """Runs a function of `vllm_jobs.py` in a process of its own: vLLM leaves state behind in its process."""
 
@@ -70,5 +64,19 @@ def run_job(tmp_path_factory):
         how = {"timeout": timeout, "env": environment, "folder": folder, "imported": (*forks.IMPORTED, "vllm")}
         code, stdout, stderr = forks.run(command, num_processes=num_processes, **how)
         return subprocess.CompletedProcess(command, code, stdout + stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_variants(run_job, tmp_path_factory):
+    """Runs one variant after the other in one process, and returns what each reports."""
+
+    def run(variants, **settings):
+        folder = tmp_path_factory.mktemp("runs")
+        variants = {name: {**settings, **rest} for name, rest in variants.items()}
+        result = run_job("runs", folder, json.dumps(variants), timeout=500)
+        assert result.returncode == 0, result.stdout[-5000:]
+        return {name: json.loads((folder / name / "report.json").read_text()) for name in variants}
 
     return run

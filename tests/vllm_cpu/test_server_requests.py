@@ -24,7 +24,7 @@ from urllib3.util.retry import Retry  # noqa: E402
 from trl_dapo.engines import lora_client  # noqa: E402
 from trl_dapo.engines import server as module_of_server  # noqa: E402
 from trl_dapo.engines.http_session import TimedAdapter  # noqa: E402
-from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused  # noqa: E402
+from trl_dapo.engines.lora_client import AdapterClient  # noqa: E402
 from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss  # noqa: E402
 
 
@@ -133,13 +133,6 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_and_not_asked_again(s
     assert len(server.asked) == 1
 
 
-def test_a_request_may_say_otherwise(server):
-    session = session_with(1000.0)
-    server.answers["/"] = [None]
-    with pytest.raises(requests.exceptions.ReadTimeout):
-        session.post(f"{server.url}/", json={}, timeout=0.2)
-
-
 def test_what_trl_retries_is_retried(server):
     session = session_with(1000.0)
     server.answers["/"] = [(503, ""), (503, ""), OK]
@@ -246,39 +239,31 @@ FIVE_TOKENS = {"tokens": ["token_id:5"] * 5, "top_logprobs": [None] * 5, "token_
     [
         ((200, "<html>"), "answered what is no JSON"),
         ((200, "[]"), "answered 0 completions where 2 were asked for"),
-        ((200, json.dumps({"choices": []})), "answered 0 completions where 2 were asked for"),
         ((200, json.dumps({"choices": [CHOICE]})), "answered 1 completions where 2 were asked for"),
         (beside_a_whole_one(token_ids=[]), "answered 0 tokens with 2 log-probabilities"),
         (beside_a_whole_one(logprobs=None), "answered 2 tokens with 0 log-probabilities"),
         (logprobs_with(token_logprobs=[-1.0]), "answered 2 tokens with 1 log-probabilities"),
         (logprobs_with(top_logprobs=[{}]), "answered 2 tokens with 1 log-probabilities"),
         (logprobs_with(token_logprobs=[-1.0, -9999.0]), "gave a token that it sampled the log-probability -9999"),
-        (logprobs_with(token_logprobs=[math.nan, -9999.0]), "gave a token that it sampled the log-probability -9999"),
-        (logprobs_with(token_logprobs=[-1.0, 0.5]), "gave a token that it sampled the log-probability 0.5"),
-        (logprobs_with(token_logprobs=[-1.0, math.inf]), "gave a token that it sampled the log-probability inf"),
+        (logprobs_with(token_logprobs=[math.nan, 0.5]), "gave a token that it sampled the log-probability 0.5"),
         # What TRL trains on, where it names the token.
         (logprobs_with(top_logprobs=[{}, {"token_id:6": -9999.0}]), "gave a token .* the log-probability -9999"),
-        (logprobs_with(top_logprobs=[{}, {"token_id:6": 0.5}]), "gave a token .* the log-probability 0.5"),
         (logprobs_with(top_logprobs=[{}, {"token_id:6": -30.0}]), "gave a token .* the log-probabilities -2 and -30"),
         (logprobs_with(top_logprobs=[{}, {"token_id:7": -0.1}]), "named 2 tokens where it sampled 6"),
         (ids_with(6, name="token_id:7"), "named token_id:7 where it sampled 6"),
         (ids_with(8), "answered 8, which is no token of 8"),
-        (ids_with(2**70), f"answered {2**70}, which is no token of 8"),
         (ids_with(-1), "answered -1, which is no token of 8"),
         (ids_with("6"), "answered '6', which is no token of 8"),
         (beside_a_whole_one(prompt_token_ids=[4]), "answered another prompt than it was asked"),
         (beside_a_whole_one(token_ids=[5] * 5, logprobs=FIVE_TOKENS), "answered 5 tokens where at most 4 were asked"),
         ((200, json.dumps({"choices": [CHOICE, None]})), r"answered in another form than vLLM's \(TypeError"),
         ((200, json.dumps({"choices": [CHOICE, {}]})), r"answered in another form .*'prompt_token_ids'"),
-        (logprobs_with(token_logprobs=[-1.0, None]), r"answered in another form than vLLM's \(TypeError"),
         ((400, "too long"), r"did not take a request \(Request failed: 400, too long\)"),
         ((500, "no"), "is gone"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_answer_that_cannot_be_trained_on_ends_the_run_with_the_server_and_the_checkpoint(
-    server, tmp_path, answer, said
-):
+def test_an_answer_that_cannot_be_trained_on_names_server_and_checkpoint(server, tmp_path, answer, said):
     server.answers["/v1/completions"] = [answer]
     args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     checkpoint = tmp_path / "run" / "checkpoint-3"
@@ -288,14 +273,6 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run_with_the_server_and_th
     with pytest.raises(RuntimeError, match=f"{server.url} {said}.*resume from {checkpoint}"):
         with describing_loss(args):
             client.generate([[3]], n=2, max_tokens=4)
-
-
-def test_a_server_that_takes_no_weights_is_named_with_the_way_on(server, tmp_path):
-    server.answers["/start_weight_update"] = [(404, "{}")]  # as one that was started again without them
-    client, args = client_of(server), tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
-    with pytest.raises(RuntimeError, match=rf"{server.url} did not take a request \(Request failed: 404.*start over"):
-        with describing_loss(args):
-            client._post(f"{server.url}/start_weight_update", json={})
 
 
 def test_a_whole_answer_is_trls(server):
@@ -368,25 +345,19 @@ def test_a_server_that_does_not_say_who_it_is_samples_as_ever(server, infos):
     assert len(client.generate([[3]], n=2, max_tokens=4)["completion_ids"]) == 2
 
 
-def test_one_error_of_the_server_does_not_end_a_run_that_hands_it_an_adapter(server, tmp_path):
-    server.answers["/v1/load_lora_adapter"] = [(500, "busy"), (200, "")]
-    client_of(server, AdapterClient).serve_adapter("trl-policy-v1", tmp_path)
-    assert paths(server).count("/v1/load_lora_adapter") == 2
-
-
-def test_an_adapter_whose_answer_was_lost_is_loaded(server, tmp_path):
-    server.answers["/v1/load_lora_adapter"] = [(500, "busy"), (400, "'trl-policy-v1' has already been loaded")]
+@pytest.mark.parametrize("again", [(200, ""), (400, "'trl-policy-v1' has already been loaded")])
+def test_an_adapter_is_handed_over_again_after_one_error_or_a_lost_answer(server, tmp_path, again):
+    server.answers["/v1/load_lora_adapter"] = [(500, "busy"), again]
     client = client_of(server, AdapterClient)
     client.serve_adapter("trl-policy-v1", tmp_path)
     assert client.model == "trl-policy-v1"
+    assert paths(server).count("/v1/load_lora_adapter") == 2
 
 
 def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(server, tmp_path):
     server.answers["/v1/load_lora_adapter"] = [(500, "out of memory")]
     args = tiny_config(tmp_path / "run", vllm_server_base_url=server.url)
     client = client_of(server, AdapterClient)
-    with pytest.raises(AdapterRefused, match="does not take the adapter: out of memory"):
-        client.serve_adapter("trl-policy-v1", tmp_path)
     with pytest.raises(RuntimeError, match=f"{server.url} does not take the adapter: out of memory.*start over"):
         with describing_loss(args):
             client.serve_adapter("trl-policy-v1", tmp_path)

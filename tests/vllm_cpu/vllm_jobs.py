@@ -8,10 +8,7 @@ that merely ends proves nothing: it does so with an engine that never saw an upd
 
 import contextlib
 import json
-import os
-import signal
 import sys
-import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -24,13 +21,9 @@ from helpers import errors_of_old_logps, letters, number, prompts, tiny_config, 
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm_store import StoreClient
 
-import trl_dapo.engines.seam
-import trl_dapo.trainer
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import main
-from trl_dapo.engines.lora_client import AdapterClient
 from trl_dapo.engines.lora_sync import AdapterGeneration
 
 
@@ -48,7 +41,6 @@ def leave_unpacked(layer, remove_weight):
 vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm = leave_unpacked
 vllm.LLM = partial(vllm.LLM, dtype="float32")
 trl.generation.vllm_generation.LLM = vllm.LLM
-trl.generation.vllm_generation.VLLMClient = StoreClient
 
 
 def lora_config(**overrides):
@@ -83,25 +75,19 @@ def base_weights(trainer):
 
 class ServedModel:
     """
-    What vLLM serves: the base as its checkpoint has it, which a quantized trainer's is not, under the live adapter, or
-    under the one of the moment that it is made.
+    What vLLM serves: the base as its checkpoint has it, which a quantized trainer's is not, under the live adapter.
     """
 
-    def __init__(self, trainer, *, live=True):
-        self.live = trainer.model if live else None
+    def __init__(self, trainer):
+        self.live = trainer.model
         base = AutoModelForCausalLM.from_pretrained(trainer.model.name_or_path, dtype=torch.float32)
         self.model = get_peft_model(base, trainer.model.peft_config["default"])
-        self.copy_adapter(trainer.model)
 
-    def copy_adapter(self, model):
-        weights = model.state_dict()
+    def __call__(self, ids):
+        weights = self.live.state_dict()
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:
                 parameter.data.copy_(weights[name])
-
-    def __call__(self, ids):
-        if self.live is not None:
-            self.copy_adapter(self.live)
         return self.model(ids)
 
 
@@ -158,111 +144,42 @@ class Observer:
                 {
                     "step": self.step,
                     "sampled_in": step,
-                    "prompt": number(self.trainer.processing_class.decode(prompt)),
                     "old_from_sampled": (old - logprobs).abs().max().item(),
                     "old_from_live": (old - self.live_logprobs(prompt, completion, live)).abs().max().item(),
                     "weight_error": (weights - (old - logprobs).exp().clamp(max=2.0)).abs().max().item(),
-                    "ratio": weights.tolist(),
                 }
             )
 
     def report(self):
-        return {
-            "calls": self.calls,
-            "trained": self.trained,
-            "num_syncs": dict(self.num_syncs),
-            "step": self.step,
-            "logs": [log for log in self.trainer.state.log_history if "loss" in log],
-            "evaluations": [log for log in self.trainer.state.log_history if "eval_reward" in log],
-        }
+        evaluations = [log for log in self.trainer.state.log_history if "eval_reward" in log]
+        syncs = dict(self.num_syncs)
+        return {"calls": self.calls, "trained": self.trained, "num_syncs": syncs, "evaluations": evaluations}
 
 
-def train(model, folder, *, sabotage=None, save_as=None, **settings):
+def train(model, folder, *, sabotage=None, **settings):
     """One run; `sabotage` is what keeps vLLM's weights from following the trainer's."""
     trainer = make_trainer(model, folder, **settings)
     engine = trainer.vllm_generation
     if sabotage == "no sync":
-        trainer.vllm_generation.sync_weights = lambda: None
-    elif sabotage == "no merge":
-        trainer.model.merge_adapter = trainer.model.unmerge_adapter = lambda: None
+        engine.sync_weights = lambda: None
     observer = Observer(trainer, ServedModel(trainer) if settings.get("quantized") else None)
     before = base_weights(trainer)
     trainer.train()
-    if save_as is not None:
-        observer.sync_weights()
-        trainer.save_model(save_as)
     shut_down(trainer)
     after = base_weights(trainer)
     report = {
         "serves_adapter": engine.serves_adapter,
-        "has_group": trainer.vllm_mode == "server" and engine.vllm_client.communicator is not None,
-        "models": trainer.vllm_mode == "server" and served_models(engine.vllm_client),
+        "served": trainer.vllm_mode == "server" and seen_by(engine.vllm_client),
         "base_moved": [name for name, weight in before.items() if not torch.equal(weight, after[name])],
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(observer.report() | report))
 
 
-def drifts(model, folder):
-    """How far 50 syncs move the base of a model in bfloat16, per way of syncing; the adapter moves in between."""
-    report = {}
-    for way in ("adapter", "merge"):
-        settings = {"lora": {}, "vllm_lora_sync": way, "model_init_kwargs": {"dtype": "bfloat16"}}
-        trainer = make_trainer(model, Path(folder), **settings)
-        before = base_weights(trainer)
-        assert {weight.dtype for weight in before.values()} == {torch.bfloat16}
-        torch.manual_seed(1)
-        for _ in range(50):
-            for parameter in trainer.model.parameters():
-                if parameter.requires_grad:
-                    parameter.data.add_(torch.randn_like(parameter), alpha=1e-3)
-            trainer.vllm_generation.sync_weights()
-        after = base_weights(trainer)
-        report[way] = {name: (after[name] != weight).float().mean().item() for name, weight in before.items()}
-        shut_down(trainer)
-    (Path(folder) / "report.json").write_text(json.dumps(report))
-
-
-def serves_while_in_flight(model, folder, settings):
-    """Pushes a second adapter when a request for the first is on its way to the server, and asks for the second."""
-    trainer = make_trainer(model, Path(folder), lora={}, **json.loads(settings))
-    engine, client = trainer.vllm_generation, trainer.vllm_generation.vllm_client
-    observer, post, models = Observer(trainer), client.session.post, [served_models(client)]
-
-    def move_adapter():
-        for parameter in trainer.model.parameters():
-            if parameter.requires_grad:
-                parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
-
-    def push_first(url, **kwargs):
-        if "completions" in url:
-            client.session.post = post
-            move_adapter()
-            engine.sync_weights()
-            models.append(served_models(client))
-        return post(url, **kwargs)
-
-    move_adapter()
-    engine.sync_weights()
-    models.append(served_models(client))
-    prompt_ids = trainer.processing_class(["prompt 1:"] * 4)["input_ids"]
-    sampled_with = ServedModel(trainer, live=False)
-    client.session.post = push_first
-    observer.policy = sampled_with
-    engine.generate(prompt_ids, None, 4)
-    models.append(served_models(client))
-    observer.policy = trainer.model
-    engine.generate(prompt_ids, None, 4)
-    observer.policy = sampled_with
-    engine.generate(prompt_ids, None, 4)
-    report = {"models": models, "errors": [call["error"] for call in observer.calls]}
-    (Path(folder) / "report.json").write_text(json.dumps(report))
-
-
 def refuses(model, folder, variants):
     """What making a trainer says, per variant: the error, or how weights will go."""
     report = {}
-    save_next, server_config = AdapterGeneration._save_next, AdapterClient.server_config
+    save_next = AdapterGeneration._save_next
 
     def save_elsewhere(engine, state_dict):
         """As where the folder is mounted under one path here and under another on the server."""
@@ -273,23 +190,19 @@ def refuses(model, folder, variants):
         sabotage = settings.pop("sabotage", None)
         if sabotage == "another mount":
             AdapterGeneration._save_next = save_elsewhere
-        elif sabotage == "said to serve adapters":
-            AdapterClient.server_config = lambda client: {
-                **server_config(client),
-                "lora_config": {"max_lora_rank": 8, "lora_dtype": "torch.float32"},
-            }
         try:
             trainer = make_trainer(model, Path(folder) / name, **settings)
             report[name] = ["made", trainer.vllm_generation.serves_adapter]
         except Exception as error:
             report[name] = [type(error).__name__, str(error)]
         AdapterGeneration._save_next = save_next
-        AdapterClient.server_config = server_config
     (Path(folder) / "report.json").write_text(json.dumps(report))
 
 
-def served_models(client):
-    return [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+def seen_by(client):
+    """What the server serves, and whether it says who it is; whether there is a group for weights."""
+    models = [model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]]
+    return {"models": models, "names_itself": client._instance_name() is not None, "group": client.communicator}
 
 
 def shut_down(trainer):
@@ -303,145 +216,18 @@ def runs(folder, variants):
         train(folder=Path(folder) / name, **settings)
 
 
-def server_dies(model, folder, group, settings):
-    """Kills the server before the second round of the third rollout; the error goes to a file and up."""
-    trainer = make_trainer(model, Path(folder), **json.loads(settings))
-    observer = Observer(trainer)
-    single_turn = trainer._generate_single_turn
-
-    def kill_before_second_round(*args, **kwargs):
-        if [call["step"] for call in observer.calls][-1:] == [2]:
-            os.killpg(int(group), signal.SIGKILL)
-        return single_turn(*args, **kwargs)
-
-    trainer._generate_single_turn = kill_before_second_round
-    try:
-        trainer.train()
-    except Exception as error:
-        (Path(folder) / "error.json").write_text(json.dumps([type(error).__name__, str(error)]))
-        raise
-
-
-def resumes(model, folder, settings):
-    folder = Path(folder)
-    trainer = make_trainer(model, folder, **json.loads(settings))
-    observer = Observer(trainer)
-    trainer.train(resume_from_checkpoint=True)
-    (folder / "report.json").write_text(json.dumps(observer.report()))
-
-
-def trains_twice_and_resumes(model, folder, settings):
-    """Two runs of a trainer, both from step 0, and one of another trainer from the second's checkpoint."""
-    folder, report = Path(folder), {}
-    settings = {"lora": {}, "save_strategy": "steps", "save_steps": 1, **json.loads(settings)}
-    trainer = make_trainer(model, folder, max_steps=1, **settings)
-    observer = Observer(trainer)
-    trainer.train()
-    report["first"], observer.calls = observer.calls, []
-    trainer.train()
-    report["second"] = observer.calls
-    trainer = make_trainer(model, folder, max_steps=3, **settings)
-    observer = Observer(trainer)
-    trainer.train(resume_from_checkpoint=True)
-    report["resumed"] = observer.calls
-    (folder / "report.json").write_text(json.dumps(report))
-
-
 # ---- One rollout ahead ----
 
 AHEAD = {"rollouts_ahead": 1, "dynamic_sampling_surplus": "carry", "batch_multiplier": 1.75}
 
 
-def watched_run(trainer, model, folder, snapshots=None, **kwargs):
-    """Trains, and reports how far old log-probabilities are from those of the weights at their rows' launch."""
-    errors = errors_of_old_logps(trainer, model, TEMPERATURE, snapshots)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        trainer.train(**kwargs)
-    except BaseException as error:
-        (folder / "error.json").write_text(json.dumps([type(error).__name__, str(error)]))
-        raise
+def ahead_run(model, folder, settings):
+    """A run in each process of a launch, which reports how far old log-probabilities are from those at launch."""
+    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
+    errors = errors_of_old_logps(trainer, model, TEMPERATURE)
+    trainer.train()
     rows = [[step, age, max(found)] for (step, age), found in errors.items()]
-    rank = trainer.accelerator.process_index
-    report = {"errors": rows, "logs": [log for log in trainer.state.log_history if "loss" in log]}
-    (folder / f"ahead-{rank}.json").write_text(json.dumps(report))
-
-
-def ahead_runs(folder, variants):
-    """One run after the other, in each process of a launch; `sabotage` leaves old log-probabilities as TRL's."""
-    for name, settings in json.loads(variants).items():
-        usual = trl_dapo.trainer.restore_old_logps, trl_dapo.engines.seam.put_rows
-        if settings.pop("sabotage", None):
-            trl_dapo.trainer.restore_old_logps = trl_dapo.engines.seam.put_rows = lambda logps, rows: None
-        model = settings.pop("model")
-        watched_run(make_trainer(model, Path(folder) / name, **AHEAD, **settings), model, Path(folder) / name)
-        trl_dapo.trainer.restore_old_logps, trl_dapo.engines.seam.put_rows = usual
-
-
-def when_asked_ahead(trainer, step_of_rollout, function):
-    """Calls a function as soon as the round behind the rollout at that step has been asked for."""
-    ask = trainer._ahead.ask
-
-    def asks(groups):
-        is_new = {group.place for group in groups} - trainer._ahead._asked.keys()
-        ask(groups)
-        if is_new and trainer.state.global_step == step_of_rollout:
-            function()
-
-    trainer._ahead.ask = asks
-
-
-def server_dies_ahead(model, folder, group, settings):
-    """Kills the server while it samples the round for the fourth rollout."""
-    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
-    when_asked_ahead(trainer, 2, lambda: os.killpg(int(group), signal.SIGKILL))
-    watched_run(trainer, model, Path(folder))
-
-
-def resumes_ahead(model, folder, settings):
-    folder = Path(folder)
-    trainer = make_trainer(model, folder, **AHEAD, **json.loads(settings))
-    # The round in the checkpoint after two steps was asked for after one, and what it carries before the first.
-    paths = {0: model, 1: folder / "run" / "checkpoint-1"}
-    snapshots = {
-        step: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for step, path in paths.items()
-    }
-    checkpoint = str(folder / "run" / "checkpoint-2")  # the last that holds a round
-    watched_run(trainer, model, folder, snapshots=snapshots, resume_from_checkpoint=checkpoint)
-
-
-def is_interrupted(model, folder, group, settings):
-    """Ctrl-C while a round is in flight at a server that hangs with its port open."""
-    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
-
-    def interrupt():
-        os.killpg(int(group), signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    when_asked_ahead(trainer, 1, interrupt)
-    try:
-        watched_run(trainer, model, Path(folder))
-    finally:
-        names = [thread.name for thread in threading.enumerate()]
-        (Path(folder) / "threads.json").write_text(json.dumps(names))
-
-
-def server_hangs(model, folder, group, settings):
-    """The server stops with its port open while a round is in flight, and has 5 seconds from then on."""
-    trainer = make_trainer(model, Path(folder), **AHEAD, **json.loads(settings))
-    when_asked_ahead(trainer, 1, lambda: os.killpg(int(group), signal.SIGSTOP))
-    ask = trainer._ahead.ask
-
-    def asks_impatiently(groups):  # a server's first answers take long on a busy machine
-        if trainer.state.global_step == 1:
-            trainer.args.vllm_request_timeout = 5
-            for adapter in trainer.vllm_generation.vllm_client.session.adapters.values():
-                adapter.timeout = 5
-        ask(groups)
-
-    trainer._ahead.ask = asks_impatiently
-    watched_run(trainer, model, Path(folder))
+    (Path(folder) / f"ahead-{trainer.accelerator.process_index}.json").write_text(json.dumps(rows))
 
 
 class StopOnSave(TrainerCallback):
