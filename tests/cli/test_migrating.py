@@ -63,15 +63,6 @@ def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkey
     assert trainer.train_dataset["solution"][0] == "5"
 
 
-@pytest.mark.parametrize("file", ["model_world_size_2_rank_0.pt", "adapter_model.safetensors"])
-def test_what_is_to_be_merged_first_is_refused_where_it_is_not(brought, mistake, tiny, file):
-    brought("ms_swift.jsonl")
-    Path("checkpoint").mkdir()
-    Path("checkpoint", file).write_bytes(b"")
-    said = mistake("--config", "theirs.yaml", *tiny, "--model_name_or_path", "checkpoint")
-    assert "Unrecognized model in checkpoint." in said
-
-
 def test_what_the_table_calls_a_setting_of_this_package_is_one():
     table = PAGE.partition("## From another framework\n")[2].partition("\n## ")[0]
     head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]

@@ -5,17 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from trl_dapo.cli.quickstart import FAMILIES, Problems, build_tokenizer, exact_answer_reward, run_quickstart
+from trl_dapo.cli.quickstart import Problems, build_tokenizer, exact_answer_reward, run_quickstart
 from trl_dapo.evaluation import compare
-
-
-def test_answers_are_written_units_first():
-    problems = Problems(seed=0)
-    for problem in problems.draw(200):
-        left, right = (int(number) for number in problem.text.replace("*", "+").split("+"))
-        result = left * right if "*" in problem.text else left + right
-        assert int(problem.answer[::-1]) == result
-    assert sum(family.share for family in FAMILIES) == pytest.approx(1)
 
 
 def test_held_out_problems_are_never_drawn_not_even_the_other_way_round():
@@ -33,7 +24,7 @@ def test_the_teacher_slips_by_one_or_ten_in_two_of_five_hard_sums_and_nowhere_el
     problems = Problems(seed=1)
     slips, hard = 0, 0
     for example in problems.teach(5000):
-        text, answer = example.split("=")
+        text, answer = example.split("=")  # written units first
         operator = "*" if "*" in text else "+"
         left, right = (int(number) for number in text.split(operator))
         difference = int(answer[::-1]) - (left * right if operator == "*" else left + right)
@@ -51,8 +42,6 @@ def test_the_tokenizer_has_one_token_a_character_and_loses_none():
     ids = tokenizer("17+05=220")["input_ids"]
     assert len(ids) == 9
     assert tokenizer.decode(ids) == "17+05=220"
-    chat = [{"role": "user", "content": "17+05"}]
-    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == "17+05="
 
 
 def test_only_the_exact_answer_is_rewarded():

@@ -13,7 +13,6 @@ import torch
 from helpers import run_alone
 from safetensors.torch import load_file
 
-from trl_dapo.plan import plan
 from trl_dapo.settings.recipe_files import RECIPES
 
 
@@ -34,13 +33,6 @@ def test_every_product_is_right_and_none_that_is_held_out_is_trained_on_the_othe
     trained, held_out = ({frozenset(pair) for pair in part} for part in (products[:95], products[95:]))
     assert trained & held_out == set()
     assert len(products[95:]) == 24
-
-
-@needs_model
-def test_the_recipe_is_planned_with_the_model_of_the_folder_as_with_the_hubs():
-    from_folder, known = (plan("smollm2_135m_cpu", overrides=words) for words in ([*folder()], []))
-    assert from_folder.shape == known.shape
-    assert from_folder.training.memory == known.training.memory
 
 
 def folder() -> tuple[str, str]:
