@@ -160,20 +160,6 @@ def test_a_layers_backward_pass_with_experts_or_dora_is_what_a_step_allocates(lo
     assert planned == pytest.approx(peak_bytes(step), rel=0.1)
 
 
-def test_doras_work_on_few_tokens_is_what_a_step_allocates():
-    model, shape, adapter = small_model(torch.bfloat16, DORA)
-    body = model.get_base_model().model
-
-    def step():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            body(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False).last_hidden_state.sum().backward()
-
-    step()
-    # Of so few tokens autocast's copies of the adapter count too.
-    kept = 6 * 2 * layer_bytes(shape, 2, 2, adapter=adapter) + 2 * adapter.num_lora(shape)
-    assert kept + adapter.work_bytes(shape) == pytest.approx(peak_bytes(step), rel=0.1)
-
-
 def tensor_bytes(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -196,7 +182,6 @@ def save_experts(path):
 RUNS = {
     "whole": {},
     "lora": {"lora_r": 64, "lora_target_modules": LINEARS},
-    "saved": {"lora_modules_to_save": ["embed_tokens", "lm_head", "up_proj"], "lora_target_modules": LINEARS},
     "saved in bfloat16": {"lora_modules_to_save": ["embed_tokens", "lm_head", "up_proj"], "dtype": "bfloat16"},
     "dora": {"use_dora": True, "lora_r": 64, "lora_target_modules": "all-linear"},
     "experts": {"lora_r": 32, "lora_target_modules": "all-linear", "lora_dropout": 0.0, "dtype": "bfloat16"},

@@ -70,16 +70,3 @@ def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configur
 def test_values_are_read_as_the_fields_types_have_them(write, given, taken):
     settings = read(write("one GPU of 80 GB", {**TINY_RUN, **given})).settings
     assert {name: getattr(settings, name) for name in taken} == taken
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"learning_rate": None}, "`learning_rate` must be a number, got None"),
-        ({"use_vllm": "maybe"}, "`use_vllm` must be true or false, got 'maybe'"),
-        ({"lora_target_modules": {"a": 1}}, "`lora_target_modules` must be a list"),
-    ],
-)
-def test_values_of_another_kind_are_refused(write, given, message):
-    with pytest.raises(ValueError, match=message):
-        read(write("one GPU of 80 GB", {**TINY_RUN, **given}))
