@@ -89,14 +89,13 @@ def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):
 @pytest.mark.parametrize(
     "failure",
     [
-        (500, {"error": "overloaded"}),
         (429, {"error": "slow down"}),
         None,
         (200, b"<html>gateway</html>"),
         (200, {"choices": []}),
         (200, reply({"not": "text"}, False)),
     ],
-    ids=["500", "429", "hangs up", "no json", "no choice", "no text"],
+    ids=["429", "hangs up", "no json", "no choice", "no text"],
 )
 def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
     seen = set()
@@ -199,13 +198,6 @@ def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path)
     assert summary["problems"][0]["num_correct"] == 4
 
 
-def test_a_server_that_is_not_there_is_one_error(serve, tmp_path):
-    server = serve(lambda body: "")
-    server.stop()
-    with pytest.raises(ConnectionError, match=r"does not answer \(asked 2 times\): .*refused"):
-        ask(server, sums(1), tmp_path, num_retries=1)
-
-
 def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
     hostile = [
         "\0 NUL \0\nAnswer: 2",
@@ -227,13 +219,6 @@ def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
     assert "? lone surrogate ?\nAnswer: 2?" in [row["completion"] for row in rows]
 
 
-def test_a_message_without_content_is_an_empty_completion(serve, tmp_path):
-    server = serve(lambda body: (200, reply(None)))
-    summary = ask(server, mixed_prompts(1), tmp_path, k=2)
-    assert len(server.requests) == 2
-    assert summary["metrics"]["avg@2"]["mean"] == 0.0
-
-
 @pytest.mark.parametrize("content", [None, "\n\n"])
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(serve, tmp_path, caplog, field, content):
@@ -253,7 +238,8 @@ def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(ser
 def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
     message = {"role": "assistant", "content": "Answer: 1", "reasoning_content": "Hm."}
     ask(serve(lambda body: (200, {"choices": [{"message": message}]})), mixed_prompts(1), tmp_path, k=1)
-    ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    empty = ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    assert empty["metrics"]["avg@1"]["mean"] == 0.0  # no content is an empty completion
     assert "reasoning" not in caplog.text
 
 

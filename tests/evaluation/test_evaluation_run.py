@@ -3,10 +3,7 @@
 """One evaluation: what it refuses, asks and sums up."""
 
 import json
-import math
-import os
 import threading
-from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -52,13 +49,13 @@ def test_the_summary_by_hand(serve, tmp_path):
     assert written == summary
 
 
-def test_an_evaluation_that_finds_no_answer_at_all_says_so_and_what_to_do(serve, tmp_path, caplog):
+def test_an_evaluation_that_finds_few_answers_says_so_and_what_to_do(serve, tmp_path, caplog):
+    server = serve(Deal(first=["Answer: 2", "It is 2.", "two"], second=["Answer: 3", "Answer: 5", "two"]))
+    ask(server, sums(2), tmp_path / "half", k=3)
+    assert caplog.messages == []
     ask(serve(lambda body: "It is 2."), sums(2), tmp_path / "none", k=3)
     (said,) = caplog.messages
-    assert said.startswith(
-        "no answer found in 6 of 6; the first: 'It is 2.'; the scorer 'dapo_math' reads the last `An"
-    )
-    assert said.endswith("for which the prompt style 'answer_line' asks; another scorer reads the same completions.")
+    assert said.startswith("no answer found in 6 of 6; the first: 'It is 2.'; the scorer 'dapo_math' reads the last ")
     caplog.clear()
     long = (200, reply("Hm", False, finish_reason="length"))
     ask(serve(lambda body: long), sums(2), tmp_path / "long", k=3, scorer=lambda text, gold: (False, None))
@@ -107,13 +104,6 @@ def test_equal_ids_of_two_sources_are_asked_in_this_process_each_by_its_prompt(t
     assert prompts == ["1+1", "1+2"]
 
 
-def test_zero_is_an_id_and_nothing_is_none(serve, tmp_path):
-    summary = ask(serve(lambda body: "Answer: 2"), sums(2, id=[0, None]), tmp_path, k=1)
-    first, second = summary["problems"]
-    assert first["id"] == "0"
-    assert len(second["id"]) == 16
-
-
 def test_math_verify_scores_and_leaves_out_what_it_cannot_read(serve, tmp_path):
     dataset = Dataset.from_dict({"prompt": ["half", "what"], "solution": ["0.5", "?!"]})
     summary = ask(serve(lambda body: "\\boxed{\\frac{2}{4}}"), dataset, tmp_path, scorer="math_verify", k=2)
@@ -127,45 +117,20 @@ def test_a_scorer_is_any_function_of_completion_and_gold_answer(serve, tmp_path)
     assert [problem["num_correct"] for problem in summary["problems"]] == [0, 0, 4]
 
 
-def test_another_scorer_asks_for_nothing_again(serve, tmp_path):
-    server = serve(lambda body: "Answer: 2")
-    assert ask(server, sums(1), tmp_path)["metrics"]["avg@4"]["mean"] == 1.0
-    never = ask(server, sums(1), tmp_path, scorer=lambda text, gold: (False, None))
-    assert never["metrics"]["avg@4"]["mean"] == 0.0
-    assert len(server.requests) == 4
-
-
-@pytest.mark.skipif("TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA names no folder with the real data")
-def test_aime_is_thirty_problems_of_thirty_two_completions_by_default(serve, tmp_path):
-    server = serve(lambda body: f"Answer: {body['seed'] % 1000}")
-    summary = evaluate("tiny", "aime-2024.parquet", tmp_path, base_url=server.url, concurrency=4, progress=False)
-    assert summary["num_problems"] == 30
-    assert len(server.requests) == len(set(server.asked)) == 960
-    assert set(Counter(prompt for prompt, _ in server.asked).values()) == {32}
-    assert {"avg@32", "pass@2", "pass@4", "pass@8", "pass@16", "pass@32", "maj@32"} == summary["metrics"].keys()
-    protocols = {(body["temperature"], body["top_p"], body["max_tokens"]) for _, _, body in server.requests}
-    assert protocols == {(1.0, 0.7, 20480)}
-
-
 # ---- Settings ----
 
-UNSOLVED = Dataset.from_dict({"prompt": ["1+1"]})
-TWO_PROMPTS, TWO_GOLDS = sums(2, id=["a", "a"]), sums_of([1, 1], solution=["2", "3"])
+TWO_GOLDS = sums_of([1, 1], solution=["2", "3"])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 2.0}, "`k` must be a whole number of at least 1, got 2.0"),
         ({"k": 0}, "`k` must be a whole number of at least 1, got 0"),
         ({"temperature": -1.0}, "`temperature` must be at least 0 and finite, got -1.0. 0 takes the most probable"),
-        ({"temperature": math.nan}, "`temperature` .* got nan"),
         ({"temperature": 0.0}, "At `temperature=0` the 32 completions of a problem are all the same: use `k=1`"),
         ({"top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
         ({"top_k": -1}, "`top_k` must be a whole number of at least 0, got -1. 0 is all tokens"),
         ({"max_completion_length": 0}, "`max_completion_length` must be a whole number of at least 1, got 0"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1, got 0"),
-        ({"concurrency": 0}, "`concurrency` must be a whole number of at least 1, got 0"),
         ({"num_retries": -1}, "`num_retries` must be a whole number of at least 0, got -1"),
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
         ({"scorer": "exact"}, "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, or a dotted"),
@@ -174,19 +139,11 @@ TWO_PROMPTS, TWO_GOLDS = sums(2, id=["a", "a"]), sums_of([1, 1], solution=["2", 
         ({"engine": "vllm", "base_url": "http://x"}, "leave out `engine='vllm'`"),
         ({"base_url": "localhost:8000"}, "`base_url` must start with http:// or https://, got 'localhost:8000'"),
         ({"base_url": "http://me:pw@x", "engine": "vllm"}, r"With a `base_url` \(http://x\)"),
-        ({"base_url": "me:pw@x:8000/v1"}, "got 'x:8000/v1'"),
         ({"base_url": "http://x", "processing_class": object()}, "by the engine 'transformers' only"),
         ({"model": object()}, "A loaded model needs its tokenizer as `processing_class`"),
         ({"limit": 3}, "{'limit': 3} applies to a file or a hub dataset"),
-        ({"dataset": UNSOLVED}, "has no column 'solution', for which the scorer asks; found 'prompt'"),
-        (
-            {"dataset": sums(2, id=["a", "a"])},
-            "have the id 'a', but the `prompt` of one is '1.1' and of the other '1.2",
-        ),
-        (
-            {"dataset": TWO_GOLDS},
-            "Two rows of the source 'dataset' have the id 'id1', but the `solution` of one is '2'",
-        ),
+        ({"dataset": sums(2, id=["a"] * 2)}, "the id 'a', but the `prompt` of one is '1.1' and of the other '1.2"),
+        ({"dataset": TWO_GOLDS}, "Two rows of the source 'dataset' have the id 'id1', but the `solution` of one is"),
     ],
 )
 def test_settings_without_a_meaning_are_refused_with_their_value(tmp_path, settings, message):
