@@ -2,14 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field is described once, in its class's docstring: the command line and the docs read it there."""
 
-import ast
 import dataclasses
-import re
-import subprocess
-import sys
-import textwrap
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from transformers import HfArgumentParser
@@ -19,9 +13,6 @@ from trl_dapo import DAPOConfig
 from trl_dapo.cli.train import REWARDS, TOOLS, LaunchArguments, make_parser
 from trl_dapo.settings.help import Entry, help_from_docstring, read_fields
 
-
-MODULES = sorted((Path(__file__).parents[2] / "trl_dapo").rglob("*.py"))
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 DOC = """
     What a walk needs.
@@ -123,29 +114,3 @@ def test_help_of_the_command_line_names_rewards_and_tools_and_ends_with_defaults
         assert f"`{name}`" in shown
     assert "Prompts of a rollout batch; the paper: 512." in shown
     assert "A completion is right if its task reward exceeds this. (default: 0.0)" in shown
-
-
-def test_without_docstrings_there_is_no_help_and_no_error():
-    code = (
-        "from dataclasses import dataclass, fields\n"
-        "from trl_dapo.settings.help import help_from_docstring\n"
-        "@help_from_docstring\n@dataclass\nclass Bare:\n    '''Gone.'''\n    pace: float = 1.0\n"
-        "print(fields(Bare)[0].metadata)"
-    )
-    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, timeout=200)
-    assert (run.returncode, run.stdout) == (0, "{}\n")
-
-
-def raises_sections(path):
-    """The `Raises` sections of a module, without their heading."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        docstring = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
-        for section in re.findall(r"^Raises:\n((?: {4}.*\n?)+)", docstring or "", re.MULTILINE):
-            yield textwrap.dedent(section)
-
-
-def test_what_is_raised_is_written_in_one_way():
-    sections = [(path.name, section) for path in MODULES for section in raises_sections(path)]
-    assert len(sections) == sum(path.read_text().count("Raises:\n") for path in MODULES) > 1  # none is passed over
-    entry = re.compile(r"[A-Z]\w+(, [A-Z]\w+)*: \S| ")  # a line with a margin goes on with the one before
-    assert [found for found in sections if not all(map(entry.match, found[1].splitlines()))] == []
