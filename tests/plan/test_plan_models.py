@@ -96,7 +96,7 @@ def test_a_config_that_says_no_sizes_is_refused(tmp_path, text, message):
         find_shape(str(tmp_path))
 
 
-def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
+def test_a_hub_that_answers_is_believed_over_the_table_and_one_that_does_not_is_not_waited_for(monkeypatch, tmp_path):
     asked, never = [], threading.Event()
 
     def hang(name, file, **kwargs):
@@ -109,11 +109,8 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
     assert find_shape("Qwen/Qwen3-4B")[1].startswith("trl-dapo's table")
     assert asked == ["Qwen/Qwen3-4B"]
     never.set()
-
-
-def test_a_hub_that_answers_is_believed_over_the_table(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED["Qwen/Qwen3-4B"], "num_hidden_layers": 1}))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **kwargs: str(tmp_path / "config.json"))
+    monkeypatch.setattr("trl_dapo.plan.planning.HUB_SECONDS", 60)
     shape, source = find_shape("Qwen/Qwen3-4B")
     assert (shape.num_layers, source) == (1, "the hub's config.json")

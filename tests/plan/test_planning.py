@@ -89,16 +89,9 @@ def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(o
 
 def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write, on_one_gpu):
     saving = {**ADAPTER, "lora_modules_to_save": ["lm_head"]}
-    planned = on_one_gpu(saving)
-    num, num_saved, num_lora = NUM_WEIGHTS, 151_936 * 2_048, NUM_LORA
-    # The adapter in float32; the copy, beside the original, in bfloat16, and so its moments.
-    assert planned.training.memory["weights"] == 2 * num + 4 * num_lora + 2 * num_saved
-    assert planned.training.memory["gradients"] == 4 * num_lora + 2 * num_saved
-    assert planned.training.memory["optimizer"] == 8 * num_lora + 4 * num_saved
-    assert planned.training.checkpoint == 12 * num_lora + 6 * num_saved
     # vLLM serves no copy beside its base: the adapter is merged.
-    merged = planned.seconds["sync"]
-    assert merged == pytest.approx(2 * num / (0.7 * 3.35e12))
+    merged = on_one_gpu(saving).seconds["sync"]
+    assert merged == pytest.approx(2 * NUM_WEIGHTS / (0.7 * 3.35e12))
     assert on_one_gpu({**ADAPTER, "use_dora": True}).seconds["sync"] == pytest.approx(merged)
     # FSDP2 trains copies in float32, DeepSpeed and TRL beside quantized weights in bfloat16.
     path = write("8 GPUs of 80 GB", {**ONE_GPU, **saving})
@@ -159,9 +152,6 @@ def test_prompts_are_as_long_as_those_of_the_file(on_one_gpu, tmp_path):
     # Four characters a token, and a chat template of 32.
     assert (recipe.prompt, recipe.longest_prompt) == (60 / 4 + 32, 80 / 4 + 32)
     assert on_one_gpu({**data, "prompt_style": None}).recipe.longest_prompt == recipe.longest_prompt
-    boxed = on_one_gpu({**data, "prompt_style": "boxed"}).recipe
-    around = len("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
-    assert boxed.longest_prompt == pytest.approx((80 + around) / 4 + 32, abs=1)
     elsewhere = on_one_gpu({"dataset_name": "nowhere.jsonl"}).recipe
     assert (elsewhere.prompt, elsewhere.longest_prompt) == (256, 2_048)
 
@@ -176,12 +166,8 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
     trains = parts["update"] + parts["logps"]
     idle = (64 * (turns.rollout_seconds - trains) + 8 * (turns.rollout_seconds - parts["sampling"])) / 72
     assert turns.idle_share == pytest.approx(idle / turns.rollout_seconds)
-    # One machine samples for eight: hours, where the update takes minutes.
-    assert 1.5 * 3600 < parts["sampling"] < 6 * 3600
-    assert 5 * 60 < parts["update"] < 20 * 60
     # All bfloat16 weights through one port of 50 GB/s, after gathering them through a machine's eight.
     assert parts["sync"] == pytest.approx(2 * 32_763_876_352 / 0.7 * (1 / 50e9 + 1 / 400e9))
-
     ahead = plan(write(A_SERVER, {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}))
     longer = max(ahead.seconds["sampling"], ahead.seconds["update"] + ahead.seconds["logps"])
     assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
