@@ -45,16 +45,8 @@ def wilson_upper(share, num, z=1.96):
 @pytest.mark.timeout(1500)
 def test_six_rollouts_raise_the_score_beyond_the_interval_of_the_start(tmp_path):
     command = ["train", "--config", "smollm2_135m_cpu", "--output_dir", str(tmp_path)]
-    command += [
-        "--model_name_or_path",
-        os.environ[MODEL],
-        "--max_steps",
-        "6",
-        "--eval_steps",
-        "6",
-        "--num_generations_eval",
-        "2",
-    ]
+    command += ["--model_name_or_path", os.environ[MODEL]]
+    command += ["--max_steps", "6", "--eval_steps", "6", "--num_generations_eval", "2"]
     result = run_alone([sys.executable, "-m", "trl_dapo.cli", *command], timeout=1400, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())

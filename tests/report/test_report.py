@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trl_dapo.cli import main
-from trl_dapo.report import PANELS, drawing, load_log_history, load_run, load_runs, plot_run, series, write_report
+from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
 from trl_dapo.report.drawing import OUTCOMES, RUN_COLOURS, TIMELINE, plot_panel
 from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.runs import summarize_groups
@@ -142,9 +142,6 @@ def hostile_runs(tmp_path_factory):
         history = [entry(step, reward=reward * step, entropy=10 * reward / step, **asked) for step in range(1, 41)]
         history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75}]
         write_state(run, [*history, {"step": 40, "train_runtime": 12.0}], max_steps=40)
-        (run / "eval_final").mkdir()
-        estimate = {"mean": 0.646, "low": 0.622, "high": 0.669}
-        (run / "eval_final" / "summary.json").write_text(json.dumps({"metrics": {"avg@4": estimate}}))
         unseen = "\x00\x1b[2J\u202eright to left\n" + "\n" * 900
         rows = [
             {"completion": HOSTILE, "advantage": 1.5, "right": 1.0, "note": HOSTILE},
@@ -166,11 +163,6 @@ def hostile_runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hostile_page(hostile_runs, tmp_path_factory):
     return write_report(hostile_runs, tmp_path_factory.mktemp("report"))
-
-
-def test_a_long_line_is_thinned_evenly_and_ends_where_the_run_does():
-    for length, kept in ((600, range(600)), (1201, range(0, 1201, 3)), (1200, range(1, 1200, 2))):
-        assert drawing.thin(list(range(length))) == list(kept)
 
 
 def test_entries_without_the_metric_or_without_a_number_are_left_out():
@@ -224,7 +216,7 @@ ENDED = {"step": 40, "train_runtime": 9.0}
         ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
         ([ENDED, plain(41)], "not finished: going on or stopped at step 41"),  # extended
     ],
-    ids=["going on", "finished", "stopped early", "extended"],
+    ids=str,
 )
 def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
     page = Page(write_report([write_state(tmp_path / "run", log_history)]))
@@ -232,14 +224,11 @@ def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
 
 
 def test_the_figures_in_the_table_are_the_logs(tmp_path):
-    history = [entry(1), entry(2, **{"eval_avg@32": 0.125})]
+    history = [entry(1, **{"eval_avg@32": 0.0625}), entry(2, **{"eval_avg@32": 0.125})]
     history[0]["dynamic_sampling/tokens_generated"] = 480.0
     text = text_of(write_state(tmp_path / "run", history))
     # The last step's reward, and after the filter; 6 of 16 groups accepted; (480 + 800) / (320 + 320) tokens.
-    assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "12.5%\navg@32 at step 2"))
-    history = [{**history[0], "eval_avg@32": 0.0625}, {**history[0], "eval_avg@32": 0.5}, history[1]]
-    text = text_of(write_state(tmp_path / "longer", history))
-    assert "6.2% -> 12.5%\navg@32 at step 2" in text
+    assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "6.2% -> 12.5%\navg@32 at step 2"))
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
@@ -376,16 +365,6 @@ def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all(
     assert a["correct"] == 5 / 40
     assert (b["source"], b["num_groups"], b["first"], b["last"], b["all"], b["correct"]) == ("b", 9, 0, 0, 0, 1.0)
     assert figures.by_source["a"] == (list(range(1, 11)), [1.0] * 5 + [0.0] * 5)
-
-
-def test_many_rollouts_are_drawn_as_thirty_spans_by_groups_not_by_rollouts():
-    # Rollout 0 has one accepted group, rollout 1 three dropped ones, and so on: a quarter of each span of two.
-    rows = []
-    for i in range(60):
-        rows += [group(i, "x", 1, source="a")] if i % 2 == 0 else [group(i, "x", 0, "all_wrong", source="a")] * 3
-    steps, rates = summarize_groups(ledger_of(*rows)).by_source["a"]
-    assert steps == list(range(2, 61, 2))
-    assert rates == [0.25] * 30
 
 
 def test_hardest_and_easiest_prompts_are_those_with_most_evidence():
