@@ -29,13 +29,11 @@ class Answers:
         return f"Answer: {digits[dealt % len(digits)]}"
 
 
-def make(model, folder, script, reward_funcs=is_seven, eval_dataset=None, **overrides):
+def make(model, folder, script, reward_funcs=is_seven, **overrides):
     args = tiny_config(
         folder, **{"per_device_eval_batch_size": 4, "shuffle_dataset": False, "max_completion_length": 12, **overrides}
     )
-    train_dataset = prompts(24, solution=["7"] * 24)
-    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-    return ScriptedTrainer(model, reward_funcs, args, script=script, **data)
+    return ScriptedTrainer(model, reward_funcs, args, script=script, train_dataset=prompts(24, solution=["7"] * 24))
 
 
 def scores_of(metrics, prefix="eval"):
@@ -45,9 +43,6 @@ def scores_of(metrics, prefix="eval"):
         for name, value in metrics.items()
         if "@" in name and name.startswith(f"{prefix}_")
     }
-
-
-# ---- Which rows are one problem ----
 
 
 def test_a_problem_has_its_id_and_none_is_no_id():
@@ -136,19 +131,15 @@ def test_problems_without_an_id_or_a_prompt_to_go_by_are_each_their_own():
     assert scores.means()["pass@2"] == pytest.approx(1 / 3)
 
 
-def test_a_problem_that_cannot_be_scored_is_left_out():
+def test_a_problem_that_cannot_be_scored_rows_of_two_and_an_earlier_evaluation_are_left_out():
     scores = EvaluationScores(k=2)
-    scores.begin(2)
+    scores.begin(3)
     scores.add([(None, "1")] * 2, ["7", "3"], [True, None])
+    scores.add([(None, "1"), (None, "2")], ["7", "7"], [True, True])
     assert scores.means() == {}
     scores.add([(None, "2")] * 2, ["7", "3"], [True, False])
     assert scores.means()["avg@2"] == 1 / 2
-
-
-def test_rows_that_are_not_one_problems_are_left_out():
-    scores = EvaluationScores(k=2)
-    scores.begin(None)
-    scores.add([(None, "1"), (None, "2")], ["7", "7"], [True, True])
+    scores.begin(3)
     assert scores.means() == {}
 
 
@@ -160,22 +151,11 @@ def test_the_score_of_all_is_over_problems_with_and_without_a_source():
     assert (scores.means()["avg@1"], scores.means()["avg@1/hard"]) == (1 / 2, 0)
 
 
-def test_an_evaluation_begins_with_nothing():
-    scores = EvaluationScores(k=1)
-    scores.begin(2)
-    add(scores, (None, "1"), "7")
-    scores.begin(2)
-    assert scores.means() == {}
-
-
 def test_half_a_list_is_refused():
     scores = EvaluationScores(k=4)
     scores.begin(1)
     with pytest.raises(ValueError, match="come 4 to a problem, got 2 with 2 answers and 2 verdicts"):
         add(scores, (None, "1"), "73")
-
-
-# ---- In the trainer ----
 
 
 def test_predictions_have_scores_of_their_own_and_leave_nothing_behind(tiny_model, tmp_path):
@@ -222,9 +202,6 @@ def test_each_of_several_datasets_has_scores_of_its_own_name(tiny_model, tmp_pat
     first, second = trainer.state.log_history[-2:]
     assert (first["eval_aime_avg@4"], second["eval_amc_avg@4"]) == (1 / 2, 3 / 8)
     assert "eval_aime_avg@4" not in second
-
-
-# ---- The same completions, scored by `trl-dapo eval` ----
 
 
 def dapo_math(completions, solution, **kwargs):
