@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from evaluations import ask, asked, sums, sums_of
+from evaluations import ask, asked, sums
 from transformers import AutoModelForCausalLM
 
 from trl_dapo import evaluation
@@ -97,13 +97,6 @@ def test_a_row_without_a_gold_answer_can_be_left_out_and_the_evaluation_goes_on(
     again = ask(server, problems_file, tmp_path / "run", on_bad_rows="skip")
     assert again["metrics"] == first["metrics"]
     assert len(server.requests) == 2 * 4
-
-
-def test_what_an_error_counts_are_the_completions_asked_for(serve, tmp_path):
-    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
-    refuses = serve(lambda body: (400, {"error": "no"}))
-    with pytest.raises(ConnectionError, match="4 of 8 completions are in"):
-        ask(refuses, sums_of([2, 3]), tmp_path)
 
 
 @pytest.mark.parametrize("torn", [1, 20])

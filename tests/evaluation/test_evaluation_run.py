@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import tqdm
 from datasets import Dataset
-from evaluations import Deal, Echo, ask, asked, completions, here, reply, sums, sums_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from evaluations import Deal, ask, asked, completions, here, reply, sums, sums_of
 
 from trl_dapo.evaluation import compare, estimate_mean, evaluate, run
 
@@ -94,14 +93,6 @@ def test_equal_ids_of_two_sources_are_two_problems(serve, tmp_path):
     ask(serve(lambda body: "Answer: 3"), dataset, tmp_path / "trained")
     change = compare(tmp_path / "base", tmp_path / "trained")
     assert [(p["source"], p["difference"]) for p in change["gained"] + change["lost"]] == [("hard", 1), ("easy", -1)]
-
-
-def test_equal_ids_of_two_sources_are_asked_in_this_process_each_by_its_prompt(tiny_model, tmp_path):
-    tokenizer, prompts = AutoTokenizer.from_pretrained(tiny_model), []
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    echo = Echo(model, lambda ids: prompts.append(tokenizer.decode(ids)) or [tokenizer.eos_token_id])
-    here(echo, sums(2, id=["1", "1"], source=["a", "b"]), tmp_path, k=1, processing_class=tokenizer)
-    assert prompts == ["1+1", "1+2"]
 
 
 def test_math_verify_scores_and_leaves_out_what_it_cannot_read(serve, tmp_path):

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `trl-dapo plan` prints."""
+"""GPUs, read from an option or a header, and what `trl-dapo plan` prints."""
 
 import json
 import re
@@ -11,6 +11,7 @@ import pytest
 from plan_helpers import ONE_GPU, TINY_RUN
 
 from trl_dapo.cli import main
+from trl_dapo.plan.recipe import GPUS, parse_gpus, read_hardware
 
 
 pytestmark = pytest.mark.fast
@@ -50,18 +51,13 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--lengths 5", "Write MEAN,MAX"),
         ("--acceptance 0", "`--acceptance` must be above 0"),
         ("--learning_rat 1", "The command line has fields that no config has: `learning_rat` (nearest: `learning_rat"),
-        ("--gpu L4-24GB", "`gpu` (nearest: `gpus`)."),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
-        ("--dtype half", "`dtype` must be one of 'auto', 'bfloat16', 'float16', 'float32', got 'half'"),
-        ("--num_iterations 0", "`num_iterations` must be a whole number of at least 1, got 0"),
-        ("--dynamic_sampling_mode keep", "must be one of 'filter', 'paper', 'replace', 'mask', got 'keep'"),
         ("--load_in_4bit", "set `use_peft: true`"),
         ("--tiny_model false --model_name_or_path [", "The config of [ was not found"),
         ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
         (f"{IN_ROWS} 20", "`generation_batch_size=20` rows do not divide by 1 process x `per_device_train_batch_size"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
-        ("--tiny_model false", "`model_name_or_path` is not set"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
         ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),
         ("--use_peft --lora_target_parameters experts.down_proj", "`lora_target_parameters` names experts.down"),
@@ -101,3 +97,38 @@ def test_a_plan_imports_neither_torch_nor_transformers(write):
     code += "\nprint({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.splitlines()[-2:] == ["0", "set()"], result.stderr
+
+
+def test_gpus_are_read_from_words_and_from_a_header():
+    cluster = parse_gpus("64+8xH100-80GB")
+    assert (cluster.gpu, cluster.num_train, cluster.num_serve) == (GPUS["H100-80GB"], 64, 8)
+    named = {"8xh200": "8xH200-141GB", "L4-24GB": "1xL4-24GB", "8xL4": "8xL4-24GB", "CPU": "1xCPU"}
+    assert {text: str(parse_gpus(text)) for text in named} == named  # an L40S is another
+    for text, message in (("8xH1000", "no GPU that is known: H100-80GB"), ("8 GPUs", "be read"), ("0xL4", "be read")):
+        with pytest.raises(ValueError, match=message):
+            parse_gpus(text)
+    headers = {
+        "one GPU of 24 GB, vLLM on the same GPU. Needs bitsandbytes.": "1xRTX4090-24GB",
+        "8 GPUs of 80 GB, FSDP2, vLLM on the same GPUs.": "8xH100-80GB",
+        "one GPU of 80 GB, all weights trained, vLLM on the same GPU.": "1xH100-80GB",
+        "64 GPUs of 80 GB on 8 machines train with ZeRO-3, 8 more on a ninth serve vLLM.": "64+8xH100-80GB",
+        "3 GPUs of 80 GB: two train, one serves vLLM.": "2+1xH100-80GB",
+        "any CPU, about a minute on two cores. No download.": "1xCPU",
+        **dict.fromkeys(("8 GPUs of 33 GB", "0 GPUs of 80 GB", ""), "None"),
+    }
+    assert {text: str(read_hardware(text)) for text in headers} == headers
+
+
+def test_a_gpu_that_is_not_on_the_list_is_read_from_its_sizes():
+    cluster = parse_gpus("4+2x48GB:A6000:0.77TB/s:155TFLOPs")
+    gpu = cluster.gpu
+    assert (cluster.num_train, cluster.num_serve) == (4, 2)
+    assert (gpu.memory, gpu.bandwidth, gpu.flops, gpu.link) == (48e9, 0.77e12, 155e12, 32e9)
+    # A suggestion repeats it.
+    assert parse_gpus(str(cluster)) == cluster
+    assert parse_gpus("24gb:7900XTX:1tb/s:61.5tflops").num_train == 1
+    for text in ("2x48GB:A6000", "0GB:A6000:1TB/s:1TFLOPs", "48GB:A6000:0TB/s:1TFLOPs", "48GB:A 6:1TB/s:1TFLOPs"):
+        with pytest.raises(ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000:0.77TB/s"):
+            parse_gpus(text)
+    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000:0.77TB/s:155TFLOPs"):
+        parse_gpus("2xA6000")

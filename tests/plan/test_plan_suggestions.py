@@ -36,16 +36,6 @@ def test_what_would_help_is_planned_anew_and_does_help(write):
         assert again.fits
 
 
-def test_a_larger_rollout_is_compared_for_as_many_prompts_and_more_gpus_come_last(write):
-    planned = plan(write("one GPU of 80 GB", ONE_GPU))
-    *others, (more_gpus, _) = suggest(planned, most=100)
-    larger = dict(others)["prompts_per_rollout: 128"]
-    assert all("--gpus" not in words for words, _ in others)
-    assert larger.seconds["update"] == pytest.approx(2 * planned.seconds["update"])
-    assert planned.seconds["sampling"] < larger.seconds["sampling"] < 2 * planned.seconds["sampling"]
-    assert more_gpus == "--gpus 2xH100-80GB, --accelerate_config multi_gpu"
-
-
 @pytest.mark.parametrize(
     ("hardware", "fields"),
     [

@@ -108,24 +108,6 @@ def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(on_one
         on_one_gpu({**adapter, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "there is no default: set `lora_target_modules`"),
-        ({"lora_target_modules": "all-linear", "lora_dropout": 0.05}, "no dropout, got 0.05: `lora_dropout: 0`"),
-        ({"lora_target_modules": ["down_proj"], "lora_dropout": 0.0, "use_dora": True}, "set `use_dora: false`"),
-        ({"lora_target_modules": ["gate_proj"], "lora_dropout": 0.0}, "gate_proj and up_proj are one: name both"),
-    ],
-)
-def test_what_peft_refuses_on_experts_is_refused_before(write, tmp_path, fields, message):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "vocab_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes, **experts}))
-    path = write("any CPU", {"model_name_or_path": str(tmp_path), "use_peft": True, **fields})
-    with pytest.raises(ValueError, match=re.escape(message)):
-        plan(path, gpus="1xH100-80GB")
-
-
 def test_the_kl_term_has_a_model_of_its_own(on_one_gpu):
     planned, without = on_one_gpu({"beta": 0.1}), on_one_gpu()
     assert planned.training.memory["reference"] == 4 * NUM_WEIGHTS

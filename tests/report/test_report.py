@@ -248,14 +248,6 @@ def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["update", "other", "sampling", "rewards"]
 
 
-def test_two_reward_functions_are_drawn_apart_and_one_is_not(tmp_path):
-    two = [{**plain(step), "rewards/right/mean": 0.5, "rewards/short/mean": 0.1 * step} for step in (1, 2, 3)]
-    one = [{**plain(step), "rewards/right/mean": 0.5} for step in (1, 2)]
-    path = write_report([write_state(tmp_path / "two", two), write_state(tmp_path / "one", one)])
-    (alt,) = [figure["alt"] for figure in Page(path).all("img") if "by function" in figure["alt"]]
-    assert alt.endswith(" two, right: 0.5 at step 1, 0.5 at step 3. two, short: 0.1 at step 1, 0.3 at step 3.")
-
-
 def test_panels_without_data_are_left_out_and_named(tmp_path):
     path = write_report([write_state(tmp_path / "run", [plain(1), plain(2)])])
     page = Page(path)
@@ -391,16 +383,6 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     assert (second["number"], second["text"], second["rewards"]) == (2, "4", {"right": 1.0, "form": 0.5})
     assert (third["number"], third["text"], third["truncated"]) == (3, "six", True)
     assert opened[0]["num_completions"] == 4
-
-
-def test_a_run_that_found_nothing_shows_what_it_sampled(run):
-    texts = {"prompt": "2+2", "completions": ["5", "6", "7", "8"]}
-    write_ledger(run, *(group(0, f"p{i}", 0, "all_wrong", **texts) for i in range(4)))
-    text = text_of(run)
-    assert "4 groups, 100.0%" in text
-    assert "all_wrong, step 1, round 1, prompt p3, 0 of 4 right" in text
-    assert "Completion 1 of 4: 5 tokens; right 0" in " ".join(text.split())
-    assert "Easiest" not in text
 
 
 def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_differ_first(tmp_path):

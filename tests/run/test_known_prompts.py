@@ -60,15 +60,6 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
 
 
-def test_hopeless_prompts_of_an_evaluation_are_passed_over_in_the_first_pass(tmp_path):
-    rows = [{"prompt": str(i), "solution": "", "source": "sums"} for i in range(200)]
-    made = sampler(Dataset.from_list(rows))
-    learn_from(evaluation(tmp_path, [asked(row, 4 * (i < 20)) for i, row in enumerate(rows)]), made)
-    memory, asked_for = made.memory, names(made)
-    assert not any(memory.draw_skip(name, 8) for name in asked_for[:20])
-    assert sum(memory.draw_skip(name, 8) for name in asked_for[20:]) > 0.9 * 180
-
-
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
 def test_a_run_begins_with_what_an_earlier_one_saw(trained, tmp_path, of, capsys):
     earlier = trained("run")

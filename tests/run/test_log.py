@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from helpers import prompts
 from transformers import TrainerCallback
 from transformers.utils import logging
 
@@ -43,15 +42,6 @@ def test_a_second_training_keeps_the_log_of_the_first(made, tmp_path):
         trainer.train()
     for name in ("log_history", "log_history-1", "log_history-2"):
         assert [entry["step"] for entry in lines(tmp_path, name)] == [1, 2, 3, 4, 4]
-
-
-def test_a_run_into_a_used_folder_begins_its_log_anew(made, tmp_path):
-    (tmp_path / "log_history.jsonl").write_text('{"step": 99}\n')
-    trainer = made(**SAVED)
-    trainer.evaluate(prompts(4))  # not yet the run
-    assert lines(tmp_path) == [{"step": 99}]
-    trainer.train()
-    assert [entry["step"] for entry in lines(tmp_path)] == [1, 2, 3, 4, 4]
 
 
 @pytest.mark.parametrize(

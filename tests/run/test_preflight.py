@@ -256,17 +256,14 @@ def reward_that(name):
     return reward
 
 
-def majority(completions, **kwargs):
-    answers = [said_of(completion) for completion in completions]
-    return [float(answer == max(set(answers), key=answers.count)) for answer in answers]
-
-
 async def centred(completions, **kwargs):
     mean = sum(map(len, completions)) / len(completions)
     return [len(text) - mean for text in completions]
 
 
-@pytest.mark.parametrize("compares", [reward_that("longest"), majority, centred], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "compares", [*map(reward_that, ["longest", "by_place"]), centred], ids=lambda each: each.__name__
+)
 def test_a_reward_that_compares_the_completions_of_a_group_is_not_screened(made, compares):
     said = refusal(made([zeros, compares], **SCREENED))
     assert said.startswith("`dynamic_sampling_screen='3'` scores the first few completions of a group apart, but")

@@ -128,15 +128,6 @@ def test_settings_that_rows_do_not_hang_on_may_change(run, carrying, caplog):
     assert "other settings" not in caplog.text
 
 
-def test_a_checkpoint_that_does_not_say_what_decided_is_taken_to_fit(run, tmp_path, carrying, caplog):
-    path = tmp_path / carrying / "dapo_state_rank0.pt"
-    state = torch.load(path, weights_only=True)
-    del state["rule"]  # as earlier versions wrote it
-    torch.save(state, path)
-    assert 7 in carried_into(run, carrying, temperature=0.5)
-    assert "other settings" not in caplog.text
-
-
 def lets_in_all(rewards, rows):
     return None
 
@@ -491,12 +482,6 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
     assert names_and_rates(tmp_path / "checkpoint-16") == before
     assert "`dataset` (" in caplog.text
     assert "the prompts start a fresh pass" in caplog.text
-
-
-def test_a_dataset_that_has_grown_starts_a_fresh_pass(run):
-    run(2, dataset=prompts(24))
-    groups = [number(text) for text in run(4, "checkpoint-2", dataset=prompts(30)).sampled[::4]]
-    assert groups == list(range(len(groups)))
 
 
 def stream_of(numbers):

@@ -3,11 +3,8 @@
 """A field is described once, in its class's docstring: the command line and the docs read it there."""
 
 import dataclasses
-from dataclasses import dataclass, field
 
 import pytest
-from transformers import HfArgumentParser
-from trl import GRPOConfig
 
 from trl_dapo import DAPOConfig
 from trl_dapo.cli.train import REWARDS, TOOLS, LaunchArguments, make_parser
@@ -49,37 +46,6 @@ def test_a_docstrings_fields_are_read_with_their_headings_defaults_and_reference
 def test_a_line_that_is_not_in_trls_format_is_named():
     with pytest.raises(ValueError, match=r"nor its text: 'laces \(list\):'\."):
         read_fields(DOC.replace("laces (`list[str]` or `str`):", "laces (list):"))
-
-
-@help_from_docstring
-@dataclass
-class Walk(GRPOConfig):
-    """
-    A walk.
-
-    Args:
-        pace (`float`, *optional*, defaults to `1.5`):
-            Faster than 50% of walkers.
-        way (`str`, *optional*, defaults to `"wood"`):
-            Where it leads.
-        beta (`float`, *optional*, defaults to `0.5`):
-            Steepness.
-    """
-
-    pace: float = 1.5
-    way: str = field(default="wood", metadata={"choices": ["wood", "lake"]})
-    beta: float = 0.5
-
-
-def test_the_help_of_a_field_is_its_entry_the_rest_of_its_metadata_stays_and_so_does_what_is_inherited():
-    metadata = {own.name: own.metadata for own in dataclasses.fields(Walk)}
-    assert metadata["way"] == {"choices": ["wood", "lake"], "help": "Where it leads."}
-    shown = " ".join(HfArgumentParser(Walk).format_help().split())
-    assert "--pace PACE Faster than 50% of walkers. (default: 1.5)" in shown
-    trls = {theirs.name: theirs.metadata for theirs in dataclasses.fields(GRPOConfig)}
-    assert metadata["epsilon"] == trls["epsilon"]
-    assert metadata["beta"] == {"help": "Steepness."}
-    assert "KL coefficient" in trls["beta"]["help"]
 
 
 @pytest.mark.parametrize(
