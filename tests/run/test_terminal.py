@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import number, prompts, right, run_alone, tiny_config
-from terminals import run_in_terminal, screen
+from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
 from trl_dapo.run import terminal
@@ -28,9 +28,6 @@ JOBS = Path(__file__).parents[1] / "jobs.py"
 def job(name: str, *args) -> list[str]:
     """A function of `jobs.py`, in a process of its own."""
     return [sys.executable, str(JOBS), name, *map(str, args)]
-
-
-# Figures as text
 
 
 def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
@@ -254,9 +251,6 @@ def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_pl
         assert terminal.describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
 
 
-# Which callback
-
-
 @pytest.mark.parametrize(("disable_tqdm", "removed"), [(True, PrinterCallback), (False, ProgressCallback)])
 def test_a_script_that_removes_transformers_callback_silences_the_table(made, disable_tqdm, removed):
     trainer = made(disable_tqdm=disable_tqdm)
@@ -300,15 +294,11 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
     assert entry["dynamic_sampling/dropped/unscored"] == 4
 
 
-# On a terminal, in a file
-
-
 def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
     status, written = run_in_terminal(job("printed", tiny_model, tmp_path, "{}"), timeout=200)
     assert status == 0, written
-    lines = screen(written)
-    start = lines.index(HEADER.rstrip())
-    rows = [line for line in lines[start + 1 :] if line[:6].strip().isdigit() and "eval" not in line]
+    lines = lines_of(written)
+    rows = [line for line in lines[lines.index(HEADER) + 1 :] if line[:6].strip().isdigit()]
     assert [row.split()[0] for row in rows] == ["1", "2"]
     assert all(len(row) == 79 for row in rows)
     ended = next(i for i, line in enumerate(lines) if line.startswith("Ended:"))
@@ -339,7 +329,7 @@ def test_the_full_dictionary_comes_back_when_asked_for(made, capsys):
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 
-def test_a_resumed_run_says_from_where(made, capsys):
+def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left_to_train(made, capsys):
     made(**SAVED).train()
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
@@ -347,20 +337,10 @@ def test_a_resumed_run_says_from_where(made, capsys):
     # Of the whole run: 4 groups a step, all of which train.
     said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
     assert lines[-5].startswith(said)
-
-
-def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(made, capsys):
-    made(max_steps=2, **SAVED).train()
-    capsys.readouterr()
-    trainer = made(max_steps=2, **SAVED)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.sampled == []
+    made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
-    said = "Resumed at step 2 of 2. Nothing is left to train: raise `max_steps`."
+    said = "Resumed at step 3 of 3. Nothing is left to train: raise `max_steps`."
     assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
-
-
-# Interrupted, and started in several processes
 
 
 def train(folder: Path, *options: str) -> dict:
@@ -382,7 +362,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     status, written = run_in_terminal(**train(tmp_path, "--max_steps", "500"), interrupt_at=is_second_row)
     assert status == 130, written
     assert "Traceback" not in written
-    text = " ".join(line.strip() for line in screen(written))
+    text = " ".join(line.strip() for line in lines_of(written))
     said = "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoi"
     assert said in text
     assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
@@ -396,17 +376,3 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr
-
-
-def test_a_count_has_no_right_and_no_scores(made, capsys):
-    """Two values are two verdicts; with the third, in the first rollout, `right` is a dash and avg@k is left out."""
-
-    def count(completions, **kwargs):
-        return [float(i % 3) for i in range(len(completions))]
-
-    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
-    trainer = made(count, dataset=prompts(4), eval_dataset=prompts(4), **evaluates)
-    trainer.train()
-    assert not [name for entry in trainer.state.log_history for name in entry if "avg@" in name or "accuracy" in name]
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     1 "))
-    assert row.split()[2] == "-"
