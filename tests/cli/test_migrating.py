@@ -22,29 +22,18 @@ PAGE = (ROOT / "docs" / "migrating.md").read_text()
 RECIPE = "model_name_or_path: merged\ndataset_name: train.parquet\nprompt_style: as_is\noutput_dir: out\n"
 
 
-@pytest.fixture
-def brought(tmp_path, monkeypatch, tiny_model):
-    """A working folder with `merged`, in bfloat16 as both write it, and `train.parquet` of a framework's rows."""
-    monkeypatch.chdir(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    model.save_pretrained("merged")
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained("merged")
-    Path("theirs.yaml").write_text(RECIPE)
-
-    def write(schema):
-        rows = [json.loads(line) for line in (ROOT / "tests/data/schemas" / schema).read_text().splitlines()]
-        pq.write_table(pa.Table.from_pylist(rows), "train.parquet")
-        return model, rows
-
-    return write
-
-
 @pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"], ids=["verl", "ms-swift"])
-def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkeypatch, tiny, schema):
+def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(tmp_path, monkeypatch, tiny_model, tiny, schema):
     assert "`model_name_or_path: merged`" in PAGE
     assert "`dataset_name: train.parquet`. `prompt_style: as_is` keeps their prompts" in PAGE
-    model, rows = brought(schema)
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)  # as both write it
+    model.save_pretrained("merged")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained("merged")
     Path("merged/args.json").write_text('{"model_type": "qwen3"}')  # ms-swift's, beside transformers' files
+    rows = [json.loads(line) for line in (ROOT / "tests/data/schemas" / schema).read_text().splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), "train.parquet")
+    Path("theirs.yaml").write_text(RECIPE)
     trained, train = [], DAPOTrainer.train
 
     def remember(trainer, **kwargs):

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 
-import pytest
 from rich.console import Console
 
 from trl_dapo.cli.quickstart import Problems, exact_answer_reward, run_quickstart
@@ -18,23 +17,6 @@ def test_held_out_problems_are_never_drawn_not_even_the_other_way_round():
         left, right = problem.text.split(operator)
         assert problem.text not in held_out
         assert f"{right}{operator}{left}" not in held_out
-
-
-def test_the_teacher_slips_by_one_or_ten_in_two_of_five_hard_sums_and_nowhere_else():
-    problems = Problems(seed=1)
-    slips, hard = 0, 0
-    for example in problems.teach(5000):
-        text, answer = example.split("=")  # written units first
-        operator = "*" if "*" in text else "+"
-        left, right = (int(number) for number in text.split(operator))
-        difference = int(answer[::-1]) - (left * right if operator == "*" else left + right)
-        assert difference in (0, 1, -1, 10, -10)
-        if operator == "*" or max(left, right) < 10:
-            assert difference == 0
-        else:
-            hard += 1
-            slips += difference != 0
-    assert slips / hard == pytest.approx(0.4, abs=0.03)
 
 
 def test_only_the_exact_answer_is_rewarded():

@@ -64,6 +64,10 @@ def carrying(run):
     return "carrying/checkpoint-1"
 
 
+def longest(completions, **kwargs):
+    return right(completions)
+
+
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
@@ -71,6 +75,9 @@ def carrying(run):
         ({"dynamic_sampling_mode": "mask", **NO_CARRY}, "dynamic_sampling_mode"),
         ({"num_generations": 2}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
+        ({"reward_weights": [0.3]}, "reward_weights"),
+        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "reward_scaling"),  # advantages of 0.75 beside those of 5.0
+        ({"reward_funcs": longest}, "reward_funcs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -86,16 +93,6 @@ def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(run, ca
     assert caplog.text.count("written with other settings") == 1
 
 
-@pytest.mark.parametrize("overrides", [{}, {"overlong_buffer_length": 4}], ids=["another function", "one more"])
-def test_groups_that_other_reward_functions_scored_are_left_behind(run, carrying, overrides, caplog):
-    def longest(completions, **kwargs):
-        return right(completions)
-
-    trainer = run(3, carrying, reward_funcs=right if overrides else longest, **CARRY, **overrides)
-    assert min(trained(trainer)) >= 8  # the carried group is 7
-    assert "`reward_funcs` (['right'] there, " in caplog.text
-
-
 def half_right(text, i):
     return "right" if number(text) % 3 and i % 4 < 2 else "wrong"
 
@@ -103,22 +100,6 @@ def half_right(text, i):
 def carried_into(run, checkpoint, **settings):
     """The prompts that train in two further steps: 7 among them if what the checkpoint carries does."""
     return {*trained(run(3, checkpoint, script=half_right, **{**CARRY, **settings}))}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        # Group 7 has one right completion of four: all wrong by this rule.
-        ({"dynamic_sampling_min_accuracy": 0.3}, "`dynamic_sampling_min_accuracy` (0.0 there, 0.3 here)"),
-        # An advantage of 0.75 beside those of 5.0.
-        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "`reward_scaling` (None there, [0.0, 1.0, -5.0, 5.0] here)"),
-        ({"reward_weights": [0.3]}, "`reward_weights` ([1.0] there, [0.3] here)"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
-)
-def test_groups_that_another_rule_let_in_are_left_behind(run, carrying, overrides, said, caplog):
-    assert min(carried_into(run, carrying, **overrides)) >= 8
-    assert f"written with other settings: {said}. Weights" in caplog.text
 
 
 def test_settings_that_rows_do_not_hang_on_may_change(run, carrying, caplog):
@@ -168,6 +149,7 @@ def changed(args, **others):
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"max_completion_length": 16},
         {"max_tool_calling_iterations": 3},
+        {"dynamic_sampling_min_accuracy": 0.3},
         {"dynamic_sampling_max_accuracy": 0.9},
         {"dynamic_sampling_accuracy_threshold": 0.5},
         {"overlong_buffer_length": 4},

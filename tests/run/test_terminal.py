@@ -113,18 +113,6 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
     assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == []
 
 
-@pytest.mark.parametrize(("is_main_process", "times"), [(True, 1), (False, 0)])
-def test_one_process_tells_of_a_pass_without_a_group(monkeypatch, is_main_process, times):
-    monkeypatch.setattr("trl_dapo.run.terminal.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
-    monkeypatch.setattr("trl_dapo.run.terminal.logger", SimpleNamespace(warning=(told := []).append))
-    monkeypatch.setattr("trl_dapo.run.terminal.advise", lambda rollout: "")
-    rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=1, acceptance_rate=0.0)
-    sampler = SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1)
-    with terminal.progress_bar(sampler, is_hidden=True) as show:
-        show()
-    assert told == times * ["No group was accepted in one pass over the training dataset."]
-
-
 def test_a_row_of_large_figures_is_no_wider():
     sampling = {"acceptance_rate": 1.0, "rounds": 100.0, "tokens_generated": 167_772_160.0}
     log = {f"dynamic_sampling/{name}": value for name, value in sampling.items()}
