@@ -56,17 +56,3 @@ def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configur
     assert read(write("8 GPUs of 80 GB", {**fields, "config_file": "zero3"})).sharding.kind == "zero3"
     with pytest.raises(ValueError, match="`use_fsdp`"):
         read(write("8 GPUs of 80 GB", {**fields, "use_fsdp": True}))
-
-
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ({"learning_rate": "1e-6", "lora_r": "8"}, {"learning_rate": 1e-6, "lora_r": 8}),
-        ({"use_peft": "false", "bf16": "yes", "save_strategy": False}, {"use_peft": False, "bf16": True}),
-        ({"lora_target_modules": "q_proj", "save_strategy": False}, {"lora_target_modules": ["q_proj"]}),
-        ({"model_name_or_path": 5, "save_strategy": False}, {"model_name_or_path": "5", "save_strategy": "no"}),
-    ],
-)
-def test_values_are_read_as_the_fields_types_have_them(write, given, taken):
-    settings = read(write("one GPU of 80 GB", {**TINY_RUN, **given})).settings
-    assert {name: getattr(settings, name) for name in taken} == taken

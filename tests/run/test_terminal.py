@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import number, prompts, right, run_alone, tiny_config
+from helpers import prompts, right, run_alone, tiny_config
 from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
@@ -54,25 +54,6 @@ def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_i
     log = trainer.state.log_history[0]
     assert (log["reward"], log["task_accuracy"]) == (-0.75, 0.25)  # 1/4 - 1
     assert " -0.750    25.0% " in capsys.readouterr().out
-
-
-def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_round(made):
-    def partly(prompts, completions, **kwargs):
-        """Scores one prompt of the first round's four, whose completions are all right, and all of later rounds."""
-        return [
-            float(completion == "right") if (i := number(prompt)) > 3 or i == 1 else None
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-
-    def script(text, i):
-        return "right" if number(text) == 1 or i % 4 == 0 else "wrong"
-
-    trainer = made(partly, prompts(24), script, shuffle_dataset=False)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    # 4 of 4, then 4 of 16; a mean over the two rounds of 16 would be 62.5 %.
-    assert log["dynamic_sampling/rounds"] == 2
-    assert log["task_accuracy"] == log["reward"] == 0.4
 
 
 def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(made):
