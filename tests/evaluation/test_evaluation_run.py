@@ -3,15 +3,13 @@
 """One evaluation: what it refuses, asks and sums up."""
 
 import json
-import threading
 from datetime import UTC, datetime
 
 import pytest
-import tqdm
 from datasets import Dataset
 from evaluations import Deal, ask, asked, completions, here, reply, sums, sums_of
 
-from trl_dapo.evaluation import compare, estimate_mean, evaluate, run
+from trl_dapo.evaluation import compare, estimate_mean, evaluate
 
 
 # ---- The summary ----
@@ -160,23 +158,6 @@ def test_a_model_that_is_not_found_draws_no_bar_before_its_line(tmp_path, capfd)
     with pytest.raises(OSError, match=r"^`modle/trained` is no folder here"):
         evaluate("modle/trained", sums(2), tmp_path, k=1)
     assert "completion" not in capfd.readouterr().err
-
-
-def test_the_first_line_says_what_is_asked_and_the_bar_is_drawn_though_nothing_comes(
-    serve, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr(run, "SILENCE", 1e-3)
-    drawn = threading.Event()
-
-    class Bar(tqdm.tqdm):
-        def refresh(self, *args, **kwargs):
-            drawn.set()
-            return super().refresh(*args, **kwargs)
-
-    monkeypatch.setattr(tqdm, "tqdm", Bar)
-    ask(serve(lambda body: drawn.wait(60) and "Answer: 2"), sums(2), tmp_path, progress=True)
-    assert drawn.is_set()
-    assert capfd.readouterr().err.splitlines()[0] == "Asking for 8 answers."
 
 
 @pytest.mark.parametrize(
