@@ -204,7 +204,7 @@ def test_a_plan_reads_such_a_file_too(command):
     assert read(file, gpus="1xH100-80GB").settings.dataset_name == "HuggingFaceH4/Polaris-Dataset-53K"
 
 
-@pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"], ids=["verl", "ms-swift"])
+@pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"])
 def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(tmp_path, monkeypatch, tiny_model, tiny, schema):
     assert "`model_name_or_path: merged`" in PAGE
     assert "`dataset_name: train.parquet`. `prompt_style: as_is` keeps their prompts" in PAGE

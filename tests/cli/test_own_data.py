@@ -100,7 +100,6 @@ def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tm
 @pytest.mark.parametrize(
     ("words", "there", "file"),
     [([], "adapter", "adapter_config.json"), (["--use_peft", "true"], "model", "config.json")],
-    ids=["a model", "an adapter"],
 )
 def test_a_model_is_not_saved_beside_an_adapter_nor_the_other_way_round(tmp_path, capsys, words, there, file):
     (tmp_path / file).write_text("{}")

@@ -275,7 +275,6 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     logs = logs_of(out, 2)
     assert [log["step"] for log in logs] == [1, 2]
     assert [log["frac_empty_steps"] for log in logs] == [0, 0]
-
     if (out / "adapter_model.safetensors").exists():
         adapter = load_file(out / "adapter_model.safetensors")
         assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)  # zero at first

@@ -36,7 +36,6 @@ def test_both_commands_print_their_figures(serve, tmp_path, problems_file, capsy
     # both of two, by the likelihood ratio: 2 * 2 * log(1 / 0.0245) is Student's t squared, 3.85^2
     assert intervals == ["[2.5,", "100.0]"] * 3
     assert server.requests[0][2]["max_tokens"] == 9
-
     assert run_compare(tmp_path / "base", tmp_path / "trained" / "summary.json") == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
@@ -144,7 +143,6 @@ def test_a_comparison_says_what_else_differed(serve, tmp_path):
         ([1, 2, 4, 5], 2, r"1 only in `.*base` \(ids id3\) and 2 only in `.*trained` \(ids id4, id5\)"),
         ([1, 2, 3], 4, r"has 2 completions a problem and .* has 4"),
     ],
-    ids=["problems", "k"],
 )
 def test_evaluations_of_other_problems_or_another_k_are_not_compared(serve, tmp_path, numbers, k, message):
     server = serve(lambda body: "Answer: 2")

@@ -193,7 +193,6 @@ def test_vllm_is_asked_for_everything_at_once_and_answers_in_any_order(tiny_mode
     assert [problem["num_correct"] for problem in summary["problems"]] == [4, 0]
     assert (summary["mean_length"], summary["truncated"]) == (8, 1.0)
     assert made == [(tiny_model, 2, 5 + 8), "shut down"]
-
     # What is left is not sampled with the random numbers of what is there, even if it is as much with the same first.
     journal = tmp_path / "completions.jsonl"
     header, *lines = journal.read_bytes().splitlines(keepends=True)

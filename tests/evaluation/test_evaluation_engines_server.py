@@ -85,7 +85,6 @@ def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):
         (200, {"choices": []}),
         (200, reply({"not": "text"}, False)),
     ],
-    ids=["429", "hangs up", "no json", "no choice", "no text"],
 )
 def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
     seen = set()
@@ -181,7 +180,6 @@ def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path)
     assert re.match(message, str(error.value))
     assert "5 of 16 completions are in" in str(error.value)
     assert not (tmp_path / "summary.json").exists()
-
     again = serve(lambda body: "Answer: 2")
     summary = ask(again, sums(4), tmp_path)
     assert len(again.requests) == len(set(again.asked)) == 11

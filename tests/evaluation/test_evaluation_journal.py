@@ -53,7 +53,6 @@ def test_a_killed_evaluation_continues_without_asking_for_anything_twice(serve, 
         process.kill()
     is_over.set()
     assert process.returncode < 0
-
     again, unbroken = serve(text), serve(text)
     settings = {"k": 8, "concurrency": 3}
     continued = ask(again, problems, tmp_path / "run", **settings)

@@ -90,7 +90,6 @@ def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script
         ({"schedules": False}, 3, [4, 4, 4]),  # a call is a batch
         ({"dynamic_sampling_max_round_size": 2}, 5, [8, 8, 4]),  # no more than a round may: 2 prompts of 4 completions
     ],
-    ids=["asked once", "without a scheduler", "capped"],
 )
 def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path, settings, num_problems, calls):
     trainer = evaluator(tiny_model, tmp_path, **settings)

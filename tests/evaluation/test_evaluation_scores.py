@@ -239,7 +239,6 @@ def test_evaluation_in_training_and_on_the_command_line_give_the_same_scores(
     answers = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
     functions, settings = REWARDS[rewards]
     in_training = make(tiny_model, tmp_path / "run", answers, functions, **settings).evaluate(dataset)
-
     again = Answers(prompt_0="00120001", prompt_1="1123", prompt_2="0002", prompt_3="4444")
     server = serve(lambda body: again(*asked(body)))
     summary = evaluate("tiny", dataset, tmp_path / "eval", base_url=server.url, k=4, concurrency=1, progress=False)

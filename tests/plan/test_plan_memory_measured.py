@@ -158,7 +158,6 @@ def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, kin
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(settings))
     planned = plan(str(path), gpus="CPU")
-
     _, args, model_args = make_parser().parse_args_and_config(["--config", str(path)])
     gradients = Gradients()
     trainer = DAPOTrainer(

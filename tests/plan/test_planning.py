@@ -155,18 +155,6 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
     assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
 
 
-def test_two_rollouts_ahead_others_are_sampled_beside_the_longest_completion(write):
-    adapter = {**NINE_MACHINES, "dynamic_sampling_surplus": "carry", "use_peft": True}
-    one, two = (plan(write(A_SERVER, {**adapter, "rollouts_ahead": num}), acceptance=0.25) for num in (1, 2))
-    target = two.batches.num_rows // two.recipe.settings.num_generations
-    assert two.sampling.rounds == [(1.0, 4 * target)]  # no more than it takes, since nothing is a round
-    sampling, tail = two.sampling.seconds
-    assert 0 < tail < sampling / 2
-    # Sampling takes longer than training.
-    assert two.rollout_seconds == pytest.approx(sampling - tail + two.seconds["sync"])
-    assert two.rollout_seconds < one.rollout_seconds
-
-
 def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     def rounds(**fields):
         return on_one_gpu({"dynamic_sampling_surplus": "discard", **fields}, acceptance=0.25).sampling.rounds

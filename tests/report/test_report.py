@@ -216,7 +216,6 @@ ENDED = {"step": 40, "train_runtime": 9.0}
         ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
         ([ENDED, plain(41)], "not finished: going on or stopped at step 41"),  # extended
     ],
-    ids=str,
 )
 def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
     page = Page(write_report([write_state(tmp_path / "run", log_history)]))

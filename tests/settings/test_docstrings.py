@@ -55,7 +55,6 @@ def test_a_line_that_is_not_in_trls_format_is_named():
         ("\nArgs:\n    pace (`float`):\n", ["pace"], "does not describe its field 'pace'"),
         ("\nArgs:\n    pase (`float`):\n        In km/h.", ["pace"], "describes 'pase', which is no field"),
     ],
-    ids=["forgotten", "silent", "misspelt"],
 )
 def test_a_field_without_an_entry_and_an_entry_without_a_field_are_refused(doc, fields, message):
     with pytest.raises(ValueError, match=f"The docstring of `Stroll` {message}"):

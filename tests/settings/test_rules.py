@@ -14,19 +14,9 @@ from trl_dapo.settings.rules import RULES, check_rules, why_refused
 pytestmark = pytest.mark.fast
 
 DEFAULTS = declared_fields()  # of a config, read without importing it
-FACTS = {
-    "groups_per_rollout": 8,
-    "has_images": False,
-    "num_ranks_sharing_a_row": 1,
-    "feels_padding": None,
-    "has_group_filter": False,
-    "reward_names": ["accuracy", "format"],
-    "has_rollout_func": False,
-    "has_environments": False,
-    "has_tools": False,
-    "is_quantized": False,
-    "trains_float32": True,
-}
+FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1, "reward_names": ["accuracy", "format"]}
+FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
+FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
 CARRY = {"dynamic_sampling_surplus": "carry"}
 AHEAD = {"rollouts_ahead": 1, "use_vllm": True, "vllm_mode": "server", **CARRY}
 FILTER = {"has_group_filter": True}

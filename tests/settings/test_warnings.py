@@ -54,7 +54,6 @@ def test_a_usual_run_is_not_warned_of_anything(heard, settings):
         ({"gradient_accumulation_steps": 1}, "one prompt"),  # 4 rows, 4 completions a prompt
         ({"max_completion_length": 1024}, "(1024) leaves no room for a prompt in the model's context of 1024 tokens"),
     ],
-    ids=["small steps in bfloat16", "an upper clip below the lower", "a rollout of one prompt", "the whole context"],
 )
 def test_settings_that_lose_what_a_run_is_for_are_warned_of(heard, settings, said):
     (message,) = heard(**settings)
