@@ -68,20 +68,6 @@ def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
     assert completions(tmp_path)[2].items() >= {**told, "truncated": False}.items()
 
 
-def test_repeats_of_a_problem_are_pooled(serve, tmp_path):
-    # 1+1 is listed twice: of its 8 completions 2 are right; of 1+2's 4 all are.
-    script = Deal(first=["Answer: 2"] * 2 + ["Answer: 0"] * 6, second=["Answer: 3"] * 4)
-    server = serve(script)
-    summary = ask(server, sums_of([1, 2, 1]), tmp_path)
-    assert len(set(server.asked)) == 12
-    # of the 70 ways to draw 4 of 8 completions, C(6, 4) = 15 find no right one; of the 28 pairs, 15
-    expected = {"avg@4": (2 / 8 + 1) / 2, "pass@2": (13 / 28 + 1) / 2, "pass@4": (55 / 70 + 1) / 2, "maj@4": 1 / 2}
-    assert means(summary) == pytest.approx(expected)
-    pooled = [(p["id"], p["num_correct"], p["num_completions"]) for p in summary["problems"]]
-    assert pooled == [("id1", 2, 8), ("id2", 4, 4)]
-    assert len(completions(tmp_path)) == 12
-
-
 def test_equal_ids_of_two_sources_are_two_problems(serve, tmp_path):
     dataset = sums(2, id=["1", "1"], source=["easy", "hard"])
     texts = {"first": ["Answer: 2"] * 4, "second": ["Answer: 0"] * 4}
@@ -119,8 +105,6 @@ TWO_GOLDS = sums_of([1, 1], solution=["2", "3"])
         ({"temperature": 0.0}, "At `temperature=0` the 32 completions of a problem are all the same: use `k=1`"),
         ({"top_p": 0.0}, "`top_p` must be above 0 and at most 1, got 0.0"),
         ({"top_k": -1}, "`top_k` must be a whole number of at least 0, got -1. 0 is all tokens"),
-        ({"max_completion_length": 0}, "`max_completion_length` must be a whole number of at least 1, got 0"),
-        ({"num_retries": -1}, "`num_retries` must be a whole number of at least 0, got -1"),
         ({"request_timeout": 0}, "`request_timeout` must be above 0 and finite, got 0"),
         ({"scorer": "exact"}, "`scorer` names 'exact'. Expected dapo_math, math_verify, last_number, or a dotted"),
         ({"prompt_style": "boxed"}, "asks for .boxed{}, and the scorer 'dapo_math' reads the last `Answer:` line"),

@@ -115,14 +115,6 @@ def test_lists_that_fill_the_last_batch_are_dropped_by_their_number():
     assert scores.means()["avg@2"] == 1 / 2
 
 
-def test_a_stream_of_unknown_length_counts_every_list():
-    scores = EvaluationScores(k=1)
-    scores.begin(None)
-    for i, answer in enumerate("7733"):
-        add(scores, (None, str(i)), answer)
-    assert scores.means()["avg@1"] == 1 / 2
-
-
 def test_problems_without_an_id_or_a_prompt_to_go_by_are_each_their_own():
     scores = EvaluationScores(k=2)
     scores.begin(3)

@@ -109,20 +109,6 @@ def test_a_micro_batch_at_its_fullest_by_hand():
 EXPERTS = dataclasses.replace(SMALL, num_experts=8, num_active_experts=2)  # 8 x 3 x 4 x 5 weights in each of 2 layers
 
 
-def test_an_adapter_on_experts_by_hand():
-    everywhere = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    # Rank 2: queries 4 + 6, keys and values 4 + 3 each, output 6 + 4. Gate and up of an expert are one parameter of
-    # 4 inputs and 10 outputs, of rank 4; down has 5 inputs and 4 outputs.
-    attention, experts = 2 * (10 + 7 + 7 + 10), 8 * (4 * (4 + 10) + 2 * (5 + 4))
-    assert Adapter(2, everywhere).num_lora(EXPERTS) == 2 * (attention + experts)
-    # all-linear is on the router of 4 inputs and 8 outputs too.
-    assert Adapter(2, everywhere, on_router=True).num_lora(EXPERTS) == 2 * (attention + experts + 2 * (4 + 8))
-    # Each layer keeps what PEFT adds up: all experts' weights, and both factors.
-    assert Adapter(2, everywhere).merged_bytes(EXPERTS, held=2) == 2 * (8 * 3 * 4 * 5 + experts)
-    assert Adapter(2, everywhere[:4]).merged_bytes(EXPERTS, held=2) == 0
-    assert Adapter(2, everywhere).merged_bytes(SMALL, held=2) == 0
-
-
 def test_experts_are_not_quantized():
     attention = 2 * (2 * 4 * 6 + 2 * 4 * 3)
     rest = 2 * (EXPERTS.num_parameters - attention)

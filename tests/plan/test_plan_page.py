@@ -49,7 +49,6 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--gpus 8+8xH100-80GB", "the recipe does not sample on a vLLM server"),
         ("--vllm_mode server --use_vllm", "samples on a vLLM server, and 1xCPU has none"),
         ("--lengths 5", "Write MEAN,MAX"),
-        ("--acceptance 0", "`--acceptance` must be above 0"),
         ("--learning_rat 1", "The command line has fields that no config has: `learning_rat` (nearest: `learning_rat"),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
         ("--load_in_4bit", "set `use_peft: true`"),
@@ -60,7 +59,6 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
         ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),
-        ("--use_peft --lora_target_parameters experts.down_proj", "`lora_target_parameters` names experts.down"),
         ("more", "`more` follows no `--field`"),
     ],
 )
@@ -84,8 +82,6 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_ef
     assert main(["plan", "--config", "smoke_cpu"]) == 0
     page = capsys.readouterr().out
     assert "Memory of this machine: " in page
-    assert "31% of the CPU's operations" in page
-    assert "- allowances: 5% of the memory for fragments" in page
     assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
     assert re.search(r"(\d+\.\d s) -> \1", page) is None
 

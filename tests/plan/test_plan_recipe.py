@@ -3,7 +3,6 @@
 """A recipe and accelerate's files, as a plan reads them."""
 
 import dataclasses
-import re
 
 import pytest
 from plan_helpers import ROOT, TINY_RUN
@@ -44,9 +43,6 @@ def test_fields_and_defaults_are_those_of_the_configs():
     for field in configs:
         # What is no literal reads as `None`.
         assert declared[field.name] == field.default or declared[field.name] is None, field.name
-    not_read = {field.name for field in configs if declared[field.name] is None and field.default is not None}
-    source = "".join(path.read_text() for path in (ROOT / "trl_dapo/plan").glob("*.py"))
-    assert not_read & {*re.findall(r"settings\.(\w+)", source)} == {"optim"}
 
 
 def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configuration_is(write):

@@ -384,17 +384,6 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     assert opened[0]["num_completions"] == 4
 
 
-def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_differ_first(tmp_path):
-    runs = [write_state(tmp_path / name, [plain(1)]) for name in ("one", "two")]
-    both, lr = {"value": 8, "default": 4}, {"value": 0.001, "default": 1e-06}
-    (runs[0] / "settings.json").write_text(json.dumps({"a_both": both, "learning_rate": lr}))
-    (runs[1] / "settings.json").write_text(json.dumps({"a_both": both}))
-    cells = [cell.strip() for cell in Page(write_report(runs, tmp_path / "page")).cells]
-    start = cells.index("learning_rate")
-    shown = [cell.split()[0] for cell in cells[start : start + 8]]
-    assert shown == "learning_rate 1e-06 0.001 1e-06 a_both 4 8 8".split()
-
-
 def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(run):
     write_summary(run / "a_after", [4, 2, 4], written=300)
     write_summary(run / "other", [1, 2], written=200)
@@ -460,10 +449,7 @@ def browser(tmp_path_factory):
         yield browser
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_page, scheme):
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_page):
     browser.get(hostile_page.as_uri())
     widths = browser.execute_script("return [...document.images].map(i => i.complete && i.naturalWidth)")
     assert len(widths) == len(PANELS) + 1

@@ -150,13 +150,9 @@ def test_a_rule_names_each_setting_that_rows_hang_on(tmp_path):
 def test_a_rule_names_the_settings_of_an_engine_where_it_samples(tmp_path):
     vllm = {"vllm_mode": "server", "vllm_structured_outputs_regex": "[0-9]+"}
     assert changed(tiny_config(tmp_path, **vllm)) == {}
-    named = changed(tiny_config(tmp_path, use_vllm=True, **vllm))
-    assert named == vllm | {
-        "use_vllm": True,
-        "vllm_importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": 2.0,
-    }
+    weights = {"correction": True, "mode": "token_truncate", "clip_max": 2.0}
+    named = {"use_vllm": True, **vllm, **{f"vllm_importance_sampling_{name}": is_ for name, is_ in weights.items()}}
+    assert changed(tiny_config(tmp_path, use_vllm=True, **vllm)) == named
 
 
 def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_it_too(tmp_path):
@@ -348,41 +344,32 @@ def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says
     assert "the prompts start a fresh pass" in caplog.text
 
 
-@pytest.fixture(scope="module")
-def resumed_from_damage(tiny_model, tmp_path_factory):
-    """Where two processes resumed from checkpoints of which one rank's state cannot be read, and what they said."""
-    folder, overrides = tmp_path_factory.mktemp("damaged"), {"steps_per_generation": 8, "max_steps": 2}
-    jobs.sampled_run(tiny_model, folder / "fewer processes", dict(overrides))
-    run = launch("sampled_runs", tiny_model, folder, json.dumps({"torn": overrides}), num_processes=2)
+def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path):
+    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
+    overrides = {"steps_per_generation": 8, "max_steps": 2}
+    jobs.sampled_run(tiny_model, tmp_path / "fewer processes", dict(overrides))
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"torn": overrides}), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    damages = ("torn", "fewer processes")
-    checkpoints = {damage: folder / damage / "run" / "checkpoint-1" for damage in damages}  # in a rollout of two steps
+    why = {"torn": "cannot be resumed as a whole: it"}
+    why["fewer processes"] = "written with other settings: `num_processes` (1 there, 2 here)"
+    checkpoints = {name: tmp_path / name / "run" / "checkpoint-1" for name in why}  # in a rollout of two steps
     state = checkpoints["torn"] / "dapo_state_rank1.pt"
     state.write_bytes(state.read_bytes()[:100])
     resumed = {f"{name}, resumed": {**overrides, "resume_from": str(path)} for name, path in checkpoints.items()}
-    run = launch("sampled_runs", tiny_model, folder, json.dumps(resumed), num_processes=2)
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps(resumed), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    return folder, checkpoints, run.stderr
-
-
-@pytest.mark.parametrize("damage", ["torn", "fewer processes"])
-def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(resumed_from_damage, damage):
-    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
-    folder, checkpoints, stderr = resumed_from_damage
-    checkpoint, resumed = checkpoints[damage], folder / f"{damage}, resumed"
-    said = "\n".join(line for line in stderr.splitlines() if str(checkpoint) in line)
-    assert said.count("are left behind") == 1  # of two processes
-    if damage == "fewer processes":
-        assert "written with other settings: `num_processes` (1 there, 2 here)" in said
-    else:
-        assert "cannot be resumed as a whole: it" in said
-    logs = json.loads((resumed / "report-2-0.json").read_text())["logs"]
-    num_again = logs[-1]["dynamic_sampling/groups_generated"]
-    assert num_again > 0  # the rollout was sampled again
-    before, after = sampler_state(checkpoint), sampler_state(resumed / "run" / "checkpoint-2")
-    assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
-    assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
-    assert after["stream"] != before["stream"]
+    for name, checkpoint in checkpoints.items():
+        said = "\n".join(line for line in run.stderr.splitlines() if str(checkpoint) in line)
+        assert said.count("are left behind") == 1  # of two processes
+        assert why[name] in said
+        logs = json.loads((tmp_path / f"{name}, resumed" / "report-2-0.json").read_text())["logs"]
+        num_again = logs[-1]["dynamic_sampling/groups_generated"]
+        assert num_again > 0  # the rollout was sampled again
+        before = sampler_state(checkpoint)
+        after = sampler_state(tmp_path / f"{name}, resumed" / "run" / "checkpoint-2")
+        assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
+        assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
+        assert after["stream"] != before["stream"]
 
 
 @pytest.mark.parametrize("uses_memory", [False, True])

@@ -41,9 +41,6 @@ def test_a_docstrings_fields_are_read_with_their_headings_defaults_and_reference
         "bread": Entry("Food", None, "In kg."),
     }
     assert read_fields("One line.") == {}
-
-
-def test_a_line_that_is_not_in_trls_format_is_named():
     with pytest.raises(ValueError, match=r"nor its text: 'laces \(list\):'\."):
         read_fields(DOC.replace("laces (`list[str]` or `str`):", "laces (list):"))
 
