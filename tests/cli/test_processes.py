@@ -39,7 +39,6 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
         # 4 prompts x 4 completions are 16 rows, which 3 processes cannot share.
         ("--num_processes 3", "3 processes"),
         ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says
-        ("--num_processes 2 --dataset_name nowhere.jsonl", "nowhere.jsonl"),
         ("--num_processes 2 --reward_funcs math.pie", "module 'math' has no 'pie'"),
         ("--num_processes 0", "`num_processes` must be a whole number of at least 1, got 0."),
         ("--num_machines 2", "`num_machines=2` needs a `num_processes` that it divides, those of all together"),
