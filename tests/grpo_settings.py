@@ -62,21 +62,10 @@ def length(completions, **kwargs):
 def train(trainer_class: type, config_class: type, folder: Path, settings: dict) -> tuple[list[dict], torch.Tensor]:
     """The log of a run, and its weights in the end."""
     tokenizer = build_tokenizer()
-    base = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": NUM_STEPS,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-    }
+    base = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 4}
+    base |= {"max_completion_length": 8, "max_steps": NUM_STEPS, "learning_rate": 1e-2, "logging_steps": 1}
+    base |= {"report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    base |= {"disable_tqdm": True, "save_strategy": "no"}
     settings = {**base, **TRLS, **settings}
     own = {"use_dynamic_sampling": False} if config_class is DAPOConfig else {}
     args = config_class(output_dir=str(folder / trainer_class.__name__), **settings, **own)

@@ -13,30 +13,15 @@ GIB = 2**30
 
 
 ONE_GPU = {
-    "model_name_or_path": "Qwen/Qwen3-1.7B-Base",
-    "prompts_per_rollout": 64,
-    "prompts_per_step": 16,
-    "num_generations": 16,
-    "per_device_train_batch_size": 1,
-    "max_tokens_per_microbatch": 16_384,
-    "max_completion_length": 8_192,
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-    "vllm_enable_sleep_mode": True,
-    "vllm_gpu_memory_utilization": 0.5,
-    "vllm_max_model_length": 10_240,
-    "bf16": True,
-    "max_steps": 1_200,
+    **{"model_name_or_path": "Qwen/Qwen3-1.7B-Base", "prompts_per_rollout": 64, "prompts_per_step": 16},
+    **{"num_generations": 16, "per_device_train_batch_size": 1, "bf16": True, "max_steps": 1_200},
+    **{"max_tokens_per_microbatch": 16_384, "max_completion_length": 8_192, "vllm_max_model_length": 10_240},
+    **{"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.5},
 }
 NINE_MACHINES = {
-    **ONE_GPU,
-    "model_name_or_path": "Qwen/Qwen2.5-32B",
-    "prompts_per_rollout": 512,
-    "prompts_per_step": 32,
-    "max_tokens_per_microbatch": 22_528,
-    "max_completion_length": 20_480,
+    **{**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-32B", "prompts_per_rollout": 512, "prompts_per_step": 32},
+    **{"max_tokens_per_microbatch": 22_528, "max_completion_length": 20_480, "vllm_max_model_length": 22_528},
     "vllm_mode": "server",
-    "vllm_max_model_length": 22_528,
 }
 TINY_RUN = {"tiny_model": True, "prompts_per_rollout": 4, "num_generations": 4, "max_completion_length": 32}
 

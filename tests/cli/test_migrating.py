@@ -1,56 +1,225 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/migrating.md says to users of verl and ms-swift: their settings, checkpoints and datasets."""
+"""What docs/migrating.md says: `trl-dapo train` takes the files of `trl grpo`, and what verl and ms-swift left."""
 
 import dataclasses
+import inspect
 import json
+import os
 import re
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.scripts import grpo
 
 from trl_dapo import DAPOConfig, DAPOTrainer
-from trl_dapo.cli.train import launch
+from trl_dapo.cli import processes, train
+from trl_dapo.cli.commands import main
+from trl_dapo.cli.train import OF_PROBLEMS, LaunchArguments, launch, make_parser
+from trl_dapo.plan.recipe import read
 
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 RECIPE = "model_name_or_path: merged\ndataset_name: train.parquet\nprompt_style: as_is\noutput_dir: out\n"
+# The three of TRL's page about its command line, docs/source/clis.md.
+MODEL_AND_REWARD = "model_name_or_path: Qwen/Qwen2.5-0.5B\nreward_funcs:\n  - accuracy_reward\n"
+ONE_DATASET = MODEL_AND_REWARD + "dataset_name: HuggingFaceH4/Polaris-Dataset-53K\n"
+ACCELERATED = ONE_DATASET + "num_processes: 4\naccelerate_config: zero2  # or path/to/my/accelerate/config.yaml\n"
+MIXTURE = "datasets:\n  - path: HuggingFaceH4/Polaris-Dataset-53K\n  - path: trl-lib/DeepMath-103K\n"
+SUMS = [{"prompt": [{"role": "user", "content": f"{i} + {i}?"}], "solution": f"${2 * i}$"} for i in range(8)]
 
 
 @pytest.fixture
-def brought(tmp_path, monkeypatch, tiny_model):
-    """A working folder with `merged`, in bfloat16 as both write it, and `train.parquet` of a framework's rows."""
-    monkeypatch.chdir(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    model.save_pretrained("merged")
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained("merged")
-    Path("theirs.yaml").write_text(RECIPE)
+def command(tmp_path, tiny_model, tiny):
+    """Writes a configuration file; returns the command line that runs it with the tiny model."""
 
-    def write(schema):
-        rows = [json.loads(line) for line in (ROOT / "tests/data/schemas" / schema).read_text().splitlines()]
-        pq.write_table(pa.Table.from_pylist(rows), "train.parquet")
-        return model, rows
+    def write(text, *overrides):
+        (tmp_path / "theirs.yaml").write_text(text)
+        out = ["--output_dir", str(tmp_path / "out"), "--model_name_or_path", tiny_model]
+        return ["--config", str(tmp_path / "theirs.yaml"), *out, *tiny, *overrides]
 
     return write
 
 
-@pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"], ids=["verl", "ms-swift"])
-def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkeypatch, tiny, schema):
+@pytest.fixture
+def sums(tmp_path):
+    """A folder with a split to train on and one to evaluate on, as `datasets` reads it."""
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    for split, rows in {"train": SUMS, "test": SUMS[:2]}.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What `accelerate launch` is asked for; one process runs in place of those."""
+    asked = []
+
+    def run(arguments):
+        asked.append(arguments)
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        assert launch(arguments.training_script_args[1:]) == 0
+
+    monkeypatch.setattr(processes, "launch_command", run)
+    return asked
+
+
+def test_trls_fields_are_fields_here_and_its_script_is_handed_what_it_expects():
+    ours = {action.dest for action in make_parser()._actions}
+    assert {action.dest for action in grpo.make_parser()._actions} - ours == set()
+    handed = ["script_args", "training_args", "model_args", "dataset_args"]
+    assert list(inspect.signature(grpo.main).parameters) == handed
+    assert issubclass(LaunchArguments, (grpo.GRPOScriptArguments, trl.DatasetMixtureConfig))
+
+
+def test_a_file_names_a_configuration_of_accelerates_and_the_command_line_decides_over_it(
+    command, sums, launched, made
+):
+    words = command(ACCELERATED, "--dataset_name", sums, "--num_processes=2")
+    assert launch(words) == 0
+    (asked,) = launched
+    assert (Path(asked.config_file).name, asked.num_processes) == ("zero2.yaml", 2)
+    (trainer,) = made
+    assert trainer.reward_func_names == ["accuracy_reward"]
+    assert trainer.train_dataset.to_list() == SUMS  # the rows as they are
+    assert trainer.state.global_step == 1
+
+
+def test_a_mixture_of_datasets_trains(command, made, monkeypatch):
+    rows = {"HuggingFaceH4/Polaris-Dataset-53K": SUMS[:5], "trl-lib/DeepMath-103K": SUMS[5:]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **kwargs: datasets.Dataset.from_list(rows[path]))
+    assert launch(command(MODEL_AND_REWARD + MIXTURE)) == 0
+    assert made[0].train_dataset["solution"][:] == [f"${2 * i}$" for i in range(8)]
+    assert made[0].state.global_step == 1
+
+
+def test_splits_a_reward_model_and_the_environment_are_those_of_the_file(command, sums, tiny_model, made):
+    file = f"env:\n  TOLD_BY_THE_FILE: 5\nreward_model_name_or_path: {tiny_model}\ndataset_train_split: test\n"
+    file += "dataset_name: nowhere/at-all\neval_strategy: steps\nper_device_eval_batch_size: 4\n"
+    assert launch(command(file, "--dataset_name", sums)) == 0
+    (trainer,) = made
+    assert trainer.train_dataset.to_list() == trainer.eval_dataset.to_list() == SUMS[:2]
+    assert [type(function).__name__ for function in trainer.reward_funcs] == ["Qwen3ForSequenceClassification"]
+    assert os.environ["TOLD_BY_THE_FILE"] == "5"
+
+
+def test_rewards_of_both_packages_stand_side_by_side_in_their_order(command, sums, made):
+    names = ["think_format_reward", "math_verify", "trl_dapo.rewards.dapo_math_reward", "get_soft_overlong_punishment"]
+    weights = ["--reward_weights", "1", "2", "3", "4", "--dynamic_sampling_rewards", "math_verify_reward"]
+    assert launch(command(ONE_DATASET, "--dataset_name", sums, "--reward_funcs", *names, *weights)) == 0
+    (trainer,) = made
+    assert trainer.reward_func_names[:3] == ["think_format_reward", "math_verify_reward", "dapo_math_reward"]
+    assert "soft_overlong" in trainer.reward_func_names[3]
+    assert trainer.reward_weights.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("seed: 1\nseed: 2", "names `seed` twice, again in line 7. Leave out one."),
+        (
+            "learning_rat: 1\nqqq: 1",
+            "that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`.",
+        ),
+        ("eval_strategy: steps\ndataset_test_split: dev", "The dataset has no split 'dev'. `dataset_"),
+        ("prompt_style: boxed\ndataset_streaming: true", "`dataset_streaming` is for rows that are taken"),
+        ("reward_funcs: [accurate_reward]", "`reward_funcs` names 'accurate_reward'. Expected dapo_math, "),
+        ("3: 4", "has `3`, which names no field, in line 6."),
+        ("learning_rate: [1]", "`learning_rate` must be a number, got [1]."),
+        ("use_peft: maybe", "`use_peft` must be true or false, got 'maybe'."),
+        ("max_prompt_length: 512", "`max_prompt_length` (TRL removed it: leave long prompts out)"),
+        ("datasets: [{path: SUMS, splt: test}]", "fields that no config has: `splt` (nearest: `split`)"),
+        ("test_split_size: 0.5", "`test_split_size=0.5` has no effect without `datasets`. Set that, or leave it out."),
+        ("eval_on_start: true", "`eval_on_start=True` needs a dataset to evaluate on. Set `eval_strategy`"),
+        ("reward_funcs: [my_lib.rewards.custom]", "'my_lib.rewards.custom': No module named 'my_lib'. Modules of "),
+        ("reward_funcs: [trl_dapo.rewards.SoftOverlongPunishment]", "which is no function but <class "),
+        ("reward_model_name_or_path: ./nowhere", "`./nowhere` is no folder here, and no name of a model on the Hub."),
+        ("lora_r: 8", "`lora_r=8` has no effect without `use_peft`. Set that, or leave it out."),
+        ("report_to: [wandb]", "`report_to='wandb'` needs wandb, which is not installed: `pip install wandb`."),
+        ("optim: paged_adamw_8bit", "`optim='paged_adamw_8bit'` needs bitsandbytes"),
+        ("use_vllm: true", "`use_vllm=True` needs vllm"),
+    ],
+    ids=lambda value: value.replace("\n", ", ") if "`" not in value else "",
+)
+def test_a_mistake_in_a_file_is_told_once_before_any_process_starts(
+    started, monkeypatch, sums, tiny_model, tiny, tmp_path, capsys, lines, message
+):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)  # whatever is installed
+    text = f"num_processes: 2\nmodel_name_or_path: {tiny_model}\ndataset_name: SUMS\n{lines}\n".replace("SUMS", sums)
+    (tmp_path / "theirs.yaml").write_text("# Theirs\n# of last year\n" + text)
+    given = {line.partition(":")[0] for line in lines.splitlines()} | {"max_completion_length"}
+    others = [word for pair in zip(tiny[::2], tiny[1::2], strict=True) if pair[0][2:] not in given for word in pair]
+    assert main(["train", "--config", str(tmp_path / "theirs.yaml"), *others]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-dapo train: ")]
+    assert message.replace("SUMS", sums) in line
+    assert started == []
+
+
+def test_a_command_line_without_lora_takes_back_the_lora_of_a_recipe(command, sums, made):
+    """It need not name every field of the recipe that shapes an adapter."""
+    file = f"dataset_name: {sums}\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"
+    assert launch(command(file)) == 0
+    assert launch(command(file, "--use-peft=false", "--output_dir", f"{sums}-without")) == 0
+    with_adapter, without = made
+    assert with_adapter.model.peft_config["default"].r == 4
+    assert not hasattr(without.model, "peft_config")
+
+
+def test_values_that_mean_one_thing_are_taken_as_it(command, sums, made):
+    file = f"dataset_name: {sums}\nreward_funcs: accuracy_reward\nreward_weights: 2\n"
+    file += "eval_strategy: no\nrun_name: 2026\n"
+    assert launch(command(file, "--learning_rate", "1e-6")) == 0
+    (trainer,) = made
+    assert trainer.reward_func_names == ["accuracy_reward"]
+    assert trainer.reward_weights.tolist() == [2]
+    assert (trainer.args.eval_strategy, trainer.args.run_name) == ("no", "2026")
+
+
+def test_rows_of_problems_are_read_by_this_package_once_a_field_says_how(command, sums, made):
+    assert launch(command(ONE_DATASET, "--dataset_name", sums, "--dataset_limit", "4")) == 2  # a folder is no file
+    file = f"{sums}/train.jsonl"
+    assert launch(command(ONE_DATASET, "--dataset_name", file, "--prompt_style", "boxed", "--dataset_limit=4")) == 0
+    (prompt,) = made[0].train_dataset[3]["prompt"]
+    assert prompt["content"].startswith("3 + 3?\n\nPlease reason step by step")
+    assert made[0].train_dataset["solution"][:] == ["0", "2", "4", "6"]
+
+
+def test_the_page_about_migrating_names_the_fields_that_say_how_problems_are_read():
+    section = PAGE.partition("## From `trl grpo`\n")[2].partition("\n## ")[0]
+    assert set(OF_PROBLEMS) <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_a_plan_reads_such_a_file_too(command):
+    _, file, *_ = command(ACCELERATED)
+    assert read(file, gpus="1xH100-80GB").settings.dataset_name == "HuggingFaceH4/Polaris-Dataset-53K"
+
+
+@pytest.mark.parametrize("schema", ["dapo_math_17k.jsonl", "ms_swift.jsonl"])
+def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(tmp_path, monkeypatch, tiny_model, tiny, schema):
     assert "`model_name_or_path: merged`" in PAGE
     assert "`dataset_name: train.parquet`. `prompt_style: as_is` keeps their prompts" in PAGE
-    model, rows = brought(schema)
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)  # as both write it
+    model.save_pretrained("merged")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained("merged")
     Path("merged/args.json").write_text('{"model_type": "qwen3"}')  # ms-swift's, beside transformers' files
-    trained, train = [], DAPOTrainer.train
+    rows = [json.loads(line) for line in (ROOT / "tests/data/schemas" / schema).read_text().splitlines()]
+    pq.write_table(pa.Table.from_pylist(rows), "train.parquet")
+    Path("theirs.yaml").write_text(RECIPE)
+    trained, trains = [], DAPOTrainer.train
 
     def remember(trainer, **kwargs):
         loaded = dict(trainer.model.named_parameters())
         trained.append((trainer, {name: weight.detach().clone() for name, weight in loaded.items()}))
-        return train(trainer, **kwargs)
+        return trains(trainer, **kwargs)
 
     monkeypatch.setattr(DAPOTrainer, "train", remember)
     assert launch(["--config", "theirs.yaml", *tiny]) == 0
@@ -61,15 +230,6 @@ def test_a_checkpoint_and_a_dataset_are_brought_as_the_page_says(brought, monkey
         assert torch.equal(weights[name], weight.float())
     assert trainer.train_dataset["prompt"][0] == rows[0].get("prompt", rows[0].get("messages"))
     assert trainer.train_dataset["solution"][0] == "5"
-
-
-@pytest.mark.parametrize("file", ["model_world_size_2_rank_0.pt", "adapter_model.safetensors"])
-def test_what_is_to_be_merged_first_is_refused_where_it_is_not(brought, mistake, tiny, file):
-    brought("ms_swift.jsonl")
-    Path("checkpoint").mkdir()
-    Path("checkpoint", file).write_bytes(b"")
-    said = mistake("--config", "theirs.yaml", *tiny, "--model_name_or_path", "checkpoint")
-    assert "Unrecognized model in checkpoint." in said
 
 
 def test_what_the_table_calls_a_setting_of_this_package_is_one():

@@ -8,13 +8,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import datasets
 import pandas as pd
 import pytest
-from helpers import run_alone, tiny_config
-from PIL import Image
+from helpers import run_alone
 
-from trl_dapo import DAPOTrainer
 from trl_dapo.cli.commands import main
 from trl_dapo.cli.train import launch, make_parser, tell_mistake, trainer_arguments
 
@@ -49,25 +46,11 @@ def test_a_local_file_with_prompts_is_taken_as_it_is_with_every_column(given, tm
     assert given(f"rows.{kind}")["train_dataset"].to_list() == QUESTIONS
 
 
-def test_a_prompt_alone_is_enough_as_text_and_as_messages(given):
-    rows = [{"prompt": "Spell ox."}, {"prompt": "Spell hen."}]
-    assert given(train=rows)["train_dataset"].to_list() == rows
-    system = {"role": "system", "content": "Spell."}
-    messages = [{"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in rows]
+def test_messages_alone_are_enough_and_rows_need_not_have_the_same_columns_or_kinds(given):
+    messages = [{"prompt": [{"role": "user", "content": f"Spell {word}."}]} for word in ("ox", "hen")]
     assert given(train=messages)["train_dataset"].to_list() == messages
-
-
-def test_rows_need_not_have_the_same_columns_or_kinds(given):
     rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "two", "unit": "cm"}]
     assert given(train=rows)["train_dataset"].to_list() == [rows[0] | {"unit": None}, rows[1]]
-
-
-def test_images_of_a_parquet_file_are_images_still(given, tmp_path):
-    image = Image.new("L", (2, 2))
-    features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
-    drawn = datasets.Dataset.from_dict({"prompt": ["Draw."], "image": [image]}, features)
-    drawn.to_parquet(tmp_path / "drawn.parquet")
-    assert given("drawn.parquet")["train_dataset"].features == features
 
 
 def test_parts_of_a_file_and_another_to_evaluate_on_are_rows_too(given):
@@ -76,8 +59,6 @@ def test_parts_of_a_file_and_another_to_evaluate_on_are_rows_too(given):
     assert (made["train_dataset"].to_list(), made["eval_dataset"].to_list()) == (QUESTIONS[1:2], QUESTIONS[:1])
     with pytest.raises(ValueError, match=r"1 of the 1 evaluation problems are in the training set as well \(row 0\)"):
         given("train.jsonl", *words[5:], "--eval_strategy", "steps")
-    with pytest.raises(ValueError, match=r"`dataset_offset` 3 is beyond the end of `train\.jsonl`, which has 3 rows"):
-        given("train.jsonl", "--dataset_offset", "3")
 
 
 @pytest.mark.parametrize(
@@ -105,26 +86,8 @@ def test_a_file_without_prompts_is_one_of_problems(given, capsys):
         given(train=[{"promt": "Which one moos?", "animal": "cow"}])
 
 
-def test_a_reward_that_asks_for_a_column_that_was_renamed_is_told_how_to_keep_the_files_own(
-    given, tmp_path, tiny_model, capsys
-):
-    def graded(completions, answer, **kwargs):
-        return [0.0 for _ in completions]
-
-    problems = given("train.jsonl", "--prompt_style", "as_is", train=QUESTIONS)["train_dataset"]
-    with pytest.raises(ValueError, match="asks for `answer`, which `train_dataset` does not have") as told:
-        DAPOTrainer(tiny_model, graded, tiny_config(tmp_path), train_dataset=problems)
-    tell_mistake(told.value)
-    assert capsys.readouterr().err.endswith(
-        "The math loader has read these from the file's. Without `prompt_style` and `on_bad_rows` a file with a "
-        "column `prompt` keeps its own.\n"
-    )
-
-
 def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tmp_path):
     said = "^`dataa` is no file and no folder here"
-    with pytest.raises(FileNotFoundError, match=f"{said}, and no dataset on the Hub"):
-        given("dataa")
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match=rf"{said} \(nearest: `data`\), and no "):
         given("dataa")
@@ -135,7 +98,6 @@ def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tm
 @pytest.mark.parametrize(
     ("words", "there", "file"),
     [([], "adapter", "adapter_config.json"), (["--use_peft", "true"], "model", "config.json")],
-    ids=["a model", "an adapter"],
 )
 def test_a_model_is_not_saved_beside_an_adapter_nor_the_other_way_round(tmp_path, capsys, words, there, file):
     (tmp_path / file).write_text("{}")
@@ -166,15 +128,12 @@ def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_
 ):
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text().partition("\n## ")[0]
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in blocks] == ["json", "python", "bash", "python"]
     rows, reward, command, script = (text for _, text in blocks)
-    assert (len(rows.splitlines()), len(reward.splitlines()), len(script.splitlines()) <= 25) == (3, 6, True)
     monkeypatch.chdir(tmp_path)
     for name, text in {"train.jsonl": rows, "my_reward.py": reward}.items():
         (tmp_path / name).write_text(text)
     sys.modules.pop("my_reward", None)
     words = shlex.split(command.replace("HuggingFaceTB/SmolLM2-135M-Instruct", tiny_model).replace("\\\n", ""))
-    assert words[:2] == ["trl-dapo", "train"]
     assert launch([*words[2:], *tiny]) == 0
     smaller = {"HuggingFaceTB/SmolLM2-135M-Instruct": tiny_model, "_length=64": "_length=4", "=8": "=4", "=24": "=12"}
     for said, small in smaller.items():
@@ -182,9 +141,6 @@ def test_the_page_about_rewards_begins_with_a_file_a_reward_and_one_command_and_
     exec(script, {})
     data = [json.loads(row) for row in rows.splitlines()]
     assert [trainer.train_dataset.to_list() for trainer in made] == [data, data]
-    texts, messages = (["an ox", "a cat"], [[{"role": "assistant", "content": text}] for text in ("an ox", "a cat")])
     names = {}
     exec(reward, names)
-    for completions in (texts, messages):
-        assert names["names_it"](completions=completions, solution=["ox", "ox"], prompts=[]) == [1.0, 0.0]
-    assert names["names_it"](completions=texts, solution=["ox", None]) == [1.0, None]
+    assert names["names_it"](completions=["an ox", "a cat"], solution=["ox", "ox"], prompts=[]) == [1.0, 0.0]

@@ -38,19 +38,12 @@ def test_more_processes_than_a_file_of_one_has_are_started(file, starts_them):
         ("--num_processes 2 --learning_rat 1", "`learning_rat` (nearest: `learning_rate`)"),
         # 4 prompts x 4 completions are 16 rows, which 3 processes cannot share.
         ("--num_processes 3", "3 processes"),
-        ("--num_machines 2 --num_processes 32 --machine_rank 0 --main_process_ip 10.0.0.1", "32 processes"),
         ("--accelerate_config multi_gpu", "8 processes"),  # as many as the file says
-        ("--num_processes 2 --dataset_name nowhere.jsonl", "nowhere.jsonl"),
         ("--num_processes 2 --reward_funcs math.pie", "module 'math' has no 'pie'"),
-        ("--num_machines two", "argument --num_machines"),
         ("--num_processes 0", "`num_processes` must be a whole number of at least 1, got 0."),
-        ("--num_machines 0", "`num_machines` must be a whole number of at least 1, got 0."),
         ("--num_machines 2", "`num_machines=2` needs a `num_processes` that it divides, those of all together"),
-        ("--num_machines 2 --num_processes 3", "those of all together, got 3."),
         ("--num_machines 2 --num_processes 4", "`num_machines=2` needs a `machine_rank` from 0 to 1, got"),
-        ("--num_processes 4 --machine_rank 1", "`num_machines=1` needs a `machine_rank` from 0 to 0, got"),
         ("--num_machines 2 --num_processes 4 --machine_rank 1", "needs `main_process_ip`, the address of machine 0,"),
-        ("--num_processes 2 --config_file nowhere.yaml", "nowhere.yaml"),
     ],
 )
 def test_a_mistake_is_told_once_before_any_process_starts(started, tmp_path, capfd, words, message):
@@ -71,17 +64,6 @@ def test_machines_are_accelerates_to_launch_and_the_first_checks_for_all(started
     argv = asked.training_script_args
     assert (asked.training_script, argv[0], argv[-2:]) == ("trl_dapo.cli", "train", ["--max_steps", "5"])
     assert capfd.readouterr().err == ""
-
-
-def test_machines_may_stand_in_accelerates_own_file(started, tmp_path):
-    (tmp_path / "two.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
-        "machine_rank: 1\nmain_process_ip: 10.0.0.1\n"
-    )
-    words = ["--output_dir", str(tmp_path / "out"), "--accelerate_config", str(tmp_path / "two.yaml")]
-    assert main(["train", "--config", "smoke_cpu", *words]) == 0
-    assert (started[0].num_machines, started[0].machine_rank, started[0].num_processes) == (2, 1, 8)
-    assert main(["train", "--config", "smoke_cpu", *words, "--machine_rank", "2"]) == 2  # of machines 0 and 1
 
 
 def test_options_of_the_launcher_are_told_from_fields_of_the_same_name():

@@ -2,20 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 
-import pytest
 from rich.console import Console
 
-from trl_dapo.cli.quickstart import FAMILIES, Problems, build_tokenizer, exact_answer_reward, run_quickstart
+from trl_dapo.cli.quickstart import Problems, exact_answer_reward, run_quickstart
 from trl_dapo.evaluation import compare
-
-
-def test_answers_are_written_units_first():
-    problems = Problems(seed=0)
-    for problem in problems.draw(200):
-        left, right = (int(number) for number in problem.text.replace("*", "+").split("+"))
-        result = left * right if "*" in problem.text else left + right
-        assert int(problem.answer[::-1]) == result
-    assert sum(family.share for family in FAMILIES) == pytest.approx(1)
 
 
 def test_held_out_problems_are_never_drawn_not_even_the_other_way_round():
@@ -27,32 +17,6 @@ def test_held_out_problems_are_never_drawn_not_even_the_other_way_round():
         left, right = problem.text.split(operator)
         assert problem.text not in held_out
         assert f"{right}{operator}{left}" not in held_out
-
-
-def test_the_teacher_slips_by_one_or_ten_in_two_of_five_hard_sums_and_nowhere_else():
-    problems = Problems(seed=1)
-    slips, hard = 0, 0
-    for example in problems.teach(5000):
-        text, answer = example.split("=")
-        operator = "*" if "*" in text else "+"
-        left, right = (int(number) for number in text.split(operator))
-        difference = int(answer[::-1]) - (left * right if operator == "*" else left + right)
-        assert difference in (0, 1, -1, 10, -10)
-        if operator == "*" or max(left, right) < 10:
-            assert difference == 0
-        else:
-            hard += 1
-            slips += difference != 0
-    assert slips / hard == pytest.approx(0.4, abs=0.03)
-
-
-def test_the_tokenizer_has_one_token_a_character_and_loses_none():
-    tokenizer = build_tokenizer()
-    ids = tokenizer("17+05=220")["input_ids"]
-    assert len(ids) == 9
-    assert tokenizer.decode(ids) == "17+05=220"
-    chat = [{"role": "user", "content": "17+05"}]
-    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == "17+05="
 
 
 def test_only_the_exact_answer_is_rewarded():

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +19,19 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from datasets import Dataset
 from helpers import launch as launch_job
-from helpers import run_alone, scripted
-from peft import PeftModel
+from helpers import run_alone
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import is_bitsandbytes_available
 from trl.rewards import think_format_reward
 
-from trl_dapo import DAPOTrainer
 from trl_dapo.cli import processes
 from trl_dapo.cli.commands import _make_parser
 from trl_dapo.cli.tiny import digit_reward
-from trl_dapo.cli.train import REWARDS, checkpoint_to_resume, launch, load_datasets, make_parser
+from trl_dapo.cli.train import REWARDS, launch, make_parser
 from trl_dapo.evaluation.scorers import STYLES
 from trl_dapo.plan import plan
 from trl_dapo.settings.recipe_files import find_accelerate_config
-from trl_dapo.settings.sampling_defaults import SamplingChoice
 
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +44,6 @@ DOTTED_REWARDS = {
 }
 ON_THE_CPU = ["--use_cpu", "true", "--bf16", "false"]
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-needs_data = pytest.mark.skipif(
-    "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name a folder with dapo_math_17k.parquet"
-)
 
 
 def read_header(recipe: Path) -> dict[str, str]:
@@ -79,79 +71,35 @@ def parse(recipe: Path, launched_on):
     return make_parser().parse_args_and_config(["--config", str(recipe), *ON_THE_CPU])
 
 
-# What a recipe says
-
-
 @each_recipe
 def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_names(recipe, launched_on):
     launch_args, training_args, _ = parse(recipe, launched_on)
     stated, num_processes = read_header(recipe)["Rollout"].replace("\n", " "), num_processes_of(recipe)
     assert training_args.batch_arithmetic == f"Rollout: {stated}"
     assert launch_args.dataset_name
-    assert training_args.overlong_buffer_length * 2 <= training_args.max_completion_length
-    assert (training_args.epsilon, training_args.epsilon_high, training_args.beta) == (0.2, 0.28, 0.0)
     assert training_args.output_dir == f"outputs/{recipe.stem}"
     # The first score to compare with is that of the model before training.
     assert training_args.eval_on_start == (training_args.eval_strategy != "no")
     # A process on every GPU, and no GPU beside them; engines within a machine of eight.
     hardware = read_header(recipe)["Hardware"]
-    assert "\n" not in hardware
     (num_gpus,) = re.findall(r"^(any CPU|one GPU|\d+ GPUs)", hardware)
     assert num_processes == {"any CPU": 1, "one GPU": 1}.get(num_gpus) or int(num_gpus.split()[0])
     assert num_processes % training_args.vllm_tensor_parallel_size == 0
     assert training_args.vllm_tensor_parallel_size <= min(8, num_processes)
-
-
-@each_recipe
-def test_every_recipe_samples_as_this_package_measured_best(recipe, launched_on):
-    launch_args, args, model_args = parse(recipe, launched_on)
-    takes_images = "geometry" in launch_args.dataset_name
-    assert args.batch_multiplier is None  # rounds are sized by the acceptance rate
-    SamplingChoice(args, {})
-    assert args.dynamic_sampling_surplus == ("discard" if takes_images else "carry")
-    assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
-    if runs_on_a_cpu(recipe):
-        assert not args.use_vllm
-        return
-    assert (args.max_tokens_per_microbatch is None) == takes_images
-    assert (args.use_vllm, args.vllm_mode, args.vllm_enable_sleep_mode) == (True, "colocate", True)
-    assert args.vllm_lora_sync == ("adapter" if model_args.use_peft else None)
-    # The longest row fits the budget; a prompt, of 1,024 tokens at the least, fits beside it in the engine.
-    assert args.max_tokens_per_microbatch is None or args.max_tokens_per_microbatch > args.max_completion_length
-    assert args.vllm_max_model_length >= args.max_completion_length + 1024
-    # Part of torch, or what the header says how to install.
-    installed = "flash_attention_2" if "kernels" in read_header(recipe)["Needs"] else "sdpa"
-    assert model_args.attn_implementation == installed
-
-
-@each_recipe
-def test_evaluating_costs_a_twentieth_of_training_at_most_and_no_more_memory(recipe, launched_on):
-    launch_args, args, _ = parse(recipe, launched_on)
-    if args.eval_strategy == "no":
-        assert recipe.stem == "smoke_cpu"
-        return
-    num_problems = launch_args.eval_dataset_limit or 30  # of AIME
-    assert launch_args.eval_dataset_limit or launch_args.eval_dataset_name == "BytedTsinghua-SIA/AIME-2024"
-    num_evaluated = num_problems * args.num_generations_eval
-    assert f"{args.num_generations_eval} completions of {num_problems} problems" in read_header(recipe)["Evaluation"]
-    num_trained = args.eval_steps * args.gradient_accumulation_steps * args.per_device_train_batch_size
-    num_trained *= num_processes_of(recipe)
-    # A twentieth, but of a run so short that it would show nothing.
-    assert num_evaluated * (3 if recipe.stem == "smollm2_135m_cpu" else 20) <= num_trained
-    # Its passes are without gradient, and are not cut.
-    budget = args.max_tokens_per_microbatch or args.per_device_train_batch_size * args.max_completion_length
-    assert args.per_device_eval_batch_size * args.max_completion_length <= 2 * budget
+    if not runs_on_a_cpu(recipe):
+        # A prompt of 1,024 tokens at the least fits beside the longest completion in the engine.
+        assert training_args.vllm_max_model_length >= training_args.max_completion_length + 1024
+    if training_args.eval_strategy != "no":
+        num_problems = launch_args.eval_dataset_limit or 30  # of AIME
+        said = f"{training_args.num_generations_eval} completions of {num_problems} problems"
+        assert said in read_header(recipe)["Evaluation"]
 
 
 @each_recipe
 def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(recipe):
     header = read_header(recipe)
-    names = {"Hardware", "Trains", "Needs", "Whose", "Changed", "Rollout", "Evaluation", "Expected curve", "Launch"}
-    names |= {"Resume", "Evaluate"}
-    assert names <= header.keys() <= names | {"Before", "Memory", "Time", "Time saved", "Report"}
-    # With an adapter vLLM is handed less than with all weights.
+    assert header.keys() >= {"Hardware", "Trains", "Needs", "Whose", "Changed", "Expected curve"}
     settings = yaml.safe_load(recipe.read_text())
-    assert ("Time saved" in header) == (settings.get("use_peft", False) and settings.get("use_vllm", False))
     assert "--resume_from_checkpoint true" in header["Resume"]
     program, *words = shlex.split(header["Launch"].replace(",", " "))
     if program == "sbatch":
@@ -175,28 +123,6 @@ def test_every_recipe_says_whose_it_is_and_every_command_in_its_header_parses(re
 
 
 @each_recipe
-def test_no_recipe_calls_the_papers_what_is_only_in_verls_script(recipe):
-    """The paper names neither weight decay nor a gradient clip: run_dapo_qwen2.5_32b.sh does."""
-    whose = " ".join(read_header(recipe)["Whose"].split())
-    named = [each for each in whose.split(". ") if re.search("weight decay|gradient clip", each, re.IGNORECASE)]
-    assert [sentence for sentence in named if "paper" in sentence] == []
-    if "weight_decay" in yaml.safe_load(recipe.read_text()):
-        assert named != []
-
-
-def test_the_papers_recipe_says_that_verls_dual_clip_is_left_off_and_what_it_is_called_here():
-    recipe = ROOT / "recipes" / "qwen2.5_32b_dapo.yaml"
-    changed = " ".join(read_header(recipe)["Changed"].split())
-    assert "`clip_ratio_c` of 10, a dual clip, which is `delta: 10.0` here" in changed
-    assert "delta" not in yaml.safe_load(recipe.read_text())
-
-
-def as_seconds(text: str) -> float:
-    number, unit = text.split()
-    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
-
-
-@each_recipe
 def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sampling_takes_longest(recipe):
     planned, header = plan(recipe.stem), read_header(recipe)
     assert planned.fits
@@ -211,40 +137,9 @@ def test_every_recipe_fits_its_hardware_as_the_table_says_and_says_why_where_sam
     peak, memory, *seconds = re.fullmatch(r"(\S+) of (\S+) GiB; (.*) \+ (.*)", row.split("|")[-2].strip()).groups()
     assert float(peak) == pytest.approx(planned.peak / 2**30, abs=0.06)
     assert float(memory) == pytest.approx(planned.recipe.cluster.gpu.memory / 2**30, abs=0.06)
-    assert list(map(as_seconds, seconds)) == [pytest.approx(sampling, rel=0.05), pytest.approx(update, rel=0.05)]
-
-
-def test_the_memory_of_the_qlora_recipe_is_that_of_its_model_and_fits_24_gb():
-    recipe = ROOT / "recipes" / "qwen3_4b_qlora_1gpu.yaml"
-    settings, stated = yaml.safe_load(recipe.read_text()), read_header(recipe)["Memory"].replace("\n", " ")
-    sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
-    sizes |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True}
-    config = Qwen3Config(**sizes)  # Qwen/Qwen3-4B
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM(config)
-    linear = [m for name, m in model.named_modules() if name.endswith(tuple(settings["lora_target_modules"]))]
-    num_linear = sum(layer.weight.numel() for layer in linear)
-    embedding, budget = model.get_input_embeddings().weight.numel(), settings["max_tokens_per_microbatch"]
-    adapter = settings["lora_r"] * sum(layer.in_features + layer.out_features for layer in linear)
-    num_bytes = {
-        "7.5 the base in bfloat16": 2 * (num_linear + embedding),
-        # Half a byte a weight and a byte a block of 64, its scale; what is embedded stays in bfloat16.
-        "2.5 the model in 4 bits": num_linear / 2 + num_linear / 64 + 2 * embedding,
-        "0.5 adapter, gradient and Adam": (2 + 2 + 4) * adapter,
-        "0.7 activations": 2 * config.num_hidden_layers * budget * config.hidden_size,
-        "4.6 logits of 4,096 tokens, four times": 4 * 2 * budget * config.vocab_size,
-        "15.6 GiB for vLLM": 24 * 2**30 * settings["vllm_gpu_memory_utilization"],
-    }
-    for part, expected in num_bytes.items():
-        assert part in stated
-        assert float(part.split()[0]) == pytest.approx(expected / 2**30, abs=0.06), part
-    totals = [float(total) for total in re.findall(r"= (\d+\.\d) GiB", stated)]
-    assert totals == [pytest.approx(15.6 + 2.5 + 0.5 + 1), pytest.approx(2.5 + 0.5 + 0.7 + 4.6 + 1 + 1)]
-    assert max(totals) < 24
-    a_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert a_token == 144 * 2**10
-    # 1.2 GiB is what vLLM works with; rows of 2,400 tokens, prompt included.
-    assert (15.6 - 7.5 - 1.2) * 2**30 / (2_400 * a_token) == pytest.approx(20, abs=2)
+    units = {"s": 1, "min": 60, "h": 3600}
+    stated = [float(number) * units[unit] for number, unit in map(str.split, seconds)]
+    assert stated == [pytest.approx(sampling, rel=0.05), pytest.approx(update, rel=0.05)]
 
 
 @pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)
@@ -258,54 +153,18 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         assert options[key].choices is None or str(value) in options[key].choices, (key, value)
 
 
-def test_a_misspelt_key_in_a_recipe_is_told_with_the_nearest(tmp_path, mistake):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("learning_rat: 1.0e-6\nqqq: 1\nuse_cpu: true\nbf16: false\n")
-    said = "The recipe has fields that no config has: `learning_rat` (nearest: `learning_rate`), `qqq`."
-    assert mistake("--config", str(recipe)) == f"trl-dapo train: {said}"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--learning_rat 1e-6", "has fields that no config has: `learning_rat` (nearest: `learning_rate`)."),
-        # Before the mistake in another: a config is not even made.
-        ("--max-step=3 --num_generations 1", "`max_step` (nearest: `max_steps`)."),
-        ("--num_proceses 2", "`num_proceses` (nearest: `num_processes`)."),
-        ("more", "`more` follows no `--field`."),
-    ],
-)
-def test_a_misspelt_option_is_told_with_the_nearest(mistake, words, message):
-    said = mistake("--config", SMOKE, *words.split())
-    assert said.endswith(message)
-    assert "\n" not in said
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("--dataset_name nowhere.parquet", "nowhere.parquet"),
-        ("--eval_dataset_name nowhere.parquet", "nowhere.parquet"),
-        ("--eval_dataset_name PROBLEMS --eval_dataset_limit 3", "3 of the 3 evaluation problems are in the training"),
-        ("--reward_funcs dapo_maths", "`reward_funcs` names 'dapo_maths'. Expected dapo_math, math_verify"),
-        ("--reward_funcs string.nothing", "module 'string' has no 'nothing'"),
-        ("--reward_funcs math.pi", "names 'math.pi', which is no function but 3.14"),
-        ("--overlong_buffer_length 64", "got 64"),
-        ("--prompts_per_step 3", "Nearest `prompts_per_rollout`: 3 or 6"),
-        ("--gradient_accumulation_steps 2", "`gradient_accumulation_steps=2` contradicts 4 prompts a rollout"),
-        # The setting that the recipe counts in, and the layers that every model has.
-        ("--dataset_limit 2", "Add prompts, or lower `prompts_per_rollout`."),
-        ("--use_peft true --lora_target_modules query_key_value", "query_key_value"),
         ("--use_peft true --lora_target_modules q", "`--lora_target_modules all-linear` names every linear layer of"),
         ("--tiny_model false", "`model_name_or_path` is not set"),
         ("--eval_strategy steps --eval_steps 1", "needs `eval_dataset_name`"),
-        ("--eval_on_start true", "`eval_on_start=True` needs `eval_dataset_name`"),
         ("--resume_from_checkpoint nowhere", "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, mistake, problems, overrides, message):
     words = ["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_name", problems]
-    assert message in mistake(*words, *overrides.replace("PROBLEMS", problems).split()).splitlines()[-1]
+    assert message in mistake(*words, *overrides.split()).splitlines()[-1]
 
 
 def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, mistake):
@@ -314,19 +173,6 @@ def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkey
     error = mistake("--config", SMOKE, "--use_cpu", "false", "--bf16", "true")
     assert "Without a GPU `--bf16 false` trains on the CPU" in error
     assert error.endswith("`--config smoke_cpu` tries out a run, and `trl-dapo plan` tells what a recipe needs.")
-
-
-def test_a_recipe_may_leave_out_rows_without_a_gold_answer_in_both_datasets(tmp_path):
-    names = {"dataset_name": [(1, "2"), (2, "proof")], "eval_dataset_name": [(3, ""), (4, "8")]}
-    command = ["--output_dir", str(tmp_path), *ON_THE_CPU]
-    for name, rows in names.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"problem": f"{i} + {i}", "answer": gold}) + "\n" for i, gold in rows))
-        command += [f"--{name}", str(path)]
-    with pytest.raises(ValueError, match=r"`answer` is 'proof'.*1 of 2 \(line 2\)"):
-        load_datasets(*make_parser().parse_args_and_config(command)[:2])
-    launch_args, training_args, _ = make_parser().parse_args_and_config([*command, "--on_bad_rows", "skip"])
-    assert [dataset["solution"][:] for dataset in load_datasets(launch_args, training_args)] == [["2"], ["8"]]
 
 
 def write_problems(path: Path, first: int, num: int) -> str:
@@ -338,16 +184,6 @@ def write_problems(path: Path, first: int, num: int) -> str:
 @pytest.fixture
 def problems(tmp_path):
     return write_problems(tmp_path / "problems.jsonl", 0, 16)
-
-
-def test_the_last_complete_checkpoint_is_resumed_and_half_written_ones_are_passed_over(tmp_path):
-    for step, complete in ((2, True), (10, True), (12, False)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if complete:
-            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    command = ["--output_dir", str(tmp_path), *ON_THE_CPU, "--resume_from_checkpoint", "true"]
-    _, training_args, _ = make_parser().parse_args_and_config(command)
-    assert checkpoint_to_resume(training_args) == str(tmp_path / "checkpoint-10")
 
 
 # What a recipe does
@@ -412,7 +248,6 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     out = tmp_path / "out"
     base = out / "tiny_model"
     if settings.get("load_in_4bit") and not is_bitsandbytes_available():
-        warnings.warn(f"{recipe.name} runs unquantized: bitsandbytes is not installed", stacklevel=1)
         command += ["--load_in_4bit", "false"]
     if settings.get("tools"):
         base = Path(request.getfixturevalue("tool_model"))
@@ -433,15 +268,12 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     cut = "4 rows x 4 micro-batches" if budget is None else f"16 rows in micro-batches of at most {budget} tokens"
     rollout = f"Rollout: 4 prompts x 4 completions = 16 rows = 1 process x {cut}; 2 optimizer steps of 2 prompts"
     assert rollout in output
-    # Of several rewards one decides.
-    decides, *others = (name.rpartition(".")[2] for name in command[command.index("--reward_funcs") + 1 :][:2])
+    # Of several rewards the first decides.
+    decides = command[command.index("--reward_funcs") + 1].rpartition(".")[2]
     assert f"A group trains if '{decides}' differs within it." in output
-    shapes = re.search(r"'think_format_reward'[^.]* only shape ", " ".join(output.split()))
-    assert bool(shapes) == ("think_format_reward" in others)
     logs = logs_of(out, 2)
     assert [log["step"] for log in logs] == [1, 2]
     assert [log["frac_empty_steps"] for log in logs] == [0, 0]
-
     if (out / "adapter_model.safetensors").exists():
         adapter = load_file(out / "adapter_model.safetensors")
         assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)  # zero at first
@@ -454,92 +286,25 @@ def test_every_recipe_trains_two_optimizer_steps_on_the_cpu_and_its_weights_move
     assert sorted(unmoved) == sorted(unread)
 
 
-def test_the_recipe_with_tools_calls_its_tool_and_trains_on_what_the_model_wrote(
-    tool_model, tmp_path, monkeypatch, made
-):
-    def script(text, i):
-        number = int(re.search(r"What is (\d+) \+", text)[1])
-        if "<tool_response>" not in text.partition("What is")[2]:
-            call = json.dumps({"name": "calculate", "arguments": {"expression": f"{number} + {number}"}})
-            return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
-        result = re.search(r"<tool_response>\n(.*)\n</tool_response>", text)[1]
-        return f"{'Answer: ' if number % 3 and i % 2 else 'No: '}{result}<|im_end|>"
-
-    monkeypatch.setattr("trl_dapo.trainer.DAPOTrainer", scripted(DAPOTrainer, script))
-    monkeypatch.syspath_prepend(tmp_path)
-    command = with_model(shrink(ROOT / "recipes" / "qwen3_1.7b_tools.yaml", tmp_path), tool_model)
-    steps = ["--max_steps", "6", "--max_completion_length", "256"]
-    assert launch([*command, "--reward_funcs", "dapo_math", *steps]) == 0
-    logs = [log for log in made[0].state.log_history if "dynamic_sampling/carried" in log]
-    assert len(logs) == 3
-    for log in logs:
-        assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (1, 0)
-        # Of two problems in three half the completions state the tool's result as their answer: 1/2 * 1 - 1/2 * 1.
-        assert log["dynamic_sampling/groups_trained"] == 4
-        assert log["filtered_reward"] == 0
-        assert log["num_loss_tokens"] > 0
-    assert sum(log["dynamic_sampling/carried"] for log in logs) > 0  # calls and all
-
-
-@pytest.fixture(scope="module")
-def launched_by_two(tmp_path_factory):
-    """Where the smoke recipe was trained by two processes, its command and what was printed."""
-    folder = tmp_path_factory.mktemp("launched")
-    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", folder)
-    result = launch_job("launched", folder, json.dumps(command), num_processes=2)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return folder, command, result.stdout + result.stderr
-
-
 def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_resume_with_one(
-    launched_by_two, monkeypatch, capfd
+    tmp_path, monkeypatch, capfd
 ):
-    folder, command, output = launched_by_two
+    command = shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path)
+    result = launch_job("launched", tmp_path, json.dumps(command), num_processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
     # 2 processes x 4 rows: half as many micro-batches as one process has.
-    assert "16 rows = 2 processes x 4 rows x 2 micro-batches; 2 optimizer steps of 2 prompts" in output
-    monkeypatch.syspath_prepend(folder)
+    assert "16 rows = 2 processes x 4 rows x 2 micro-batches; 2 optimizer steps of 2 prompts" in result.stdout
+    # A thread of the process group that outlives a launch may abort the process while the interpreter ends.
+    reports = [json.loads((tmp_path / f"report-2-{rank}.json").read_text()) for rank in (0, 1)]
+    assert reports == [{"status": 0, "threads": []}] * 2
+    monkeypatch.syspath_prepend(tmp_path)
     assert launch([*command, "--resume_from_checkpoint", "true", "--max_steps", "4"]) == 0
     output = "".join(capfd.readouterr())
     assert "16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of 2 prompts" in output
-    logs = logs_of(folder / "out", 4)
+    logs = logs_of(tmp_path / "out", 4)
     rollouts = [log for log in logs if "dynamic_sampling/groups_trained" in log]
     assert [log["step"] for log in rollouts] == [1, 3]
     assert [log["dynamic_sampling/completions_trained"] for log in rollouts] == [16, 16]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read from /proc")
-def test_no_thread_of_the_process_group_outlives_a_launch(launched_by_two):
-    """One that does may abort the process while the interpreter ends."""
-    for rank in (0, 1):
-        report = json.loads((launched_by_two[0] / f"report-2-{rank}.json").read_text())
-        assert report == {"status": 0, "threads": []}
-
-
-def test_a_tiny_model_takes_what_a_recipe_says_of_the_model(tmp_path, monkeypatch, made):
-    monkeypatch.setattr(DAPOTrainer, "train", lambda self, **kwargs: None)
-    monkeypatch.syspath_prepend(tmp_path)
-    recipe = ROOT / "recipes" / "qwen2.5_math_7b_lora.yaml"
-    assert launch([*shrink(recipe, tmp_path), "--attn_implementation", "eager"]) == 0
-    model = made[0].accelerator.unwrap_model(made[0].model)
-    assert isinstance(model, PeftModel)
-    assert model.base_model.model.dtype == torch.bfloat16
-    assert model.config._attn_implementation == "eager"
-    assert model.peft_config["default"].r == 64
-
-
-def test_a_trained_lora_adapter_is_saved_loads_and_merges(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj"]
-    command = [*shrink(ROOT / "recipes" / "smoke_cpu.yaml", tmp_path), *adapter, "--learning_rate", "1e-2"]
-    assert launch(command) == 0
-
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "tiny_model")
-    tokens = torch.arange(20).unsqueeze(0)
-    plain = base(tokens).logits
-    adapted = PeftModel.from_pretrained(base, tmp_path / "out")
-    trained = adapted(tokens).logits
-    assert (trained - plain).abs().max() > 1e-4
-    torch.testing.assert_close(adapted.merge_and_unload()(tokens).logits, trained, rtol=1e-4, atol=1e-5)
 
 
 def test_every_step_of_the_smoke_recipe_moves_the_weights(tmp_path, capsys):
@@ -551,22 +316,6 @@ def test_every_step_of_the_smoke_recipe_moves_the_weights(tmp_path, capsys):
     assert [log["frac_empty_steps"] for log in logs_of(tmp_path, 3)] == [0, 0, 0]
     before, after = (load_file(path / "model.safetensors") for path in (tmp_path / "tiny_model", tmp_path))
     assert not any(torch.equal(before[name], after[name]) for name in before)
-
-
-@needs_data
-def test_the_smoke_recipe_trains_on_real_prompts_and_resumes(tmp_path, caplog):
-    data = ["--dataset_name", "dapo_math_17k.parquet", "--dataset_limit", "256", "--reward_funcs", "dapo_math"]
-    command = ["--config", SMOKE, "--output_dir", str(tmp_path), *data]
-    assert launch([*command, "--max_steps", "1"]) == 0
-    assert "0 of 8 groups accepted in 2 rounds" in caplog.text
-    assert "all_wrong 8" in caplog.text
-    assert launch([*command, "--resume_from_checkpoint", "true", "--max_steps", "2"]) == 0
-    logs = logs_of(tmp_path, 2)
-    assert [log["dynamic_sampling/groups_trained"] for log in logs] == [0, 0]
-    assert [log["frac_empty_steps"] for log in logs] == [1, 1]
-    # 8 prompts a rollout, one after the other through the resume.
-    passes = [log["dynamic_sampling/passes"] for log in logs]
-    assert passes == pytest.approx([8 / 256, 16 / 256])
 
 
 # Slurm
@@ -607,8 +356,6 @@ def slurm(tmp_path):
 def test_the_batch_script_trains_the_recipe_on_eight_machines(slurm, tmp_path, launched_on):
     assert slurm("exit 0", "--learning_rate", "2e-6") == 0
     assert {"--nodes=8", "--ntasks=8", "--kill-on-bad-exit=1"} <= set((tmp_path / "steps").read_text().split())
-    assert re.findall(r"^#SBATCH --nodes=(\d+)$", SBATCH.read_text(), re.MULTILINE) == ["8"]
-
     subcommand, *options = (tmp_path / "accelerate.argv").read_text().split("\0")[:-1]
     assert subcommand == "launch"
     launch_options = launch_command_parser().parse_args(options)
@@ -619,18 +366,11 @@ def test_the_batch_script_trains_the_recipe_on_eight_machines(slurm, tmp_path, l
     script_args = [str(ROOT / x) if x.startswith("recipes/") else x for x in launch_options.training_script_args]
     _, training_args, _ = make_parser().parse_args_and_config([*script_args, *ON_THE_CPU])
     assert training_args.gradient_accumulation_steps * 64 == training_args.prompts_per_step * 16
-    assert training_args.vllm_mode == "colocate"
-    # Each engine is within a machine.
-    assert launch_options.num_processes // launch_options.num_machines == training_args.vllm_tensor_parallel_size
-    assert training_args.resume_from_checkpoint == "true"
-    assert training_args.learning_rate == 2e-6
+    assert (training_args.resume_from_checkpoint, training_args.learning_rate) == ("true", 2e-6)
 
 
-def test_the_batch_script_fails_as_the_trainer_fails(slurm):
+def test_the_batch_script_fails_as_the_trainer_fails_and_asks_for_another_turn_before_its_time_is_up(slurm, tmp_path):
     assert slurm("exit 3") == 3
-
-
-def test_the_batch_script_asks_for_another_turn_before_its_time_is_up(slurm, tmp_path):
     # Slurm sends the signal to the batch script, here the parent of the step's parent.
     assert slurm("kill -USR1 $PPID; exec sleep infinity") != 0
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"

@@ -21,8 +21,9 @@ from trl_dapo.evaluation.jobs import Job, Sampling
 pytestmark = pytest.mark.fast
 
 
-def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path, monkeypatch):
+def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    caplog.set_level("INFO")
     server = serve(lambda body: "Answer: 2")
     ask(server, sums(1), tmp_path / "plain", k=1, top_k=5)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
@@ -31,7 +32,8 @@ def test_plain_prompts_are_completed_and_conversations_continued(serve, tmp_path
     assert (plain_path, plain["prompt"], plain["model"], plain["top_k"]) == ("/v1/completions", "1+1", "tiny", 5)
     assert (chat_path, chat["messages"]) == ("/v1/chat/completions", messages)
     assert "top_k" not in chat  # OpenAI's own servers refuse it
-    assert headers["Authorization"] == "Bearer secret"
+    assert (headers["Authorization"], headers["Connection"]) == ("Bearer secret", "close")
+    assert "httpx2" not in {record.name for record in caplog.records}  # no line a request
 
 
 def test_only_the_proxy_for_the_servers_own_scheme_is_read(serve, tmp_path, monkeypatch):
@@ -63,18 +65,6 @@ def test_an_api_key_is_sent_without_its_line_break_and_refused_if_no_header_can_
     assert "sec" not in str(error.value)
 
 
-def test_requests_are_not_logged_one_by_one(serve, tmp_path, caplog):
-    caplog.set_level("INFO")
-    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
-    assert "httpx2" not in {record.name for record in caplog.records}
-
-
-def test_a_server_may_close_each_connection_without_a_word(serve, tmp_path):
-    server = serve(lambda body: "Answer: 2")
-    ask(server, sums(1), tmp_path, k=1)
-    assert server.requests[0][1]["Connection"] == "close"
-
-
 def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):
     server = serve(lambda body: "Answer: 2")
     ask(server, sums(3), tmp_path / "a")
@@ -89,14 +79,12 @@ def test_every_completion_has_a_seed_of_its_own_that_stays(serve, tmp_path):
 @pytest.mark.parametrize(
     "failure",
     [
-        (500, {"error": "overloaded"}),
         (429, {"error": "slow down"}),
         None,
         (200, b"<html>gateway</html>"),
         (200, {"choices": []}),
         (200, reply({"not": "text"}, False)),
     ],
-    ids=["500", "429", "hangs up", "no json", "no choice", "no text"],
 )
 def test_a_request_that_fails_is_made_again(serve, tmp_path, failure):
     seen = set()
@@ -192,18 +180,10 @@ def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path)
     assert re.match(message, str(error.value))
     assert "5 of 16 completions are in" in str(error.value)
     assert not (tmp_path / "summary.json").exists()
-
     again = serve(lambda body: "Answer: 2")
     summary = ask(again, sums(4), tmp_path)
     assert len(again.requests) == len(set(again.asked)) == 11
     assert summary["problems"][0]["num_correct"] == 4
-
-
-def test_a_server_that_is_not_there_is_one_error(serve, tmp_path):
-    server = serve(lambda body: "")
-    server.stop()
-    with pytest.raises(ConnectionError, match=r"does not answer \(asked 2 times\): .*refused"):
-        ask(server, sums(1), tmp_path, num_retries=1)
 
 
 def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
@@ -227,13 +207,6 @@ def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
     assert "? lone surrogate ?\nAnswer: 2?" in [row["completion"] for row in rows]
 
 
-def test_a_message_without_content_is_an_empty_completion(serve, tmp_path):
-    server = serve(lambda body: (200, reply(None)))
-    summary = ask(server, mixed_prompts(1), tmp_path, k=2)
-    assert len(server.requests) == 2
-    assert summary["metrics"]["avg@2"]["mean"] == 0.0
-
-
 @pytest.mark.parametrize("content", [None, "\n\n"])
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(serve, tmp_path, caplog, field, content):
@@ -253,7 +226,8 @@ def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(ser
 def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
     message = {"role": "assistant", "content": "Answer: 1", "reasoning_content": "Hm."}
     ask(serve(lambda body: (200, {"choices": [{"message": message}]})), mixed_prompts(1), tmp_path, k=1)
-    ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    empty = ask(serve(lambda body: (200, reply(None))), mixed_prompts(1), tmp_path / "empty", k=1)
+    assert empty["metrics"]["avg@1"]["mean"] == 0.0  # no content is an empty completion
     assert "reasoning" not in caplog.text
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from evaluations import ask, asked, sums, sums_of
+from evaluations import ask, asked, sums
 from transformers import AutoModelForCausalLM
 
 from trl_dapo import evaluation
@@ -53,7 +53,6 @@ def test_a_killed_evaluation_continues_without_asking_for_anything_twice(serve, 
         process.kill()
     is_over.set()
     assert process.returncode < 0
-
     again, unbroken = serve(text), serve(text)
     settings = {"k": 8, "concurrency": 3}
     continued = ask(again, problems, tmp_path / "run", **settings)
@@ -62,13 +61,6 @@ def test_a_killed_evaluation_continues_without_asking_for_anything_twice(serve, 
     assert continued == ask(unbroken, problems, tmp_path / "unbroken", **settings)
     assert len(unbroken.requests) == 48
     assert 0 < continued["metrics"]["avg@8"]["mean"] < 1
-
-
-def test_a_finished_evaluation_asks_for_nothing(serve, tmp_path):
-    server = serve(lambda body: "Answer: 2")
-    first = ask(server, sums(2), tmp_path)
-    server.stop()
-    assert ask(server, sums(2), tmp_path) == first
 
 
 def test_more_completions_of_each_problem_continue_a_finished_evaluation(serve, tmp_path):
@@ -106,13 +98,6 @@ def test_a_row_without_a_gold_answer_can_be_left_out_and_the_evaluation_goes_on(
     assert len(server.requests) == 2 * 4
 
 
-def test_what_an_error_counts_are_the_completions_asked_for(serve, tmp_path):
-    ask(serve(lambda body: "Answer: 2"), sums(2), tmp_path)
-    refuses = serve(lambda body: (400, {"error": "no"}))
-    with pytest.raises(ConnectionError, match="4 of 8 completions are in"):
-        ask(refuses, sums_of([2, 3]), tmp_path)
-
-
 @pytest.mark.parametrize("torn", [1, 20])
 def test_a_torn_last_line_is_asked_for_again(serve, tmp_path, torn):
     server = serve(lambda body: "Answer: 2")
@@ -129,17 +114,6 @@ def test_a_torn_last_line_is_asked_for_again(serve, tmp_path, torn):
 def test_an_evaluation_killed_at_its_first_line_starts_over(serve, tmp_path):
     (tmp_path / "completions.jsonl").write_text('{"settings": {"mod')
     assert ask(serve(lambda body: "Answer: 2"), sums(1), tmp_path)["num_problems"] == 1
-
-
-def test_a_line_that_no_evaluation_has_written_is_named(serve, tmp_path):
-    server = serve(lambda body: "Answer: 2")
-    ask(server, sums(1), tmp_path)
-    journal = tmp_path / "completions.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    lines[2] = b"\0\0\0\n"
-    journal.write_bytes(b"".join(lines))
-    with pytest.raises(ValueError, match=r"Line 3 of .*x00.*Remove that line"):
-        ask(server, sums(1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +160,8 @@ def test_two_evaluations_do_not_write_to_one_folder(tmp_path):
     ("line", "number"),
     [
         ('{"settings": null}', 1),
-        ('{"settings": []}', 1),
         ('{"problem": "a", "index": 0, "text": "t"}', 2),
-        ('{"index": 0, "text": "t", "length": 1, "truncated": false}', 2),
+        ("\0\0\0", 2),
         ('{"problem": ["a"], "index": 0, "text": "t", "length": 1, "truncated": false}', 2),
         ('{"problem": "a", "index": 0, "text": 5, "length": 1, "truncated": false}', 2),
     ],

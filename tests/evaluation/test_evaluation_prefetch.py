@@ -2,20 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine is asked once for an evaluation, and what the evaluation reports stays the same."""
 
+import itertools
 import json
 
 import jobs
 import pytest
-from helpers import launch, number, prompts, right, tiny_config
+from helpers import launch, prompts, right, tiny_config
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from trl import GRPOTrainer
 
 from trl_dapo.evaluation.scores import Prefetch, rows_that_fit
-
-
-# ---- Reading ahead ----
 
 
 class Loader:
@@ -55,10 +52,11 @@ def test_batches_are_asked_for_together_as_many_as_fit(num_rows, calls):
     assert shares == [(["A", "B"], None, {}), (["C", "D"], None, {}), (["E", "F"], None, {})]
 
 
-def test_the_last_batch_is_the_last_when_it_is_handed_over():
+def test_a_loader_that_reads_ahead_is_like_the_loader_and_the_last_batch_is_the_last_when_it_is_handed_over():
     loader = Loader("ab", "cd", "ef")
-    ahead = prefetch([])
-    assert [loader.end_of_dataloader for _ in ahead.over(loader, 100)] == [False, False, True]
+    ahead = prefetch([]).over(loader, 100)
+    assert (len(ahead), ahead.dataset) == (3, "its dataset")
+    assert [loader.end_of_dataloader for _ in ahead] == [False, False, True]
 
 
 def test_nothing_is_handed_to_other_prompts_or_left_for_another_evaluation():
@@ -70,19 +68,11 @@ def test_nothing_is_handed_to_other_prompts_or_left_for_another_evaluation():
     assert ahead.take(["a", "b"]) is None
 
 
-def test_a_loader_that_reads_ahead_is_like_the_loader():
-    ahead = prefetch([]).over(Loader("ab", "cd"), 100)
-    assert (len(ahead), ahead.dataset) == (2, "its dataset")
-
-
 def test_one_call_holds_the_papers_aime_and_no_more_than_fits():
     assert rows_that_fit(20480) >= 960
     assert rows_that_fit(20480) * 20480 <= 2**25
     assert rows_that_fit(2**26) == 1
     assert rows_that_fit(1) == 2**14
-
-
-# ---- In the trainer ----
 
 
 def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script=jobs.echo, **overrides):
@@ -100,11 +90,11 @@ def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script
         ({"schedules": False}, 3, [4, 4, 4]),  # a call is a batch
         ({"dynamic_sampling_max_round_size": 2}, 5, [8, 8, 4]),  # no more than a round may: 2 prompts of 4 completions
     ],
-    ids=["asked once", "without a scheduler", "capped"],
 )
 def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path, settings, num_problems, calls):
     trainer = evaluator(tiny_model, tmp_path, **settings)
-    metrics = trainer.evaluate(prompts(num_problems))
+    problems = prompts(num_problems)
+    metrics = trainer.evaluate(problems if settings else problems.to_iterable_dataset())
     assert [call["rows"] for call in trainer.calls] == calls
     assert metrics["eval_avg@4"] == 1.0  # every completion is scored for the prompt that it answers
 
@@ -117,120 +107,33 @@ def test_forward_passes_and_rewards_stay_batched(tiny_model, tmp_path):
     assert widths == [4, 4, 4]
 
 
-@pytest.mark.parametrize("num_problems", [5, 6])
-def test_an_evaluation_reports_the_same_in_one_call_and_batch_by_batch(tiny_model, tmp_path, num_problems):
-    # 5 problems of 4 completions in batches of 8: accelerate cuts the last batch's losses short.
-    def some_right(prompts, completions, **kwargs):
-        return [float(number(prompt) % 3 == 0) for prompt in prompts]
-
-    reports = []
-    for schedules in (True, False):
-        folder = tmp_path / str(schedules)
-        trainer = evaluator(
-            tiny_model, folder, schedules=schedules, reward_funcs=some_right, per_device_eval_batch_size=8, beta=0.5
-        )
-        # A loss that differs from batch to batch
-        trainer._compute_loss = lambda model, inputs: inputs["prompt_ids"].float().mean()
-        metrics = trainer.evaluate(prompts(num_problems, source=["ab"[i % 2] for i in range(num_problems)]))
-        reports.append({name: value for name, value in metrics.items() if not name.endswith(("time", "second"))})
-        assert len(trainer.calls) == (1 if schedules else 3)
-    for name, value in reports[1].items():
-        assert reports[0][name] == pytest.approx(value), name
-
-
-@pytest.mark.parametrize(("schedules", "calls"), [(True, [12, 12]), (False, [4] * 6)])
-def test_an_evaluation_before_the_first_step_has_scores_and_asks_once(tiny_model, tmp_path, schedules, calls):
+def test_an_evaluation_before_the_first_step_has_scores_and_asks_once(tiny_model, tmp_path):
     looks = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
     data = {"train_dataset": prompts(24), "eval_dataset": prompts(3)}
-    trainer = jobs.CountingTrainer(
-        tiny_model, right, tiny_config(tmp_path, max_steps=1, **looks), script=jobs.script, **data
-    )
-    trainer.use_transformers_continuous_batching = schedules
+    args = tiny_config(tmp_path, max_steps=1, **looks)
+    trainer = jobs.CountingTrainer(tiny_model, right, args, script=jobs.script, **data)
+    trainer.use_transformers_continuous_batching = True
     trainer.train()
-    assert [call["rows"] for call in trainer.calls if not call["training"]] == calls
+    assert [call["rows"] for call in trainer.calls if not call["training"]] == [12, 12]
     scores = [(entry["step"], entry["eval_avg@4"]) for entry in trainer.state.log_history if "eval_avg@4" in entry]
     # Of prompts 0, 1 and 2 the last two are solved once in four.
     assert scores == [(step, pytest.approx(2 / 3 / 4)) for step in (0, 1)]
 
 
-def test_a_stream_of_problems_is_asked_for_at_once(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path)
-    metrics = trainer.evaluate(prompts(3).to_iterable_dataset())
-    assert [call["rows"] for call in trainer.calls] == [12]
-    assert metrics["eval_avg@4"] == 1.0
-
-
-class Abort(TrainerCallback):
-    def on_prediction_step(self, args, state, control, **kwargs):
-        raise KeyboardInterrupt
-
-
-def test_an_aborted_evaluation_leaves_no_completions_to_the_next(tiny_model, tmp_path):
-    trainer = evaluator(tiny_model, tmp_path)
-    abort = Abort()
-    trainer.add_callback(abort)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.evaluate(prompts(3))
-    trainer.remove_callback(abort)
-    metrics = trainer.evaluate(prompts(3))
-    assert [call["rows"] for call in trainer.calls] == [12, 12]
-    assert metrics["eval_avg@4"] == 1.0
-
-
-def test_continuous_batching_evaluates_without_training_mode(tiny_model, tmp_path):
-    args = tiny_config(
-        tmp_path,
-        use_transformers_continuous_batching=True,
-        transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 64},
-        per_device_eval_batch_size=4,
-        max_completion_length=4,
-    )
-    seen = []
-
-    def length(completions, **kwargs):
-        seen.append((len(completions), trainer.model.training))
-        return [1.0] * len(completions)
-
-    trainer = jobs.DAPOTrainer(tiny_model, length, args, train_dataset=prompts(24))
-    calls, generate_batch = [], trainer.model.generate_batch
-    trainer.model.generate_batch = lambda ids, **kwargs: calls.append(len(ids)) or generate_batch(ids, **kwargs)
-    metrics = trainer.evaluate(prompts(3))
-    assert calls == [12]
-    assert seen == [(4, False)] * 3
-    assert metrics["eval_avg@4"] == 1.0
-
-
-# ---- In two processes ----
-
-
-@pytest.fixture(scope="module")
-def evaluated_by_two(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evaluated")
-    result = launch("evaluates", tiny_model, folder, num_processes=2)
+def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(tiny_model, tmp_path):
+    result = launch("evaluates", tiny_model, tmp_path, num_processes=2)
     assert result.returncode == 0, result.stderr[-5000:]
-    return [json.loads((folder / f"report-2-{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.parametrize("batch_size", ["2", "6"])
-def test_two_processes_ask_as_often_and_report_what_one_batch_at_a_time_does(evaluated_by_two, batch_size):
     # 5 problems of 4 completions. In batches of 2 rows a process, each problem's rows lie in both processes.
-    for report in evaluated_by_two:
-        ahead, one_by_one = report[batch_size]["ahead"], report[batch_size]["one by one"]
+    for rank, batch_size in itertools.product((0, 1), ("2", "6")):
+        report = json.loads((tmp_path / f"report-2-{rank}.json").read_text())[batch_size]
+        ahead, one_by_one = report["ahead"], report["one by one"]
         assert len(ahead["calls"]) == 1
         assert len(one_by_one["calls"]) > 1
         assert ahead["calls"][0]["rows"] == sum(call["rows"] for call in one_by_one["calls"])
         for name, value in one_by_one["metrics"].items():
             assert ahead["metrics"][name] == pytest.approx(value), name
         assert ahead["metrics"]["eval_avg@4"] == pytest.approx(2 / 5)
-
-
-@pytest.mark.parametrize("batch_size", ["2", "6"])
-def test_a_server_that_is_asked_for_every_nth_prompt_answers_each(evaluated_by_two, batch_size):
-    for report in evaluated_by_two:
-        assert report[batch_size]["ahead"]["calls"][0]["answers_each"]
-
-
-# ---- What stays TRL's own way ----
+        assert ahead["calls"][0]["answers_each"]  # a server is asked for every nth prompt
 
 
 def test_a_rollout_function_gets_one_batch_at_a_time(tiny_model, tmp_path):

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who says which completions are right: by name, by a dotted path, and what is told where no answer is found."""
 
-import argparse
 import math
 
 import pytest
 from evaluations import Deal, ask, asked, completions, mixed_prompts, sums, sums_of
 
-from trl_dapo import evaluation
 from trl_dapo.evaluation.jobs import Completion, Problem
 from trl_dapo.evaluation.scorers import load_scorer, score
 
@@ -161,28 +159,3 @@ def test_trls_accuracy_reward_gives_the_verdicts_of_math_verify(serve, tmp_path)
     verdicts = score([plain], [[Completion("\\boxed{2}", 1, False)]], load_scorer("accuracy_reward", "as_is"))
     assert [verdict.correct for verdict in verdicts[0]] == [True]
     assert len(server.requests) == 4
-
-
-@pytest.mark.fast
-def test_where_most_completions_have_no_answer_the_first_of_them_is_shown(serve, tmp_path, caplog):
-    unread = ["I think that it is two.", "two"]
-    server = serve(Deal(first=["Answer: 2", *unread], second=["Answer: 3", "Answer: 5", *unread[1:]]))
-    ask(server, sums(2), tmp_path / "half", k=3)  # 3 of 6
-    assert caplog.messages == []
-    server = serve(Deal(first=["Answer: 2", *unread], second=["Answer: 3", "two", "two"]))
-    ask(server, sums(2), tmp_path / "most", k=3)
-    (said,) = caplog.messages
-    assert said.startswith("no answer found in 4 of 6; the first: '")
-    assert "two" in said
-
-
-@pytest.mark.fast
-def test_the_help_says_what_each_scorer_reads():
-    parser = argparse.ArgumentParser()
-    evaluation.commands.add_eval_arguments(parser)
-    said = " ".join(parser.format_help().split())
-    assert "symbolic comparison" not in said
-    words = "the last `Answer:` line", "LaTeX such as `\\boxed{}`", "the last number of any text", "dotted import"
-    assert [part for part in words if part not in said] == []
-    given = parser.parse_args([*"--model m --dataset d --output_dir o --limit 3 --scorer a.b".split()])
-    assert (given.scorer, given.limit) == ("a.b", 3)

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `trl-dapo plan` prints."""
+"""GPUs, read from an option or a header, and what `trl-dapo plan` prints."""
 
 import json
 import re
@@ -11,6 +11,7 @@ import pytest
 from plan_helpers import ONE_GPU, TINY_RUN
 
 from trl_dapo.cli import main
+from trl_dapo.plan.recipe import GPUS, parse_gpus, read_hardware
 
 
 pytestmark = pytest.mark.fast
@@ -48,38 +49,16 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--gpus 8+8xH100-80GB", "the recipe does not sample on a vLLM server"),
         ("--vllm_mode server --use_vllm", "samples on a vLLM server, and 1xCPU has none"),
         ("--lengths 5", "Write MEAN,MAX"),
-        ("--lengths 5,64", "`max_completion_length` (32)"),
-        ("--acceptance 0", "`--acceptance` must be above 0"),
         ("--learning_rat 1", "The command line has fields that no config has: `learning_rat` (nearest: `learning_rat"),
-        ("--gpu L4-24GB", "`gpu` (nearest: `gpus`)."),
-        ("--num_generations many", "`num_generations` must be a number, got 'many'"),
-        ("--max_steps nan", "`max_steps` must be a number, got 'nan'"),
         ("--max_steps 1e3", "`max_steps` must be a number, got '1e3'"),
-        ("--eval_steps often", "`eval_steps` must be a number, got 'often'"),
-        ("--dtype half", "`dtype` must be one of 'auto', 'bfloat16', 'float16', 'float32', got 'half'"),
-        ("--num_iterations 0", "`num_iterations` must be a whole number of at least 1, got 0"),
-        ("--per_device_train_batch_size 0", "`per_device_train_batch_size` must be"),
-        ("--vllm_tensor_parallel_size 0", "`vllm_tensor_parallel_size` must be"),
-        ("--max_completion_length 8k", "`max_completion_length` must be"),
-        ("--vllm_gpu_memory_utilization 1.5", "`vllm_gpu_memory_utilization` must be above 0 and at most 1"),
-        ("--batch_multiplier -3", "`batch_multiplier` must be above 0 and finite"),
-        ("--dynamic_sampling_mode keep", "must be one of 'filter', 'paper', 'replace', 'mask', got 'keep'"),
         ("--load_in_4bit", "set `use_peft: true`"),
         ("--tiny_model false --model_name_or_path [", "The config of [ was not found"),
-        ("--optim adafactor", "`optim: adafactor`"),
-        ("--prompts_per_step 3", "Nearest `prompts_per_rollout`: 3 or 6"),
-        # 4 prompts of 4 completions, 8 rows at a time: 2 micro-batches a rollout.
         ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
-        ("--prompts_per_rollout null --num_generations 3", "Nearest `num_generations`: 2 or 4. Or `per_"),
         (f"{IN_ROWS} 20", "`generation_batch_size=20` rows do not divide by 1 process x `per_device_train_batch_size"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
-        ("--tiny_model false", "`model_name_or_path` is not set"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
-        ("--accelerate_config zero4", "is none of cpu, fsdp2, multi_gpu"),
         ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),
-        ("--use_peft --lora_target_parameters experts.down_proj", "`lora_target_parameters` names experts.down"),
-        ("--use_peft --load_in_4bit --lora_modules_to_save q_proj", "names q_proj; a plan knows embed_tok"),
         ("more", "`more` follows no `--field`"),
     ],
 )
@@ -88,15 +67,6 @@ def test_a_mistake_is_told_in_one_line_with_exit_status_2(write, capsys, options
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trl-dapo plan: ")
     assert message in line
-
-
-def test_numbers_that_are_text_to_yaml_are_read_as_the_command_line_reads_them(page_of):
-    page_of("any CPU", {**TINY_RUN, "learning_rate": "1e-6", "num_train_epochs": "2e0"})
-
-
-def test_the_environment_that_a_recipe_sets_changes_no_plan(page_of):
-    with_environment = {"env": {"NCCL_DEBUG": "WARN"}, **TINY_RUN}
-    assert page_of("any CPU", with_environment) == page_of("any CPU", TINY_RUN)
 
 
 def test_a_recipe_without_its_hardware_asks_for_it(tmp_path, capsys):
@@ -112,41 +82,8 @@ def test_a_plan_for_a_cpu_speaks_of_no_gpu_and_helps_by_nothing_that_shows_no_ef
     assert main(["plan", "--config", "smoke_cpu"]) == 0
     page = capsys.readouterr().out
     assert "Memory of this machine: " in page
-    assert "31% of the CPU's operations" in page
-    assert "- allowances: 5% of the memory for fragments" in page
     assert not any(word in page for word in ("GPU", "CUDA", "vLLM"))
     assert re.search(r"(\d+\.\d s) -> \1", page) is None
-
-
-@pytest.mark.parametrize(
-    ("saved", "said"),
-    [
-        ({"save_strategy": "no"}, "no checkpoint "),
-        ({"save_strategy": "steps"}, " a checkpoint, all of which are kept "),
-        ({"save_strategy": "steps", "save_total_limit": 2}, " while the oldest of 3 is there "),
-    ],
-)
-def test_a_page_says_which_checkpoints_take_up_the_disk(page_of, saved, said):
-    assert said in page_of("one GPU of 80 GB", ONE_GPU | saved).partition(" Disk ")[2].partition(" Time ")[0] + " "
-
-
-def test_a_page_says_how_logits_are_made(page_of, monkeypatch):
-    assert "logits in tiles of 4,096 tokens and 32,768 columns" in page_of("one GPU of 80 GB", TINY_RUN)
-    monkeypatch.setattr("trl_dapo.plan.page.makes_tiles", lambda: False)
-    monkeypatch.setattr("trl_dapo.plan.page.version", lambda package: "1.14.2")
-    assert "- TRL 1.14.2: logits of a micro-batch all at once" in page_of("one GPU of 80 GB", TINY_RUN)
-
-
-def test_a_page_for_another_gpu_says_how_it_reaches_the_next(page_of):
-    page = page_of("any CPU", TINY_RUN, "--gpus", "2x24GB:7900XTX:0.96TB/s:61TFLOPs")
-    assert "2x24GB:7900XTX:0.96TB/s:61TFLOPs, DDP" in page
-    assert "Memory of a GPU that trains: 22.4 GiB" in page
-    assert "reaches others at 32 GB/s" in page
-
-
-def test_a_plan_without_vllm_allows_nothing_for_it(page_of):
-    page = page_of("one GPU of 80 GB", {**TINY_RUN, "use_cpu": False})
-    assert "- allowances: 1.5 GiB a process for CUDA and NCCL; 5% of a GPU for fragments" in page
 
 
 def test_a_plan_imports_neither_torch_nor_transformers(write):
@@ -156,3 +93,38 @@ def test_a_plan_imports_neither_torch_nor_transformers(write):
     code += "\nprint({'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.splitlines()[-2:] == ["0", "set()"], result.stderr
+
+
+def test_gpus_are_read_from_words_and_from_a_header():
+    cluster = parse_gpus("64+8xH100-80GB")
+    assert (cluster.gpu, cluster.num_train, cluster.num_serve) == (GPUS["H100-80GB"], 64, 8)
+    named = {"8xh200": "8xH200-141GB", "L4-24GB": "1xL4-24GB", "8xL4": "8xL4-24GB", "CPU": "1xCPU"}
+    assert {text: str(parse_gpus(text)) for text in named} == named  # an L40S is another
+    for text, message in (("8xH1000", "no GPU that is known: H100-80GB"), ("8 GPUs", "be read"), ("0xL4", "be read")):
+        with pytest.raises(ValueError, match=message):
+            parse_gpus(text)
+    headers = {
+        "one GPU of 24 GB, vLLM on the same GPU. Needs bitsandbytes.": "1xRTX4090-24GB",
+        "8 GPUs of 80 GB, FSDP2, vLLM on the same GPUs.": "8xH100-80GB",
+        "one GPU of 80 GB, all weights trained, vLLM on the same GPU.": "1xH100-80GB",
+        "64 GPUs of 80 GB on 8 machines train with ZeRO-3, 8 more on a ninth serve vLLM.": "64+8xH100-80GB",
+        "3 GPUs of 80 GB: two train, one serves vLLM.": "2+1xH100-80GB",
+        "any CPU, about a minute on two cores. No download.": "1xCPU",
+        **dict.fromkeys(("8 GPUs of 33 GB", "0 GPUs of 80 GB", ""), "None"),
+    }
+    assert {text: str(read_hardware(text)) for text in headers} == headers
+
+
+def test_a_gpu_that_is_not_on_the_list_is_read_from_its_sizes():
+    cluster = parse_gpus("4+2x48GB:A6000:0.77TB/s:155TFLOPs")
+    gpu = cluster.gpu
+    assert (cluster.num_train, cluster.num_serve) == (4, 2)
+    assert (gpu.memory, gpu.bandwidth, gpu.flops, gpu.link) == (48e9, 0.77e12, 155e12, 32e9)
+    # A suggestion repeats it.
+    assert parse_gpus(str(cluster)) == cluster
+    assert parse_gpus("24gb:7900XTX:1tb/s:61.5tflops").num_train == 1
+    for text in ("2x48GB:A6000", "0GB:A6000:1TB/s:1TFLOPs", "48GB:A6000:0TB/s:1TFLOPs", "48GB:A 6:1TB/s:1TFLOPs"):
+        with pytest.raises(ValueError, match=r"cannot read the GPU .* Of another GPU write .*2x48GB:A6000:0.77TB/s"):
+            parse_gpus(text)
+    with pytest.raises(ValueError, match=r"no GPU that is known: .*2x48GB:A6000:0.77TB/s:155TFLOPs"):
+        parse_gpus("2xA6000")

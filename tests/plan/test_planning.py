@@ -7,31 +7,14 @@ import math
 import re
 
 import pytest
-from plan_helpers import GIB, NINE_MACHINES, ONE_GPU, RECIPES
+from plan_helpers import GIB, NINE_MACHINES, ONE_GPU
 
-from trl_dapo.cli.train import make_parser
 from trl_dapo.plan import plan
-from trl_dapo.plan.page import assumptions, describe
+from trl_dapo.plan.page import describe
 from trl_dapo.plan.rollout import Lengths, sampling_seconds, training_flops
 
 
 NUM_WEIGHTS = 1_720_574_976  # of Qwen3-1.7B, which `ONE_GPU` trains
-each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-
-
-@each_recipe
-def test_every_recipe_is_planned_on_the_hardware_of_its_header_and_fits_it(recipe, launched_on):
-    planned = plan(str(recipe))
-    assert planned.fits, planned.problems
-    launched_on(planned.recipe.cluster.num_train)
-    on_the_cpu = ["--use_cpu", "true", "--bf16", "false"]
-    _, training_args, _ = make_parser().parse_args_and_config(["--config", str(recipe), *on_the_cpu])
-    assert planned.batches.arithmetic == training_args.batch_arithmetic
-    page = describe(planned)
-    assert max(map(len, page.splitlines())) <= 80
-    # What would help is compared with the time that has its share of the evaluations.
-    assert ("with its share of the evaluations" in page) == (training_args.eval_strategy != "no")
-    assert page.splitlines()[-1].startswith("Fits: peak ")
 
 
 def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
@@ -84,16 +67,6 @@ def test_a_plan_for_fsdp2_by_hand(write):
     assert slow.seconds["update"] == pytest.approx((passes * 4 * num + 4 * 2 * num) / (0.7 * 32e9))
 
 
-def test_what_a_plan_leaves_out_is_said(on_one_gpu):
-    assert not any("unchecked" in text for text in assumptions(on_one_gpu()))
-    fields = {"vllm_max_model_length": None, "tools": ["calculate"], "dynamic_sampling_memory": True}
-    said = " ".join(assumptions(on_one_gpu(fields)))
-    for words in ("a cache of the model's whole context: unchecked", "tools take no time", "left out"):
-        assert words in said
-    seeing = on_one_gpu({"model_name_or_path": "Qwen/Qwen2.5-VL-3B-Instruct"})
-    assert any("images take neither" in text for text in assumptions(seeing))
-
-
 def test_two_iterations_take_an_update_twice(on_one_gpu):
     once, twice = on_one_gpu(), on_one_gpu({"num_iterations": 2})
     assert twice.seconds["update"] == pytest.approx(2 * once.seconds["update"])
@@ -116,16 +89,9 @@ def test_an_adapter_travels_alone_and_vllms_base_sleeps_in_the_machines_memory(o
 
 def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write, on_one_gpu):
     saving = {**ADAPTER, "lora_modules_to_save": ["lm_head"]}
-    planned = on_one_gpu(saving)
-    num, num_saved, num_lora = NUM_WEIGHTS, 151_936 * 2_048, NUM_LORA
-    # The adapter in float32; the copy, beside the original, in bfloat16, and so its moments.
-    assert planned.training.memory["weights"] == 2 * num + 4 * num_lora + 2 * num_saved
-    assert planned.training.memory["gradients"] == 4 * num_lora + 2 * num_saved
-    assert planned.training.memory["optimizer"] == 8 * num_lora + 4 * num_saved
-    assert planned.training.checkpoint == 12 * num_lora + 6 * num_saved
     # vLLM serves no copy beside its base: the adapter is merged.
-    merged = planned.seconds["sync"]
-    assert merged == pytest.approx(2 * num / (0.7 * 3.35e12))
+    merged = on_one_gpu(saving).seconds["sync"]
+    assert merged == pytest.approx(2 * NUM_WEIGHTS / (0.7 * 3.35e12))
     assert on_one_gpu({**ADAPTER, "use_dora": True}).seconds["sync"] == pytest.approx(merged)
     # FSDP2 trains copies in float32, DeepSpeed and TRL beside quantized weights in bfloat16.
     path = write("8 GPUs of 80 GB", {**ONE_GPU, **saving})
@@ -133,41 +99,13 @@ def test_copies_of_modules_train_as_they_are_loaded_and_all_weights_travel(write
     assert [(each.trained, each.saved) for each in weights] == [(4, 4), (2, 2)]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lora_modules_to_save": ["lm_head"]},
-        {"use_dora": True},
-        {"use_peft": False},
-        {"use_dora": True, "load_in_4bit": True, "vllm_lora_sync": None},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("fields", [{"lora_modules_to_save": ["lm_head"]}, {"use_peft": False}], ids=str)
 def test_an_adapter_that_does_not_travel_is_refused_as_the_run_refuses_it(on_one_gpu, fields):
     adapter = {**ADAPTER, "vllm_lora_sync": "adapter"}
     assert on_one_gpu(adapter).fits
     said = "`vllm_lora_sync='adapter'` and a quantized base need an adapter that vLLM serves"
     with pytest.raises(ValueError, match=re.escape(said)):
         on_one_gpu({**adapter, **fields})
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "there is no default: set `lora_target_modules`"),
-        ({"lora_target_modules": "all-linear", "lora_dropout": 0.05}, "no dropout, got 0.05: `lora_dropout: 0`"),
-        ({"lora_target_modules": ["down_proj"], "lora_dropout": 0.0, "use_dora": True}, "set `use_dora: false`"),
-        ({"lora_target_modules": ["gate_proj"], "lora_dropout": 0.0}, "gate_proj and up_proj are one: name both"),
-        ({"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["up_proj"]}, "names up_proj; a plan knows emb"),
-    ],
-)
-def test_what_peft_refuses_on_experts_is_refused_before(write, tmp_path, fields, message):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "vocab_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes, **experts}))
-    path = write("any CPU", {"model_name_or_path": str(tmp_path), "use_peft": True, **fields})
-    with pytest.raises(ValueError, match=re.escape(message)):
-        plan(path, gpus="1xH100-80GB")
 
 
 def test_the_kl_term_has_a_model_of_its_own(on_one_gpu):
@@ -196,9 +134,6 @@ def test_prompts_are_as_long_as_those_of_the_file(on_one_gpu, tmp_path):
     # Four characters a token, and a chat template of 32.
     assert (recipe.prompt, recipe.longest_prompt) == (60 / 4 + 32, 80 / 4 + 32)
     assert on_one_gpu({**data, "prompt_style": None}).recipe.longest_prompt == recipe.longest_prompt
-    boxed = on_one_gpu({**data, "prompt_style": "boxed"}).recipe
-    around = len("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
-    assert boxed.longest_prompt == pytest.approx((80 + around) / 4 + 32, abs=1)
     elsewhere = on_one_gpu({"dataset_name": "nowhere.jsonl"}).recipe
     assert (elsewhere.prompt, elsewhere.longest_prompt) == (256, 2_048)
 
@@ -213,27 +148,11 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
     trains = parts["update"] + parts["logps"]
     idle = (64 * (turns.rollout_seconds - trains) + 8 * (turns.rollout_seconds - parts["sampling"])) / 72
     assert turns.idle_share == pytest.approx(idle / turns.rollout_seconds)
-    # One machine samples for eight: hours, where the update takes minutes.
-    assert 1.5 * 3600 < parts["sampling"] < 6 * 3600
-    assert 5 * 60 < parts["update"] < 20 * 60
     # All bfloat16 weights through one port of 50 GB/s, after gathering them through a machine's eight.
     assert parts["sync"] == pytest.approx(2 * 32_763_876_352 / 0.7 * (1 / 50e9 + 1 / 400e9))
-
     ahead = plan(write(A_SERVER, {**NINE_MACHINES, "rollouts_ahead": 1, "dynamic_sampling_surplus": "carry"}))
     longer = max(ahead.seconds["sampling"], ahead.seconds["update"] + ahead.seconds["logps"])
     assert ahead.rollout_seconds == pytest.approx(longer + ahead.seconds["sync"])
-
-
-def test_two_rollouts_ahead_others_are_sampled_beside_the_longest_completion(write):
-    adapter = {**NINE_MACHINES, "dynamic_sampling_surplus": "carry", "use_peft": True}
-    one, two = (plan(write(A_SERVER, {**adapter, "rollouts_ahead": num}), acceptance=0.25) for num in (1, 2))
-    target = two.batches.num_rows // two.recipe.settings.num_generations
-    assert two.sampling.rounds == [(1.0, 4 * target)]  # no more than it takes, since nothing is a round
-    sampling, tail = two.sampling.seconds
-    assert 0 < tail < sampling / 2
-    # Sampling takes longer than training.
-    assert two.rollout_seconds == pytest.approx(sampling - tail + two.seconds["sync"])
-    assert two.rollout_seconds < one.rollout_seconds
 
 
 def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):

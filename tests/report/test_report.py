@@ -1,7 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 import base64
-import io
 import json
 import os
 import shutil
@@ -11,13 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 
 from trl_dapo.cli import main
-from trl_dapo.report import PANELS, drawing, load_log_history, load_run, load_runs, plot_run, series, write_report
-from trl_dapo.report.drawing import OUTCOMES, REWARD, RUN_COLOURS, TIMELINE, plot_panel
+from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
+from trl_dapo.report.drawing import OUTCOMES, RUN_COLOURS, TIMELINE, plot_panel
 from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.runs import summarize_groups
 
@@ -29,7 +25,6 @@ HOSTILE = (
 )
 
 TIMES = {"sampling": 6.0, "update": 5.0, "rewards": 2.0, "other": 1.0}
-SERVED = {"timeline/wait_seconds": 3.0, "timeline/idle_seconds": 4.0}
 
 
 def entry(step: int, **metrics) -> dict:
@@ -60,13 +55,6 @@ def write_state(folder, log_history: list[dict], max_steps: int = 100):
     state = {"global_step": log_history[-1]["step"], "max_steps": max_steps, "log_history": log_history}
     (folder / "trainer_state.json").write_text(json.dumps(state))
     return folder
-
-
-def write_torn_state(folder, text: str | None):
-    """A checkpoint whose state is no more than this, or not there."""
-    folder.mkdir(parents=True)
-    if text is not None:
-        (folder / "trainer_state.json").write_text(text)
 
 
 def write_completions(run, step: int, rows: list[dict]):
@@ -154,9 +142,6 @@ def hostile_runs(tmp_path_factory):
         history = [entry(step, reward=reward * step, entropy=10 * reward / step, **asked) for step in range(1, 41)]
         history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75}]
         write_state(run, [*history, {"step": 40, "train_runtime": 12.0}], max_steps=40)
-        (run / "eval_final").mkdir()
-        estimate = {"mean": 0.646, "low": 0.622, "high": 0.669}
-        (run / "eval_final" / "summary.json").write_text(json.dumps({"metrics": {"avg@4": estimate}}))
         unseen = "\x00\x1b[2J\u202eright to left\n" + "\n" * 900
         rows = [
             {"completion": HOSTILE, "advantage": 1.5, "right": 1.0, "note": HOSTILE},
@@ -180,18 +165,6 @@ def hostile_page(hostile_runs, tmp_path_factory):
     return write_report(hostile_runs, tmp_path_factory.mktemp("report"))
 
 
-# ---- Logs ----
-
-
-def test_a_running_mean_starts_with_what_there_is():
-    assert drawing.smooth([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
-
-
-def test_a_long_line_is_thinned_evenly_and_ends_where_the_run_does():
-    for length, kept in ((600, range(600)), (1201, range(0, 1201, 3)), (1200, range(1, 1200, 2))):
-        assert drawing.thin(list(range(length))) == list(kept)
-
-
 def test_entries_without_the_metric_or_without_a_number_are_left_out():
     values = [0.5, None, float("nan"), float("-inf"), "0.5", 10**400]
     history = [{"step": step, "reward": value} for step, value in enumerate(values)]
@@ -202,8 +175,11 @@ def test_the_newest_complete_state_of_a_run_is_read_and_half_written_ones_are_no
     for step in (2, 10):
         write_state(tmp_path / f"checkpoint-{step}", [{"step": step, "reward": 0.0}])
     for step, text in ((12, '{"global_step": 12, "log_hi'), (13, "[" * 100_000), (14, None)):
-        write_torn_state(tmp_path / f"checkpoint-{step}", text)
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if text is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
     run = load_run(tmp_path)
+    assert run.checkpoint == "checkpoint-10"
     assert run.log_history == load_log_history(tmp_path) == [{"step": 10, "reward": 0.0}]
     assert run.notes == [
         "checkpoint-12/trainer_state.json is incomplete: the checkpoint is passed over.",
@@ -229,14 +205,6 @@ def test_a_log_without_a_figure_is_told(tmp_path):
     assert not (tmp_path / "report").exists()
 
 
-def test_a_run_that_has_not_logged_yet_shows_its_folders_newest_checkpoint_and_says_so(tmp_path):
-    write_state(tmp_path / "checkpoint-2", [{"step": 2, "reward": 0.2}])
-    (tmp_path / "log_history.jsonl").write_text("")
-    run = load_run(tmp_path)
-    assert run.log_history == [{"step": 2, "reward": 0.2}]
-    assert run.notes == ["log_history.jsonl holds no entry yet: what is shown is the newest checkpoint's."]
-
-
 ENDED = {"step": 40, "train_runtime": 9.0}
 
 
@@ -248,25 +216,18 @@ ENDED = {"step": 40, "train_runtime": 9.0}
         ([plain(40), ENDED, {"step": 40, "eval_reward": 0.1}], "finished early, at step 40"),
         ([ENDED, plain(41)], "not finished: going on or stopped at step 41"),  # extended
     ],
-    ids=["going on", "finished", "stopped early", "extended"],
 )
 def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
     page = Page(write_report([write_state(tmp_path / "run", log_history)]))
     assert state in page.text
 
 
-# ---- The page ----
-
-
 def test_the_figures_in_the_table_are_the_logs(tmp_path):
-    history = [entry(1), entry(2, **{"eval_avg@32": 0.125})]
+    history = [entry(1, **{"eval_avg@32": 0.0625}), entry(2, **{"eval_avg@32": 0.125})]
     history[0]["dynamic_sampling/tokens_generated"] = 480.0
     text = text_of(write_state(tmp_path / "run", history))
     # The last step's reward, and after the filter; 6 of 16 groups accepted; (480 + 800) / (320 + 320) tokens.
-    assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "12.5%\navg@32 at step 2"))
-    history = [{**history[0], "eval_avg@32": 0.0625}, {**history[0], "eval_avg@32": 0.5}, history[1]]
-    text = text_of(write_state(tmp_path / "longer", history))
-    assert "6.2% -> 12.5%\navg@32 at step 2" in text
+    assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "6.2% -> 12.5%\navg@32 at step 2"))
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
@@ -277,70 +238,13 @@ def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
     assert (shares["too easy"], shares["accepted"]) == (([1, 2], [2 / 16] * 2), ([1, 2], [4 / 16] * 2))
 
 
-def test_the_title_does_not_lie_over_the_names_of_the_runs():
-    logs, names = [[entry(step) for step in (1, 2)]] * 3, ["one", "two", "three"]
-    for figure in (plot_panel(REWARD, logs, names, "Title"), drawing.plot_runs(logs, names, [REWARD], "Title")):
-        FigureCanvasAgg(figure).draw()
-        (title,), (key,) = figure.texts, figure.legends
-        assert not title.get_window_extent().overlaps(key.get_window_extent())
-
-
-def test_a_single_evaluation_stands_at_its_step_and_at_no_part_of_one():
-    (panel,) = (panel for panel in PANELS if panel.name == "evaluation")
-    figure = plot_panel(panel, [[entry(10, **{"eval_avg@4": 0.125})]], [""])
-    assert figure.axes[0].get_xticks().tolist() == [10]
-
-
 def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
     figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
     (axes,) = figure.axes
     # 5 s of updates, 1 of an evaluation, 6 of sampling, 2 of scoring; each in the middle of its rollout's line.
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 1), (6, 6), (12, 2)] * 8
-    assert axes.patches[0].get_y() + axes.patches[0].get_height() / 2 == pytest.approx(0)
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["update", "other", "sampling", "rewards"]
-    assert "other: evaluations and checkpoints" in TIMELINE.caption
-    assert axes.yaxis_inverted()
-
-
-def test_a_servers_time_lies_above_the_trainers():
-    figure = plot_panel(TIMELINE, [[entry(step, **SERVED) for step in (1, 2)]], [""])
-    (axes,) = figure.axes
-    # The server samples for 6 s and idles for 4; the trainer updates for 5, evaluates for 1, waits 3 and scores 2.
-    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-    assert bars == [(0, 6), (6, 4), (0, 5), (5, 1), (6, 3), (9, 2)] * 2
-    heights = [bar.get_y() for bar in axes.patches[:6]]
-    assert max(heights[:2]) < min(heights[2:])
-    assert heights[0] + axes.patches[0].get_height() <= heights[2]
-
-
-def test_what_is_in_flight_is_drawn_over_time_with_what_was_waited_for(tmp_path):
-    counts = {"overlap/in_flight": [40, 32], "overlap/waited_for": [8, 0], "overlap/overflow": [0, 1]}
-    log = [{**plain(i + 1), **{name: values[i] for name, values in counts.items()}} for i in range(2)]
-    page = Page(write_report([write_state(tmp_path / "run", log)]))
-    (alt,) = [image["alt"] for image in page.all("img") if "in flight" in image["alt"]]
-    assert alt.startswith("Groups in flight, groups over optimizer steps. run, asked for: 40 at step 1, 32 at step 2,")
-    assert "between 32 and 40. run, waited for: 8 at step 1, 0 at step 2, between 0 and 8. run, too many: 0 at" in alt
-
-
-def test_a_run_that_was_killed_is_shown_with_the_last_whole_checkpoint(tmp_path):
-    for step, state in ((5, "{}"), (10, "{}"), (12, '{"log_hist')):
-        write_torn_state(tmp_path / "run" / f"checkpoint-{step}", state)
-    (tmp_path / "run" / "log_history.jsonl").write_text(json.dumps({**plain(12), "max_steps": 20}) + "\n")
-    page = Page(write_report([tmp_path / "run"]))
-    assert "stopped at step 12 of 20; checkpoint-10 to resume from" in page.text
-
-
-def test_two_reward_functions_are_drawn_apart_and_one_is_not(tmp_path):
-    two = [{**plain(step), "rewards/right/mean": 0.5, "rewards/short/mean": 0.1 * step} for step in (1, 2, 3)]
-    one = [{**plain(step), "rewards/right/mean": 0.5} for step in (1, 2)]
-    path = write_report([write_state(tmp_path / "two", two), write_state(tmp_path / "one", one)])
-    (alt,) = [figure["alt"] for figure in Page(path).all("img") if "by function" in figure["alt"]]
-    assert alt.endswith(" two, right: 0.5 at step 1, 0.5 at step 3. two, short: 0.1 at step 1, 0.3 at step 3.")
-    assert (path.parent / "rewards.png").read_bytes()[:8] == PNG
-    curves = {"right": ([1, 2], [0.5, 0.5]), "short": ([1, 2], [0.1, 0.2])}
-    (axes,) = drawing.plot_named(drawing.REWARDS, [curves, {}], ["two", "one"]).axes
-    assert {line.get_label().strip(): ([1, 2], list(line.get_ydata())) for line in axes.lines} == curves
 
 
 def test_panels_without_data_are_left_out_and_named(tmp_path):
@@ -351,7 +255,7 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
     assert [figure["id"] for figure in page.all("figure")] == ["reward"]
     assert sorted(os.listdir(path.parent)) == ["overview.png", "report.html", "reward.png"]
     plot_run([plain(1)], tmp_path / "plots" / "run.png")
-    for picture in (path.parent / "reward.png", path.parent / "overview.png", tmp_path / "plots" / "run.png"):
+    for picture in (path.parent / "reward.png", tmp_path / "plots" / "run.png"):
         assert picture.read_bytes()[:8] == PNG
 
 
@@ -359,7 +263,6 @@ def test_every_picture_says_in_words_what_it_shows(hostile_page):
     page = Page(hostile_page)
     images = {figure["id"]: image for figure, image in zip(page.all("figure"), page.all("img"), strict=True)}
     assert list(images) == [*(panel.name for panel in PANELS), "sources"]
-    assert len(page.all("figcaption")) == len(PANELS) + 1
     # A twentieth of 40 steps is 2: (0.1 + 0.2) / 2 ... (3.9 + 4.0) / 2.
     said = "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
     assert said in images["reward"]["alt"]
@@ -424,13 +327,6 @@ def test_the_best_and_the_worst_completion_of_the_first_and_the_last_table_are_s
     assert "completions/completions_00004.parquet cannot be read and is passed over." in text
 
 
-def test_a_prompt_whose_completions_are_worth_the_same_is_shown_with_one(run):
-    write_completions(run, 1, [{"completion": f"c{i}", "right": 0.0} for i in range(3)])
-    text = text_of(run)
-    assert "One of 3 completions, all worth the same" in text
-    assert ("c0" in text, "c1" in text) == (True, False)
-
-
 def test_another_programs_summary_is_no_evaluation(run):
     ours = {"metrics": {"avg@4": {"mean": 0.5, "low": 0.4, "high": 0.6}}}
     for name, summary in (("ours", ours), ("theirs", [1])):
@@ -439,16 +335,6 @@ def test_another_programs_summary_is_no_evaluation(run):
     text = text_of(run)
     assert "avg@4 50.0% [40.0%, 60.0%]" in text
     assert "theirs" not in text
-
-
-def test_the_same_log_gives_the_same_files(tmp_path):
-    run = write_state(tmp_path / "run", [plain(1), plain(2)])
-    first, second = (write_report([run], tmp_path / name) for name in ("first", "second"))
-    for name in os.listdir(first.parent):
-        assert (first.parent / name).read_bytes() == (second.parent / name).read_bytes()
-
-
-# ---- The ledger ----
 
 
 def test_outcomes_count_groups_and_tokens_by_reason():
@@ -470,16 +356,6 @@ def test_acceptance_by_source_is_told_of_the_first_fifth_of_the_last_and_of_all(
     assert a["correct"] == 5 / 40
     assert (b["source"], b["num_groups"], b["first"], b["last"], b["all"], b["correct"]) == ("b", 9, 0, 0, 0, 1.0)
     assert figures.by_source["a"] == (list(range(1, 11)), [1.0] * 5 + [0.0] * 5)
-
-
-def test_many_rollouts_are_drawn_as_thirty_spans_by_groups_not_by_rollouts():
-    # Rollout 0 has one accepted group, rollout 1 three dropped ones, and so on: a quarter of each span of two.
-    rows = []
-    for i in range(60):
-        rows += [group(i, "x", 1, source="a")] if i % 2 == 0 else [group(i, "x", 0, "all_wrong", source="a")] * 3
-    steps, rates = summarize_groups(ledger_of(*rows)).by_source["a"]
-    assert steps == list(range(2, 61, 2))
-    assert rates == [0.25] * 30
 
 
 def test_hardest_and_easiest_prompts_are_those_with_most_evidence():
@@ -508,27 +384,6 @@ def test_the_last_groups_of_each_verdict_are_opened_with_a_completion_of_each_re
     assert opened[0]["num_completions"] == 4
 
 
-def test_a_run_that_found_nothing_shows_what_it_sampled(run):
-    texts = {"prompt": "2+2", "completions": ["5", "6", "7", "8"]}
-    write_ledger(run, *(group(0, f"p{i}", 0, "all_wrong", **texts) for i in range(4)))
-    text = text_of(run)
-    assert "4 groups, 100.0%" in text
-    assert "all_wrong, step 1, round 1, prompt p3, 0 of 4 right" in text
-    assert "Completion 1 of 4: 5 tokens; right 0" in " ".join(text.split())
-    assert "Easiest" not in text
-
-
-def test_settings_that_are_not_the_defaults_stand_beside_each_other_those_that_differ_first(tmp_path):
-    runs = [write_state(tmp_path / name, [plain(1)]) for name in ("one", "two")]
-    both, lr = {"value": 8, "default": 4}, {"value": 0.001, "default": 1e-06}
-    (runs[0] / "settings.json").write_text(json.dumps({"a_both": both, "learning_rate": lr}))
-    (runs[1] / "settings.json").write_text(json.dumps({"a_both": both}))
-    cells = [cell.strip() for cell in Page(write_report(runs, tmp_path / "page")).cells]
-    start = cells.index("learning_rate")
-    shown = [cell.split()[0] for cell in cells[start : start + 8]]
-    assert shown == "learning_rate 1e-06 0.001 1e-06 a_both 4 8 8".split()
-
-
 def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same_problems(run):
     write_summary(run / "a_after", [4, 2, 4], written=300)
     write_summary(run / "other", [1, 2], written=200)
@@ -546,19 +401,6 @@ def test_evaluations_come_in_order_of_time_and_each_beside_the_first_of_the_same
     assert cells[start + 4].startswith("3\n2 better, 0 worse")
 
 
-def test_evaluations_during_training_are_listed_from_the_first_to_the_last(tmp_path):
-    log_history = [{"step": step, "eval_avg@4": step / 100, "eval_reward": 1.0} for step in range(0, 100, 5)]
-    run = write_state(tmp_path / "run", [plain(1), *log_history])
-    page = Page(write_report([run]))
-    start = page.cells.index("step 0")
-    listed = [cell.split()[0] for cell in page.cells[start + 1 : start + 24 : 2]]
-    assert (len(listed), listed[0], listed[1], listed[11]) == (12, "0.0%", "10.0%", "95.0%")
-    assert "8 between them are left out." in page.text
-
-
-# ---- Several runs ----
-
-
 def test_runs_of_the_same_name_are_told_apart_by_their_parents_and_none_is_read_twice(tmp_path):
     folders = [write_state(tmp_path / name, [plain(1)]) for name in ("x/lr/run", "y/lr/run")]
     again = tmp_path / "x" / "." / "lr" / "run"
@@ -572,9 +414,6 @@ def test_more_runs_than_colours_are_refused(tmp_path):
         write_report(folders)
 
 
-# ---- The command line ----
-
-
 def test_report_prints_where_the_page_lies(tmp_path, capsys):
     runs = [write_state(tmp_path / name, [plain(1)]) for name in ("one", "two")]
     assert main(["report", *map(str, runs), "--output_dir", str(tmp_path / "page")]) == 0
@@ -582,7 +421,7 @@ def test_report_prints_where_the_page_lies(tmp_path, capsys):
     assert "2 runs compared" in Page(tmp_path / "page" / "report.html").text
 
 
-@pytest.mark.parametrize("log", ["[]", "{}", '{"log_history": []}', '{"log_history": [{"reward": 1}]}', "\xff", None])
+@pytest.mark.parametrize("log", ["[]", '{"log_history": []}', '{"log_history": [{"reward": 1}]}', "\xff", None])
 def test_a_folder_without_a_log_is_refused_in_one_line(tmp_path, capsys, log):
     if log is not None:
         (tmp_path / "trainer_state.json").write_text(log, encoding="latin-1")
@@ -591,9 +430,6 @@ def test_a_folder_without_a_log_is_refused_in_one_line(tmp_path, capsys, log):
     assert error.startswith(f"trl-dapo report: `{tmp_path}` holds no log: ")
     assert error.count("\n") == 1
     assert not (tmp_path / "report").exists()
-
-
-# ---- In a browser ----
 
 
 @pytest.fixture(scope="module")
@@ -606,29 +442,14 @@ def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     profile = tmp_path_factory.mktemp("profile")
-    quiet = "disable-background-networking disable-component-update disable-sync no-first-run disable-quic"
-    for flag in (*quiet.split(), "headless", "no-sandbox", "disable-gpu", f"user-data-dir={profile}"):
+    for flag in ("headless", "no-sandbox", "disable-gpu", "window-size=1000,900", f"user-data-dir={profile}"):
         options.add_argument(f"--{flag}")
-    options.add_argument("--window-size=1000,900")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with webdriver.Chrome(options, webdriver.ChromeService(driver)) as browser:
         yield browser
 
 
-def share_of_pixels(browser, colour: str) -> float:
-    """Share of a screenshot of the whole page that has exactly this colour."""
-    size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-    clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-    picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-    pixels = imread(io.BytesIO(base64.b64decode(picture["data"])))[..., :3]
-    return (abs(pixels - to_rgb(colour)).max(axis=2) < 1 / 255).mean()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_page, scheme):
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    browser.get_log("performance")
+def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_page):
     browser.get(hostile_page.as_uri())
     widths = browser.execute_script("return [...document.images].map(i => i.complete && i.naturalWidth)")
     assert len(widths) == len(PANELS) + 1
@@ -637,53 +458,8 @@ def test_a_browser_shows_the_page_whole_and_runs_nothing_in_it(browser, hostile_
     assert browser.execute_script("return document.querySelectorAll('script, [onerror], a').length") == 0
     assert HOSTILE in browser.execute_script("return document.body.innerText")
     assert browser.get_log("browser") == []
-    requests = [json.loads(event["message"])["message"] for event in browser.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in requests if event["method"] == "Network.requestWillBeSent"]
-    assert {url.partition(":")[0] for url in urls} <= {"file", "data"}
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 1000
-    # Both runs are drawn in their colours, on the paper of the scheme.
-    browser.execute_script("document.querySelectorAll('.swatch').forEach(swatch => swatch.remove())")
-    assert min(share_of_pixels(browser, colour) for colour in RUN_COLOURS[:2]) > 5e-5
-    assert share_of_pixels(browser, drawing.PAPER[scheme]) > 0.5
-
-
-@pytest.mark.parametrize("width", [1280, 400])
-def test_at_any_width_nothing_sticks_out_and_no_number_breaks(browser, hostile_page, width):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        browser.get(hostile_page.as_uri())
-        summary = browser.find_elements("tag name", "summary")[0]
-        summary.click()
-        assert summary.find_element("xpath", "..").get_attribute("open")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        numbers, broken = browser.execute_script(NUMBERS)
-        assert numbers > 200
-        assert broken == []
-        # What came out at the end is not to be looked for beyond the edge.
-        (right,) = browser.execute_script(RIGHT_EDGE)
-        assert right <= width
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # Of the last figure that the summary tells of the first run.
-RIGHT_EDGE = "return [document.querySelector('tbody td:last-child').getBoundingClientRect().right]"
 # Every number on the page but in what a model wrote, and those that stand on more than one line.
-NUMBERS = """
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), broken = [];
-let numbers = 0;
-while (walker.nextNode()) {
-  const node = walker.currentNode;
-  if (node.parentElement.closest('pre')) continue;
-  for (const match of node.data.matchAll(/[-+]?\\d[\\d.,:-]*%?/g)) {
-    const range = document.createRange();
-    range.setStart(node, match.index);
-    range.setEnd(node, match.index + match[0].length);
-    const tops = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
-    if (tops.size > 0) numbers += 1;
-    if (tops.size > 1) broken.push(match[0]);
-  }
-}
-return [numbers, broken];
-"""

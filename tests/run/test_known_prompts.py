@@ -50,7 +50,7 @@ def trained(made):
 
 
 def test_what_an_evaluation_saw_counts_half(tmp_path):
-    made = sampler()
+    made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))  # where the first stands twice, it is learnt once
     folder = evaluation(tmp_path, [asked(ROWS[0], 2), asked(ROWS[1], 0), asked(ROWS[2], 0, source="other")])
     assert learn_from(folder, made) == f"2 of 4 prompts are known from `{folder}`."
     first, second, third = map(made.memory.pass_rate, names(made)[:3])
@@ -58,22 +58,6 @@ def test_what_an_evaluation_saw_counts_half(tmp_path):
     assert third == prior  # of another source, and so not asked
     assert first == pytest.approx((prior[0] + 2 / 2, prior[1] + 6 / 2))
     assert second == pytest.approx((prior[0], prior[1] + 8 / 2))
-
-
-def test_a_prompt_that_stands_twice_in_the_dataset_is_learnt_once(tmp_path):
-    made = sampler(Dataset.from_list([*ROWS, ROWS[0]]))
-    learn_from(evaluation(tmp_path, [asked(ROWS[0], 2)]), made)
-    prior = made.memory.population.pass_rate()
-    assert made.memory.pass_rate(names(made)[0]) == pytest.approx((prior[0] + 1, prior[1] + 3))
-
-
-def test_hopeless_prompts_of_an_evaluation_are_passed_over_in_the_first_pass(tmp_path):
-    rows = [{"prompt": str(i), "solution": "", "source": "sums"} for i in range(200)]
-    made = sampler(Dataset.from_list(rows))
-    learn_from(evaluation(tmp_path, [asked(row, 4 * (i < 20)) for i, row in enumerate(rows)]), made)
-    memory, asked_for = made.memory, names(made)
-    assert not any(memory.draw_skip(name, 8) for name in asked_for[:20])
-    assert sum(memory.draw_skip(name, 8) for name in asked_for[20:]) > 0.9 * 180
 
 
 @pytest.mark.parametrize("of", ["run", "checkpoint"])

@@ -3,7 +3,6 @@
 """The ledger: what it says of a rollout, and that no death of the process tears or doubles it."""
 
 import json
-import re
 
 import jobs
 import pyarrow as pa
@@ -11,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from helpers import ScriptedTrainer, launch, make_trainer, number, prompts, right, tiny_config
+from helpers import launch, make_trainer, number
 
-from trl_dapo import DAPOConfig
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.run import ledger
 from trl_dapo.run.ledger import Parts, as_text, choose, describe_groups, read_ledger
@@ -44,9 +42,6 @@ def rows_of(sampler, step=0, names=("right",), chosen=None, columns=("right",)) 
     """What the ledger says of the sampler's rollout."""
     task = TaskReward.choose(list(names), torch.ones(len(names)), chosen)
     return describe_groups(sampler.rollout, sampler.batch(), step, task, list(columns), {})
-
-
-# ---- What a row says ----
 
 
 def test_a_row_says_where_its_group_was_sampled_and_what_became_of_it():
@@ -142,18 +137,13 @@ def test_text_is_kept_of_every_verdict_before_a_second_of_any():
         ([{"role": "user", "content": "2+2"}, {"role": "assistant", "content": None}], "user: 2+2\n\nassistant: "),
         ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}], "[image]What?"),
         ([{"role": "assistant", "tool_calls": [{"name": "add"}]}], "[{'name': 'add'}]"),
-        ([], "[]"),
         ([7, ["of another kind"]], "[7, ['of another kind']]"),
         ("lone \ud800 surrogate", "lone \\ud800 surrogate"),
     ],
-    ids=["text", "message", "conversation", "image", "tool call", "nothing", "another kind", "surrogate"],
 )
 def test_prompts_and_completions_are_kept_as_text_that_a_file_can_hold(messages, text):
     assert as_text(messages) == text
     assert pa.array([as_text(messages)]).to_pylist() == [text]
-
-
-# ---- A run's ledger ----
 
 
 def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_model, tmp_path):
@@ -172,26 +162,6 @@ def test_a_run_writes_down_every_group_with_its_true_rewards_and_some_text(tiny_
     first = [(0, "prompt 0:", ["wrong"] * 4), (1, "prompt 1:", one_right), (2, "prompt 2:", one_right)]
     assert [text for text in texts if text[1]] == first
     assert {(row["step"], row["rollout"]) for row in rows} == {(1, 0), (2, 1)}
-
-
-def test_a_run_without_a_ledger_writes_none_and_reads_no_text(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "describe_groups", None)
-    monkeypatch.setattr(ledger, "choose", None)
-    make_trainer(tiny_model, tmp_path / "grpo", max_steps=1, use_dynamic_sampling=False).train()
-    assert not list(tmp_path.glob("*/rollouts"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"log_groups": -1}, "must be a whole number of at least 0, got -1. 0 keeps no text"),
-        ({"log_groups": 2, "use_dynamic_sampling": False}, "has no effect with `use_dynamic_sampling=False`"),
-    ],
-    ids=["negative", "no dynamic sampling"],
-)
-def test_a_setting_that_would_be_ignored_is_refused(tmp_path, settings, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        DAPOConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
 def test_a_second_training_keeps_the_ledger_of_the_first(tiny_model, tmp_path):
@@ -225,9 +195,6 @@ def test_two_processes_write_the_ledger_of_one_with_groups_that_straddle_them(ti
     assert one["completions"].null_count == 0
     # What `script` says to the second group, rows 4 to 7 of twelve, of which each process has six.
     assert one["completions"][1].as_py() == [["wrong"[: 1 + (7 + i) % 5], "right"][i % 4 == 1] for i in range(4, 8)]
-
-
-# ---- On disk ----
 
 
 def part_of(*rollouts, **columns):
@@ -292,25 +259,6 @@ def test_a_part_that_lost_its_end_is_passed_over_with_a_note_and_never_in_the_wa
     assert "it is kept as part-00002.parquet.torn" in caplog.text
 
 
-def test_a_row_without_text_takes_less_than_200_bytes(parts):
-    """A rollout of 512 groups of 16 completions of up to 20,480 tokens; two functions, one with a value for each."""
-    torch.manual_seed(0)
-    names = [f"{torch.randint(2**62, ()).item():016x}" for _ in range(512)]
-    rewards_BF = torch.stack([torch.randint(2, (8192,)).float(), torch.rand(8192) * (torch.rand(8192) < 0.2)], dim=1)
-    lengths_B = torch.randint(1, 20_480, (8192,))
-    facts = rewards_BF, lengths_B, lengths_B > 18_000, {}, {}
-    asked = {"sources": ["math_dapo"] * 512, "seconds": 61.5, "asks": [Ask(name, {}, 16) for name in names]}
-    sampler = new_sampler(512)
-    sampler.num_generations = 16
-    sampler.add_round(Round(names, Rows.empty(), *facts, **asked), [None] * 512)
-    parts.append(rows_of(sampler, names=["right", "soft"], chosen=["right"], columns=["right", "soft"]))
-    size = sum(path.stat().st_size for path in parts.folder.iterdir())
-    assert 100 < size / 512 < 200  # lengths and a fifth of the rewards alone cannot be told in less
-
-
-# ---- Killed ----
-
-
 def untimed(rows):
     return rows.drop_columns("seconds")
 
@@ -333,30 +281,6 @@ def test_ten_kills_leave_whole_rollouts_and_the_resumed_run_the_ledger_of_one_th
         assert notes == []
     assert num_rows[-1] == whole.num_rows
     assert len(set(num_rows)) > 4  # it did get on between the kills
-
-
-# ---- By source, and the table ----
-
-
-def test_acceptance_and_reward_are_logged_by_source(tiny_model, tmp_path):
-    sources = [["aime", "gsm8k", None][i % 3] for i in range(24)]
-    args = tiny_config(tmp_path, shuffle_dataset=False, max_steps=1)
-    data = prompts(24, source=sources)
-
-    def script(text, i):
-        is_right = i % 4 == 0 if number(text) % 3 == 2 else number(text) % 6 == 1 and i % 4
-        return "right" if is_right else "wrong"
-
-    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=data, script=script)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    num_asked = [sum(number(text) % 3 == i for text in trainer.sampled) // 4 for i in range(3)]
-    accepted = sum(number(text) % 6 == 1 for text in trainer.sampled) // 4
-    assert log["dynamic_sampling/acceptance_rate/aime"] == 0.0
-    assert log["reward/aime"] == 0.0
-    assert log["dynamic_sampling/acceptance_rate/gsm8k"] == accepted / num_asked[1]
-    assert log["reward/gsm8k"] == pytest.approx(0.75 * accepted / num_asked[1])
-    assert [name for name in log if name.startswith("reward/")] == ["reward/aime", "reward/gsm8k"]
 
 
 def test_the_first_eight_sources_have_metrics_and_stay_the_same_after_a_resume():

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from datasets import Dataset, Features, IterableDataset, LargeList, Value
+from datasets import Dataset, IterableDataset
 from helpers import right, run_preflight
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
@@ -40,16 +40,8 @@ def forgets_one(completions, **kwargs):
     return [0.0] * (len(completions) - 1)
 
 
-def says_yes(completions, **kwargs):
-    return ["yes"] * len(completions)
-
-
 async def looks_up(completions, **kwargs):
     return [kwargs["gold"]] * len(completions)
-
-
-def is_infinite(completions, **kwargs):
-    return [float("inf")] * len(completions)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +49,7 @@ def is_infinite(completions, **kwargs):
     [
         (fails, "The reward function 'fails' failed with AttributeError: 'list' object has no attribute 'strip'"),
         (forgets_one, "The reward function 'forgets_one' returned 3 values for 4 completions"),
-        (says_yes, "The reward function 'says_yes' returned 'yes' (str) for completion 0 of 4"),
         (looks_up, "The reward function 'looks_up' failed with KeyError: 'gold'"),
-        (is_infinite, "The reward function 'is_infinite' returned an infinite reward"),
     ],
 )
 def test_a_reward_function_that_cannot_score_is_named_before_anything_is_generated(made, reward, message):
@@ -134,7 +124,7 @@ def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unles
     assert all("Of the 16 completions of the first rollout 'silent' scored none, returning" in one for one in said)
 
 
-def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(made, tmp_path):
+def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(made):
     """A curriculum: what counts depends on how far the run has come."""
     shares = []
 
@@ -142,10 +132,8 @@ def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(m
         shares.append(trainer_state.global_step / trainer_state.max_steps)
         return [float(completion == "right") for completion in completions]
 
-    made(reward, save_strategy="steps", save_steps=1, max_steps=2).train()
+    made(reward, max_steps=2).train()
     assert shares == [0.0, 0.0, 0.5]  # the made-up group, and a round a step
-    made(reward, max_steps=4).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert shares[3:] == [0.5, 0.5, 0.75]
 
 
 def test_no_tracker_is_told_of_it(made):
@@ -181,14 +169,6 @@ def test_a_first_example_without_a_prompt_is_refused(made, row, message):
     assert message in refusal(made(zeros, streamed, remove_unused_columns=False))
 
 
-@pytest.mark.parametrize(("feature", "bad"), [(Value("large_string"), ""), (LargeList(Value("string")), [])], ids=str)
-def test_a_row_without_a_prompt_is_named_in_large_columns_too(made, feature, bad):
-    other = "2+2" if bad == "" else ["2+2"]
-    dataset = Dataset.from_dict({"prompt": [other, bad]}, features=Features({"prompt": feature}))
-    with pytest.raises(ValueError, match=r"`train_dataset` has no prompt in row 1: it is"):
-        made(zeros, dataset)
-
-
 @pytest.mark.parametrize(
     ("bad", "others"), [("", "2+2"), (None, "2+2"), ([], CHAT["prompt"]), (None, CHAT["prompt"])], ids=str
 )
@@ -200,16 +180,6 @@ def test_a_row_without_a_prompt_is_named_wherever_it_stands(made, bad, others):
     made(zeros, dataset.select(range(10_996, 11_000)))
     with pytest.raises(ValueError, match="in row 1: it is"):
         made(zeros, dataset.select([11_001, 11_000, 0, 1]))
-
-
-def test_an_empty_prompt_is_one_where_the_tokenizer_begins_it(made):
-    """GPT-2's tokenizer has nothing to give to a model, Llama's has `<s>`."""
-    trainer = made(zeros)
-    trainer.train_dataset = Dataset.from_dict({"prompt": ["", "2+2"]})
-    with pytest.raises(ValueError, match="in row 0: it is ''"):
-        trainer._check_data()
-    trainer._tokenizer = lambda text, **kwargs: {"input_ids": [1]}
-    trainer._check_data()
 
 
 def test_a_stream_without_an_example_is_refused(made):
@@ -286,21 +256,20 @@ def reward_that(name):
     return reward
 
 
-def majority(completions, **kwargs):
-    answers = [said_of(completion) for completion in completions]
-    return [float(answer == max(set(answers), key=answers.count)) for answer in answers]
-
-
 async def centred(completions, **kwargs):
     mean = sum(map(len, completions)) / len(completions)
     return [len(text) - mean for text in completions]
 
 
-@pytest.mark.parametrize("compares", [*map(reward_that, COMPARES), majority, centred], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "compares", [*map(reward_that, ["longest", "by_place"]), centred], ids=lambda each: each.__name__
+)
 def test_a_reward_that_compares_the_completions_of_a_group_is_not_screened(made, compares):
     said = refusal(made([zeros, compares], **SCREENED))
     assert said.startswith("`dynamic_sampling_screen='3'` scores the first few completions of a group apart, but")
     assert f"the reward function '{compares.__name__}' gave one completion" in said
+    if compares.__name__ == "longest":  # of eight two are the shortest but one; among the first two it is the longest
+        assert "gave one completion 0 beside the other 7 of its group, and 1 beside fewer" in said
     assert "Leave it out, or score each completion on its own" in said
 
 
@@ -308,31 +277,26 @@ def is_right(text, answer):
     return answer in (text.strip(), said_of(text))
 
 
-def shortest_right(completions, answer, **kwargs):
+def shortest_right(completions, answer):
     right = [len(text) for text, gold in zip(completions, answer, strict=True) if is_right(text, gold)]
     best = min(right, default=0)
     return [is_right(text, gold) * (1.0 + (len(text) == best)) for text, gold in zip(completions, answer, strict=True)]
 
 
-def above_the_pass_rate(completions, answer, **kwargs):
+def above_the_pass_rate(completions, answer):
     right = [float(text.strip() == gold) for text, gold in zip(completions, answer, strict=True)]
     return [one - sum(right) / len(right) for one in right]
 
 
-def hard_ones(completions, answer, **kwargs):
-    right = [float(said_of(text) == gold) for text, gold in zip(completions, answer, strict=True)]
-    return [one * (1 - sum(right) / len(right)) for one in right]
-
-
 @pytest.mark.parametrize("column", ["answer", "letters"])
 @pytest.mark.parametrize("num", [4, 5, 8])
-@pytest.mark.parametrize("compares", [shortest_right, above_the_pass_rate, hard_ones])
+@pytest.mark.parametrize("compares", [shortest_right, above_the_pass_rate])
 def test_a_reward_that_compares_right_completions_alone_is_not_screened(made, compares, num, column):
     dataset = Dataset.from_dict({"prompt": ["2+35:"] * 16, "id": range(16), column: ["37"] * 16})
     settings = {**SCREENED, "num_generations": num, "per_device_train_batch_size": num}
 
     def reward(completions, **kwargs):
-        return compares(completions, answer=kwargs[column])
+        return compares(completions, kwargs[column])
 
     assert "the reward function 'reward' gave one completion" in refusal(made(reward, dataset, **settings))
 
@@ -346,12 +310,6 @@ def test_a_reward_that_compares_for_some_prompts_is_found_by_the_first_the_middl
 
     said = refusal(made(reward, Dataset.from_dict({"prompt": ["2+35:"] * 16, "kind": kinds}), **SCREENED))
     assert "the reward function 'reward' gave one completion" in said
-
-
-def test_both_values_are_told(made):
-    # Of eight two are the shortest but one; among the first two it is the longest.
-    said = "gave one completion 0 beside the other 7 of its group, and 1 beside fewer"
-    assert said in refusal(made(reward_that("longest"), **SCREENED))
 
 
 @pytest.mark.parametrize("num", range(4, 20))

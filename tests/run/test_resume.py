@@ -17,7 +17,6 @@ import torch
 from datasets import Dataset, Features, Image, IterableDataset, Value
 from helpers import (
     launch,
-    letters,
     make_trainer,
     mixed_unless_multiple_of_3,
     number,
@@ -27,7 +26,6 @@ from helpers import (
     tiny_config,
     weights,
 )
-from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
@@ -66,6 +64,10 @@ def carrying(run):
     return "carrying/checkpoint-1"
 
 
+def longest(completions, **kwargs):
+    return right(completions)
+
+
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
@@ -73,6 +75,9 @@ def carrying(run):
         ({"dynamic_sampling_mode": "mask", **NO_CARRY}, "dynamic_sampling_mode"),
         ({"num_generations": 2}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "prompts_per_rollout"),
+        ({"reward_weights": [0.3]}, "reward_weights"),
+        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "reward_scaling"),  # advantages of 0.75 beside those of 5.0
+        ({"reward_funcs": longest}, "reward_funcs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -88,16 +93,6 @@ def test_carried_groups_that_do_not_fit_are_left_behind_with_one_warning(run, ca
     assert caplog.text.count("written with other settings") == 1
 
 
-@pytest.mark.parametrize("overrides", [{}, {"overlong_buffer_length": 4}], ids=["another function", "one more"])
-def test_groups_that_other_reward_functions_scored_are_left_behind(run, carrying, overrides, caplog):
-    def longest(completions, **kwargs):
-        return right(completions)
-
-    trainer = run(3, carrying, reward_funcs=right if overrides else longest, **CARRY, **overrides)
-    assert min(trained(trainer)) >= 8  # the carried group is 7
-    assert "`reward_funcs` (['right'] there, " in caplog.text
-
-
 def half_right(text, i):
     return "right" if number(text) % 3 and i % 4 < 2 else "wrong"
 
@@ -107,37 +102,10 @@ def carried_into(run, checkpoint, **settings):
     return {*trained(run(3, checkpoint, script=half_right, **{**CARRY, **settings}))}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        # Group 7 has one right completion of four: all wrong by this rule.
-        ({"dynamic_sampling_min_accuracy": 0.3}, "`dynamic_sampling_min_accuracy` (0.0 there, 0.3 here)"),
-        # An advantage of 0.75 beside those of 5.0.
-        ({"reward_scaling": [0.0, 1.0, -5.0, 5.0]}, "`reward_scaling` (None there, [0.0, 1.0, -5.0, 5.0] here)"),
-        ({"reward_weights": [0.3]}, "`reward_weights` ([1.0] there, [0.3] here)"),
-        ({"temperature": 0.5}, "`temperature` (1.0 there, 0.5 here)"),
-        ({"overlong_filtering": True}, "`mask_truncated_completions` (False there, True here)"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
-)
-def test_groups_that_another_rule_let_in_are_left_behind(run, carrying, overrides, said, caplog):
-    assert min(carried_into(run, carrying, **overrides)) >= 8
-    assert f"written with other settings: {said}. Weights" in caplog.text
-
-
 def test_settings_that_rows_do_not_hang_on_may_change(run, carrying, caplog):
     overrides = {"learning_rate": 1e-4, "epsilon_high": 0.3, "logging_steps": 2, "log_groups": 1}
     overrides |= {"max_tokens_per_microbatch": 64, "eval_temperature": 0.5, "vllm_gpu_memory_utilization": 0.5}
     assert 7 in carried_into(run, carrying, **overrides)
-    assert "other settings" not in caplog.text
-
-
-def test_a_checkpoint_that_does_not_say_what_decided_is_taken_to_fit(run, tmp_path, carrying, caplog):
-    path = tmp_path / carrying / "dapo_state_rank0.pt"
-    state = torch.load(path, weights_only=True)
-    del state["rule"]  # as earlier versions wrote it
-    torch.save(state, path)
-    assert 7 in carried_into(run, carrying, temperature=0.5)
     assert "other settings" not in caplog.text
 
 
@@ -161,23 +129,6 @@ def test_groups_are_left_behind_where_a_filter_appears_goes_or_changes(run, tmp_
     assert ("`group_filter` (" in caplog.text) == (there is not here)
 
 
-class SetWeights(TrainerCallback):
-    def __init__(self, event, reward_weights):
-        setattr(self, event, lambda *args, **kwargs: setattr(self.trainer, "reward_weights", reward_weights))
-
-
-@pytest.mark.parametrize(("event", "fits"), [("on_train_begin", False), ("on_step_end", True)])
-def test_what_counts_are_the_weights_by_which_rows_were_scored(tiny_model, tmp_path, run, event, fits, caplog):
-    """Those of a callback before the rollout, but not those that it sets between rollout and checkpoint."""
-    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, num_prompts=120, **SAVED, **CARRY)
-    callback = SetWeights(event, torch.tensor([5.0]))
-    callback.trainer = trainer
-    trainer.add_callback(callback)
-    trainer.train()
-    assert (7 in carried_into(run, "checkpoint-1")) == fits
-    assert ("`reward_weights` ([5.0] there, [1.0] here)" in caplog.text) != fits
-
-
 def changed(args, **others):
     """What a rule says with these settings and not with the usual ones."""
     usual = rule_of(tiny_config(args.output_dir), {"group_filter": None})
@@ -185,51 +136,33 @@ def changed(args, **others):
     return {name: value for name, value in other.items() if usual.get(name) != value}
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"top_p": 0.9},
-        {"top_k": 20},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.1},
-        {"generation_kwargs": {"length_penalty": 2.0}},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"max_completion_length": 16},
-        {"max_tool_calling_iterations": 3},
-        {"dynamic_sampling_max_accuracy": 0.9},
-        {"dynamic_sampling_accuracy_threshold": 0.5},
-        {"overlong_buffer_length": 4},
-        {"overlong_buffer_length": 4, "overlong_penalty_factor": 0.5},
-        {"scale_rewards": "none"},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        {"use_transformers_continuous_batching": True},
-    ],
-    ids=lambda setting: [*setting][-1],
-)
-def test_a_rule_names_each_setting_that_rows_hang_on(tmp_path, setting):
-    assert changed(tiny_config(tmp_path, **setting)) == setting
+def test_a_rule_names_each_setting_that_rows_hang_on(tmp_path):
+    settings = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+    settings |= {"generation_kwargs": {"length_penalty": 2.0}, "chat_template_kwargs": {"enable_thinking": False}}
+    settings |= {"max_completion_length": 16, "max_tool_calling_iterations": 3, "mask_truncated_completions": True}
+    settings |= {"dynamic_sampling_min_accuracy": 0.3, "dynamic_sampling_max_accuracy": 0.9}
+    settings |= {"dynamic_sampling_accuracy_threshold": 0.5, "use_transformers_continuous_batching": True}
+    settings |= {"overlong_buffer_length": 4, "overlong_penalty_factor": 0.5}
+    settings |= {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"}
+    assert changed(tiny_config(tmp_path, **settings)) == settings
 
 
 def test_a_rule_names_the_settings_of_an_engine_where_it_samples(tmp_path):
     vllm = {"vllm_mode": "server", "vllm_structured_outputs_regex": "[0-9]+"}
     assert changed(tiny_config(tmp_path, **vllm)) == {}
-    named = changed(tiny_config(tmp_path, use_vllm=True, **vllm))
-    assert named == vllm | {
-        "use_vllm": True,
-        "vllm_importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": 2.0,
-    }
+    weights = {"correction": True, "mode": "token_truncate", "clip_max": 2.0}
+    named = {"use_vllm": True, **vllm, **{f"vllm_importance_sampling_{name}": is_ for name, is_ in weights.items()}}
+    assert changed(tiny_config(tmp_path, use_vllm=True, **vllm)) == named
 
 
 def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_it_too(tmp_path):
-    args = tiny_config(tmp_path, generation_kwargs={"logits_processor": [SetWeights], "prefix_allowed_tokens_fn": len})
+    args = tiny_config(tmp_path, generation_kwargs={"prefix_allowed_tokens_fn": len})
     assert changed(args, group_filter=functools.partial(lets_in_few, rows=[])) == {
-        "generation_kwargs": {"logits_processor": ["SetWeights"], "prefix_allowed_tokens_fn": "len"},
+        "generation_kwargs": {"prefix_allowed_tokens_fn": "len"},
         "group_filter": "lets_in_few",
     }
     # An object has no name of its own, and no address.
-    assert changed(args, group_filter=SetWeights("call", None))["group_filter"] == "SetWeights"
+    assert changed(args, group_filter=Dataset.from_list([]))["group_filter"] == "Dataset"
 
 
 def test_prompts_in_another_order_start_a_fresh_pass(run, caplog):
@@ -293,19 +226,6 @@ def test_inside_a_rollout_a_run_resumes_bit_by_bit(run, settings, from_step, cap
     assert torch.equal(weights(whole), weights(again))
 
 
-def test_without_dynamic_sampling_an_unfinished_rollout_hangs_on_its_weights_too(run, tmp_path, caplog):
-    def sampled(max_steps, reward_weights, checkpoint=None):
-        settings = {"use_dynamic_sampling": False, "reward_funcs": [right, letters], **TWO_STEPS}
-        return run(max_steps, checkpoint, reward_weights=reward_weights, **settings).sampled
-
-    sampled(1, [1.0, 0.5])
-    shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "kept")
-    assert sampled(2, [1.0, 0.5], "kept") == []
-    assert "other settings" not in caplog.text
-    assert len(sampled(2, [1.0, 0.2], "kept")) == 32
-    assert "settings: `reward_weights` ([1.0, 0.5] there, [1.0, 0.2] here). Weights" in caplog.text
-
-
 def test_an_unfinished_rollout_goes_on_where_steps_alone_are_of_another_size(run, caplog):
     """Rollouts of 8 parts of 4 rows: the first step took 4 parts, the next ones take 2."""
     groups = trained(run(1, **TWO_STEPS))
@@ -342,17 +262,6 @@ def test_ignore_data_skip_starts_a_fresh_pass_and_resumes_all_else(run, carrying
     assert "other settings" not in caplog.text
 
 
-def test_the_memory_is_read_once(run, tmp_path, monkeypatch):
-    run(1, dynamic_sampling_memory=True)
-    known = names_and_rates(tmp_path / "checkpoint-1")
-    assert known
-    read, read_table = [], pq.read_table
-    monkeypatch.setattr(pq, "read_table", lambda path: read.append(path) or read_table(path))
-    run(2, True, dynamic_sampling_memory=True)
-    assert read.count(tmp_path / "checkpoint-1/dapo_memory.parquet") == 1
-    assert names_and_rates(tmp_path / "checkpoint-2").items() >= known.items()
-
-
 # ---- Torn checkpoints ----
 
 
@@ -386,14 +295,10 @@ def test_a_checkpoint_that_is_written_over_is_not_whole_until_its_end(tiny_model
     run(2)
     again = make_trainer(tiny_model, tmp_path, max_steps=2, learning_rate=1e-2, **SAVED)
     save = again._save_rng_state
-    monkeypatch.setattr(again, "_save_rng_state", lambda folder: stop() if folder.endswith("2") else save(folder))
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(again, "_save_rng_state", lambda folder: 1 / 0 if folder.endswith("2") else save(folder))
+    with pytest.raises(ZeroDivisionError):
         again.train()
     assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
-
-
-def stop():
-    raise KeyboardInterrupt
 
 
 def test_the_entropy_coefficient_is_resumed_from_a_checkpoint_that_was_whole_before_trl_wrote_it(run, tmp_path):
@@ -417,8 +322,8 @@ def test_a_run_that_begins_where_an_earlier_one_left_checkpoints_says_which_is_t
 ):
     said = f"{tmp_path / 'checkpoint-2'} is of an earlier run, and this one starts from the beginning"
     trainer = make_trainer(tiny_model, tmp_path, max_steps=2, **SAVED)
-    for _ in range(2):  # its own is of no earlier run
-        trainer.train()
+    trainer.train()
+    trainer.train()  # its own is of no earlier run
     run(2, True, dataset=prompts(24), save_strategy="no")
     assert said not in caplog.text
     os.utime(tmp_path / "checkpoint-2", (0, 0))
@@ -439,43 +344,32 @@ def test_a_run_without_dynamic_sampling_goes_on_with_it_in_a_fresh_pass_and_says
     assert "the prompts start a fresh pass" in caplog.text
 
 
-@pytest.fixture(scope="module")
-def resumed_from_damage(tiny_model, tmp_path_factory):
-    """Where two processes resumed from checkpoints of which one rank's state cannot be read, and what they said."""
-    folder, overrides = tmp_path_factory.mktemp("damaged"), {"steps_per_generation": 8, "max_steps": 2}
-    jobs.sampled_run(tiny_model, folder / "fewer processes", dict(overrides))
-    run = launch("sampled_runs", tiny_model, folder, json.dumps({"missing": overrides}), num_processes=2)
+def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(tiny_model, tmp_path):
+    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
+    overrides = {"steps_per_generation": 8, "max_steps": 2}
+    jobs.sampled_run(tiny_model, tmp_path / "fewer processes", dict(overrides))
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps({"torn": overrides}), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    shutil.copytree(folder / "missing", folder / "torn")
-    damages = ("missing", "torn", "fewer processes")
-    checkpoints = {damage: folder / damage / "run" / "checkpoint-1" for damage in damages}  # in a rollout of two steps
-    (checkpoints["missing"] / "dapo_state_rank1.pt").unlink()
+    why = {"torn": "cannot be resumed as a whole: it"}
+    why["fewer processes"] = "written with other settings: `num_processes` (1 there, 2 here)"
+    checkpoints = {name: tmp_path / name / "run" / "checkpoint-1" for name in why}  # in a rollout of two steps
     state = checkpoints["torn"] / "dapo_state_rank1.pt"
     state.write_bytes(state.read_bytes()[:100])
     resumed = {f"{name}, resumed": {**overrides, "resume_from": str(path)} for name, path in checkpoints.items()}
-    run = launch("sampled_runs", tiny_model, folder, json.dumps(resumed), num_processes=2)
+    run = launch("sampled_runs", tiny_model, tmp_path, json.dumps(resumed), num_processes=2)
     assert run.returncode == 0, run.stderr[-3000:]
-    return folder, checkpoints, run.stderr
-
-
-@pytest.mark.parametrize("damage", ["missing", "torn", "fewer processes"])
-def test_where_one_ranks_state_cannot_be_read_no_rank_loads_its_own(resumed_from_damage, damage):
-    """What all ranks share goes on: the order of the prompts and what a run's limits count."""
-    folder, checkpoints, stderr = resumed_from_damage
-    checkpoint, resumed = checkpoints[damage], folder / f"{damage}, resumed"
-    said = "\n".join(line for line in stderr.splitlines() if str(checkpoint) in line)
-    assert said.count("are left behind") == 1  # of two processes
-    if damage == "fewer processes":
-        assert "written with other settings: `num_processes` (1 there, 2 here)" in said
-    else:
-        assert "cannot be resumed as a whole: it" in said
-    logs = json.loads((resumed / "report-2-0.json").read_text())["logs"]
-    num_again = logs[-1]["dynamic_sampling/groups_generated"]
-    assert num_again > 0  # the rollout was sampled again
-    before, after = sampler_state(checkpoint), sampler_state(resumed / "run" / "checkpoint-2")
-    assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
-    assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
-    assert after["stream"] != before["stream"]
+    for name, checkpoint in checkpoints.items():
+        said = "\n".join(line for line in run.stderr.splitlines() if str(checkpoint) in line)
+        assert said.count("are left behind") == 1  # of two processes
+        assert why[name] in said
+        logs = json.loads((tmp_path / f"{name}, resumed" / "report-2-0.json").read_text())["logs"]
+        num_again = logs[-1]["dynamic_sampling/groups_generated"]
+        assert num_again > 0  # the rollout was sampled again
+        before = sampler_state(checkpoint)
+        after = sampler_state(tmp_path / f"{name}, resumed" / "run" / "checkpoint-2")
+        assert after["num_rollouts"] == before["num_rollouts"] + 1 == 2
+        assert after["totals"]["groups_sampled"] == before["totals"]["groups_sampled"] + num_again
+        assert after["stream"] != before["stream"]
 
 
 @pytest.mark.parametrize("uses_memory", [False, True])
@@ -497,12 +391,11 @@ def test_a_state_whose_rows_are_lost_goes_on_in_its_pass_and_its_ledger(run, tmp
     [
         ("dapo_memory.parquet", None),
         ("dapo_memory.parquet", b"PAR1"),
-        ("dapo_state.json", lambda state: {"seed": 1}),
         ("dapo_state.json", lambda state: []),
         ("dapo_state.json", lambda state: {name: state[name] for name in state if name != "totals"}),
         ("dapo_state.json", lambda state: {**state, "totals": {**state["totals"], "another": 1}}),
     ],
-    ids=["no memory", "torn memory", "another state", "no state", "an earlier version's", "one with other totals"],
+    ids=["no memory", "torn memory", "no state", "an earlier version's", "one with other totals"],
 )
 def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_sampler(
     run, tmp_path, file, damage, caplog
@@ -532,9 +425,8 @@ def names_and_rates(checkpoint):
     return {row["prompt_id"]: row["pass_rate"] for row in table}
 
 
-@pytest.mark.parametrize("ids", [None, [None] * 12], ids=["no ids", "ids that are None"])
-def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_again(run, tmp_path, ids, caplog):
-    dataset = prompts(12) if ids is None else prompts(12, id=ids)
+def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_again(run, tmp_path, caplog):
+    dataset = prompts(12, id=[None] * 12)
     run(8, dataset=dataset, shuffle_dataset=True, dynamic_sampling_memory=True)
     before = names_and_rates(tmp_path / "checkpoint-8")
     assert sorted(before.values()) == [0.0] * 4 + [0.25] * 8
@@ -542,12 +434,6 @@ def test_every_prompt_has_a_record_of_its_own_that_a_reordered_dataset_finds_aga
     assert names_and_rates(tmp_path / "checkpoint-16") == before
     assert "`dataset` (" in caplog.text
     assert "the prompts start a fresh pass" in caplog.text
-
-
-def test_a_dataset_that_has_grown_starts_a_fresh_pass(run):
-    run(2, dataset=prompts(24))
-    groups = [number(text) for text in run(4, "checkpoint-2", dataset=prompts(30)).sampled[::4]]
-    assert groups == list(range(len(groups)))
 
 
 def stream_of(numbers):
@@ -585,10 +471,6 @@ DATED = [{"prompt": f"prompt {i}:", "on": datetime.date(2026, 1, 1 + i), "raw": 
 PICTURED = Features({"prompt": Value("string"), "on": Image()})
 
 
-def with_tuples(rows):
-    return {**rows, "on": [{"of": (1, {2: float("nan")})}] * len(rows["prompt"])}
-
-
 def num_half(log):
     return int(log.get("dynamic_sampling/half_asked", 0))
 
@@ -597,12 +479,10 @@ def num_half(log):
     "dataset",
     [
         lambda: Dataset.from_list(DATED),
-        lambda: Dataset.from_dict({"prompt": [row["prompt"] for row in DATED], "on": range(12)}).with_format("numpy"),
-        lambda: prompts(12).with_transform(with_tuples),
         lambda: Dataset.from_dict({"prompt": [f"prompt {i}:" for i in range(12)], "on": [IMAGE] * 12}, PICTURED),
         lambda: IterableDataset.from_generator(lambda: iter(DATED)),
     ],
-    ids=["dates", "numpy", "tuples", "images", "stream"],
+    ids=["dates", "images", "stream"],
 )
 def test_what_is_half_asked_is_kept_whatever_its_columns_hold(tiny_model, tmp_path, dataset, caplog):
     def run(folder, checkpoint=None):

@@ -3,10 +3,9 @@
 """Ends of a run beside `max_steps`, and what of them outlives a resume."""
 
 import json
-import re
 
 import pytest
-from helpers import launch, make_trainer, number, tiny_config
+from helpers import launch, make_trainer, number
 
 from trl_dapo.run.checkpoint import last_complete_checkpoint
 
@@ -39,7 +38,8 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
     run, tmp_path, caplog
 ):
     trainer = run(lambda i: i in (4, 5), dynamic_sampling_stop_after=3)
-    # Rollout 1 finds nothing, 2 (prompts 4 to 7) finds something, 3 to 5 find nothing.
+    # Rollout 1 finds nothing, 2 (prompts 4 to 7) finds something, 3 to 5 find nothing, in half a pass.
+    assert "No group was accepted in" not in caplog.text
     assert trainer.state.global_step == 5
     assert trainer.stop.found_nothing
     checkpoint = last_complete_checkpoint(tmp_path)
@@ -48,7 +48,6 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
     assert "3 rollouts in a row found no group to train on (the last dropped: all_wrong 4)" in said
     assert "Most prompts are too hard for the model" in said
     assert f"{checkpoint} can be resumed" in said
-
     # As many tries again.
     assert run(never, resumes=True, dynamic_sampling_stop_after=3).state.global_step == 8
 
@@ -65,20 +64,9 @@ def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_to
     assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
 
 
-def test_one_round_is_told_as_one(run, caplog):
-    run(never, dynamic_sampling_max_rounds=1, dynamic_sampling_stop_after=1)
-    assert "0 of 4 groups accepted in 1 round, 4 needed" in caplog.text
-    assert "a rollout of 1 round found no group" in caplog.text
-
-
 def test_zero_never_stops(run):
     trainer = run(never, dynamic_sampling_stop_after=0, max_steps=5)
     assert (trainer.state.global_step, trainer.stop.found_nothing) == (5, False)
-
-
-def test_rollouts_that_found_nothing_are_counted_through_a_resume(run):
-    run(never, max_steps=2, dynamic_sampling_stop_after=3, **SAVED)
-    assert run(never, resumes=True, dynamic_sampling_stop_after=3, **SAVED).state.global_step == 3
 
 
 def test_a_run_ends_once_its_passes_are_made_and_stays_ended(run, tmp_path):
@@ -104,21 +92,6 @@ def test_totals_are_of_the_whole_run_through_a_resume(run):
     totals = run(lambda i: i % 2, resumes=True, max_steps=3, **SAVED)._sampler.totals
     assert (totals.groups_sampled, totals.groups_trained) == (12, 3 + 2 + 2)
     assert totals.tokens_generated == 12 * 4 * 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dynamic_sampling_stop_after": -1}, "must be a whole number of at least 0, got -1. 0 is never."),
-        ({"max_passes": 0}, "`max_passes` must be above 0 and finite, got 0. Leave it out"),
-        ({"max_tokens_generated": 5, "use_dynamic_sampling": False}, "Set `max_steps` or `num_train_epochs`"),
-        ({"logging_style": "json"}, "`logging_style` must be one of 'table', 'full'"),
-    ],
-    ids=str,
-)
-def test_an_end_that_cannot_be_honoured_is_refused(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        tiny_config(tmp_path, **settings)
 
 
 def test_two_processes_stop_at_the_same_step_and_before_it_where_one_cannot_score(tiny_model, tmp_path):

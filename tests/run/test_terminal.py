@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import number, prompts, right, run_alone, tiny_config
-from terminals import run_in_terminal, screen
+from helpers import prompts, right, run_alone, tiny_config
+from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
 from trl_dapo.run import terminal
@@ -30,9 +30,6 @@ def job(name: str, *args) -> list[str]:
     return [sys.executable, str(JOBS), name, *map(str, args)]
 
 
-# Figures as text
-
-
 def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
     logs = [
         {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "dynamic_sampling/tokens_generated": 1200.0},
@@ -41,6 +38,7 @@ def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
     row = format_row(logs, 12, 3725.4)
     assert row.split() == ["12", "0.500", "-", "37.5%", "-", "1.2k", "-", "-", "1.50", "1:02:05"]
     assert len(row) == len(HEADER) == 79
+    assert format_row([{"reward": -0.0004}], 1, None).split()[1] == "0.000"  # zero has no sign
 
 
 @pytest.mark.parametrize("use_dynamic_sampling", [True, False])
@@ -50,37 +48,12 @@ def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_i
     def shaping(completions, **kwargs):
         return [-1.0] * len(completions)
 
-    def logged(**rewards):
-        settings = {"use_dynamic_sampling": use_dynamic_sampling, **rewards}
-        trainer = made([right, shaping], script=lambda text, i: "wrong" if i % 4 else "right", **settings)
-        trainer.train()
-        return trainer.state.log_history[0]
-
-    log = logged(dynamic_sampling_rewards=["right"])
-    assert log["reward"] == -0.75  # 1/4 - 1
-    assert log["task_accuracy"] == 0.25
-    assert " -0.750    25.0% " in capsys.readouterr().out
-    # Where both decide and none is named, nothing says what is right.
-    assert "task_accuracy" not in logged()
-
-
-def test_the_share_of_right_completions_is_of_those_that_were_scored_in_any_round(made):
-    def partly(prompts, completions, **kwargs):
-        """Scores one prompt of the first round's four, whose completions are all right, and all of later rounds."""
-        return [
-            float(completion == "right") if (i := number(prompt)) > 3 or i == 1 else None
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-
-    def script(text, i):
-        return "right" if number(text) == 1 or i % 4 == 0 else "wrong"
-
-    trainer = made(partly, prompts(24), script, shuffle_dataset=False)
+    settings = {"use_dynamic_sampling": use_dynamic_sampling, "dynamic_sampling_rewards": ["right"]}
+    trainer = made([right, shaping], script=lambda text, i: "wrong" if i % 4 else "right", **settings)
     trainer.train()
     log = trainer.state.log_history[0]
-    # 4 of 4, then 4 of 16; a mean over the two rounds of 16 would be 62.5 %.
-    assert log["dynamic_sampling/rounds"] == 2
-    assert log["task_accuracy"] == log["reward"] == 0.4
+    assert (log["reward"], log["task_accuracy"]) == (-0.75, 0.25)  # 1/4 - 1
+    assert " -0.750    25.0% " in capsys.readouterr().out
 
 
 def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(made):
@@ -121,18 +94,6 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
     assert [thread.name for thread in threading.enumerate() if "watch" in thread.name] == []
 
 
-@pytest.mark.parametrize(("is_main_process", "times"), [(True, 1), (False, 0)])
-def test_one_process_tells_of_a_pass_without_a_group(monkeypatch, is_main_process, times):
-    monkeypatch.setattr("trl_dapo.run.terminal.PartialState", lambda: SimpleNamespace(is_main_process=is_main_process))
-    monkeypatch.setattr("trl_dapo.run.terminal.logger", SimpleNamespace(warning=(told := []).append))
-    monkeypatch.setattr("trl_dapo.run.terminal.advise", lambda rollout: "")
-    rollout = SimpleNamespace(target=8, shortfall=8, num_rounds=1, acceptance_rate=0.0)
-    sampler = SimpleNamespace(rollout=rollout, new_passes_without_group=lambda: 1)
-    with terminal.progress_bar(sampler, is_hidden=True) as show:
-        show()
-    assert told == times * ["No group was accepted in one pass over the training dataset."]
-
-
 def test_a_row_of_large_figures_is_no_wider():
     sampling = {"acceptance_rate": 1.0, "rounds": 100.0, "tokens_generated": 167_772_160.0}
     log = {f"dynamic_sampling/{name}": value for name, value in sampling.items()}
@@ -150,10 +111,6 @@ def test_steps_that_no_line_was_logged_for_are_counted_too(made, capsys, setting
     made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_rounds=1, **settings).train()
     assert "step 3 of 3" in (said := capsys.readouterr().out)
     assert "No step moved a weight" in said
-
-
-def test_a_mean_that_rounds_to_zero_has_no_sign():
-    assert format_row([{"reward": -0.0004}], 1, None).split()[1] == "0.000"
 
 
 @pytest.mark.parametrize(
@@ -214,11 +171,6 @@ def test_a_summary_says_what_moved_what_was_found_and_what_evaluations_changed()
     ]
 
 
-def test_a_resumed_runs_seconds_are_said_to_be_those_since_it_was_resumed():
-    lines = summed_up([], step=60, seconds=860, resumed_at=30)
-    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."
-
-
 def test_a_summary_compares_tenths_of_a_run_and_not_single_steps():
     rewards = [0.2, 0.4, *[0.9] * 16, 0.6, 0.3]
     history = [
@@ -252,7 +204,9 @@ def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
     assert f"Tokens:    640 generated: {times}." in lines
 
 
-def test_a_summary_of_one_step_compares_nothing():
+def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():
+    lines = summed_up([], step=60, seconds=860, resumed_at=30)
+    assert lines[0] == "Ended:     step 60 of 60, after 0:14:20 from step 30. Each step moved the weights."
     lines = summed_up([{"step": 1, "loss": 0.1, "rewards/right/mean": 0.5}], Totals(9, 8, 7))
     assert lines[1:3] == ["Groups:    8 trained of 9 sampled.", "Tokens:    7 generated."]
     assert "Rewards:   right 0.500 (step 1)." in lines
@@ -264,9 +218,6 @@ def test_the_start_says_what_epochs_do_not_count_where_prompts_are_sampled_in_pl
     assert "`max_passes=2` ends the run by passes" in line
     for settings in ({"max_steps": 7}, {"max_passes": 2.0}, {"dynamic_sampling_mode": "mask"}):
         assert terminal.describe_passes(tiny_config(tmp_path, **{"max_steps": -1, **settings}), 7) is None
-
-
-# Which callback
 
 
 @pytest.mark.parametrize(("disable_tqdm", "removed"), [(True, PrinterCallback), (False, ProgressCallback)])
@@ -312,26 +263,19 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
     assert entry["dynamic_sampling/dropped/unscored"] == 4
 
 
-# On a terminal, in a file
-
-
 def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
     status, written = run_in_terminal(job("printed", tiny_model, tmp_path, "{}"), timeout=200)
     assert status == 0, written
-    lines = screen(written)
-    start = lines.index(HEADER.rstrip())
-    rows = [line for line in lines[start + 1 :] if line[:6].strip().isdigit() and "eval" not in line]
+    lines = lines_of(written)
+    rows = [line for line in lines[lines.index(HEADER) + 1 :] if line[:6].strip().isdigit()]
     assert [row.split()[0] for row in rows] == ["1", "2"]
     assert all(len(row) == 79 for row in rows)
-    # Of 4 prompts and 4 completions each, one in four right of those not divisible by 3.
-    assert [row.split()[5] for row in rows] != ["-", "-"]
     ended = next(i for i, line in enumerate(lines) if line.startswith("Ended:"))
     assert lines[ended].startswith("Ended:     step 2 of 2, after 0:00:")
     assert lines[ended + 1].startswith("Groups:    8 trained of ")
     # Lines are broken between words.
     text = " ".join(line.strip() for line in lines)
     assert "A completion is right if 'right' is above 0, unless it takes more than two values." in text
-    assert "{'loss'" not in written
 
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
@@ -354,7 +298,7 @@ def test_the_full_dictionary_comes_back_when_asked_for(made, capsys):
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 
-def test_a_resumed_run_says_from_where(made, capsys):
+def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left_to_train(made, capsys):
     made(**SAVED).train()
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
@@ -362,23 +306,10 @@ def test_a_resumed_run_says_from_where(made, capsys):
     # Of the whole run: 4 groups a step, all of which train.
     said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
     assert lines[-5].startswith(said)
-
-
-def test_a_resumed_run_with_nothing_left_to_train_says_so_and_sums_up_nothing(made, capsys):
-    made(max_steps=2, **SAVED).train()
-    epoch = {"max_steps": -1, "num_train_epochs": 0.25}  # 4 of 16 prompts
-    for ends, setting in (({"max_steps": 2}, "max_steps"), (epoch, "num_train_epochs")):
-        capsys.readouterr()
-        trainer = made(**ends, **SAVED)
-        trainer.train(resume_from_checkpoint=True)
-        assert trainer.sampled == []
-        lines = capsys.readouterr().out.splitlines()
-        said = f"Resumed at step 2 of {trainer.state.max_steps}. Nothing is left to train: raise `{setting}`."
-        assert said in lines
-        assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
-
-
-# Interrupted, and started in several processes
+    made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
+    lines = capsys.readouterr().out.splitlines()
+    said = "Resumed at step 3 of 3. Nothing is left to train: raise `max_steps`."
+    assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
 
 
 def train(folder: Path, *options: str) -> dict:
@@ -400,20 +331,10 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     status, written = run_in_terminal(**train(tmp_path, "--max_steps", "500"), interrupt_at=is_second_row)
     assert status == 130, written
     assert "Traceback" not in written
-    text = " ".join(line.strip() for line in screen(written))
+    text = " ".join(line.strip() for line in lines_of(written))
     said = "trl-dapo train: stopped. The same command with `--resume_from_checkpoint true` goes on from out/checkpoi"
     assert said in text
     assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
-
-
-def test_ctrl_c_ends_a_quickstart_with_one_line(tmp_path):
-    command = train(tmp_path)
-    command["command"][3:] = ["quickstart", "--output_dir", "out"]
-    status, written = run_in_terminal(**command, interrupt_at=lambda written: "Warm-up" in written)
-    assert status == 130, written
-    assert "Traceback" not in written
-    text = "".join(line.ljust(80) for line in screen(written)).rstrip()
-    assert text.endswith("trl-dapo quickstart: stopped. A quickstart is not resumed: the same command starts again.")
 
 
 def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path):
@@ -424,17 +345,3 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr
-
-
-def test_a_count_has_no_right_and_no_scores(made, capsys):
-    """Two values are two verdicts; with the third, in the first rollout, `right` is a dash and avg@k is left out."""
-
-    def count(completions, **kwargs):
-        return [float(i % 3) for i in range(len(completions))]
-
-    evaluates = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
-    trainer = made(count, dataset=prompts(4), eval_dataset=prompts(4), **evaluates)
-    trainer.train()
-    assert not [name for entry in trainer.state.log_history for name in entry if "avg@" in name or "accuracy" in name]
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     1 "))
-    assert row.split()[2] == "-"

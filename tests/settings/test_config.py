@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 from helpers import prompts, right, tiny_config
-from transformers.training_args import OptimizerNames
-from trl import GRPOConfig, TrlParser
+from trl import GRPOConfig
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.settings.rules import KNOWN_LOSSES
@@ -37,12 +36,6 @@ def test_epsilon_alone_is_both_clips_as_in_trl(tiny_model, tmp_path, settings, e
     assert trainer.epsilon_high == epsilon_high
 
 
-def test_a_recipe_that_sets_epsilon_alone_sets_both_clips(tmp_path):
-    command = ["--output_dir", str(tmp_path), "--epsilon", "0.3", "--use_cpu", "--bf16", "false"]
-    (args,) = TrlParser((DAPOConfig,)).parse_args_and_config(command)
-    assert args.epsilon_high is None
-
-
 def test_what_dapo_does_not_name_keeps_trls_default():
     ours = {field.name: field.default for field in dataclasses.fields(DAPOConfig)}
     changed = {"epsilon_high", "beta", "loss_type", "epsilon"}
@@ -59,22 +52,20 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
     ("overrides", "message"),
     [
         ({"overlong_buffer_length": 9}, r"between 1 and `max_completion_length` \(8\), got 9"),
-        ({"overlong_buffer_length": 0}, "got 0"),
         ({"overlong_penalty_factor": -0.5, "overlong_buffer_length": 4}, "at least 0 and finite, got -0.5. A"),
         ({"overlong_penalty_factor": 2.0}, "`overlong_penalty_factor=2.0` has no effect without"),
         ({"num_generations": 1}, "at least 2, got 1"),
         ({"num_generations": 4.0}, "`num_generations` must be a whole number of at least 2, got 4.0"),
         ({"max_tokens_generated": "5"}, "above 0 and finite, got '5'"),
         ({"max_passes": float("inf")}, "above 0 and finite, got inf. Leave it out for no limit."),
+        ({"max_passes": 0}, "`max_passes` must be above 0 and finite, got 0"),
         ({"log_groups": True}, "a whole number of at least 0, got True"),
-        ({"steps_per_generation": 0}, "`steps_per_generation` must be a whole number of at least 1, got 0"),
-        ({"temperature": -1}, "`temperature` must be above 0 and finite, got -1"),
+        ({"temperature": 0}, "`temperature` must be above 0 and finite, got 0"),
+        ({"dynamic_sampling_stop_after": -1}, "must be a whole number of at least 0, got -1. 0 is never."),
         ({"top_entropy_quantile": 1.5}, "at least 0 and at most 1, got 1.5"),
         ({"epsilon": -0.1}, "`epsilon` must be at least 0 and finite, got -0.1"),
         ({"dynamic_sampling_min_accuracy": "a"}, "a finite number, got 'a'"),
-        ({"importance_sampling_level": "sequence_token"}, "one of 'token', 'sequence', got 'sequence_token'"),
         ({"scale_rewards": "std"}, "one of 'group', 'batch', 'none', True, False, got 'std'"),
-        ({"vllm_importance_sampling_mode": "mask"}, "'sequence_mask', got 'mask'"),
         ({"num_generations": None}, "at least 2, got None"),
         ({"top_p": 10**400}, "`top_p` must be above 0 and at most 1, got 1000"),  # no float holds it
         # A completion of 32 tokens and a prompt of one.
@@ -84,15 +75,9 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_max_accuracy": 1.5}, "got 0.0 and 1.5"),
         # Of 4 completions 1, 2 or 3 are right: none of 0.25, 0.5, 0.75 lies between 0.3 and 0.45.
         ({"dynamic_sampling_min_accuracy": 0.3, "dynamic_sampling_max_accuracy": 0.45}, "No group of 4 completions"),
-        ({"dynamic_sampling_on_exhausted": "retry"}, "'top_up', 'error', got 'retry'"),
         ({"dynamic_sampling_rewards": []}, "is empty"),
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
-        ({"dynamic_sampling_accuracy_threshold": float("inf")}, "must be a finite number, got inf"),
-        ({"dynamic_sampling_accuracy_threshold": "0.5"}, "must be a finite number, got '0.5'"),
-        ({"batch_multiplier": float("nan")}, "must be above 0 and finite, got nan"),
-        # A tenth of 4 prompts is none.
-        ({"batch_multiplier": 0.1}, "less than one prompt, with a rollout batch of 4. Raise it to at least 0.25"),
         ({"loss_type": "dppo"}, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
@@ -124,19 +109,6 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
 )
 def test_a_value_that_can_be_honoured_is_accepted(tmp_path, overrides):
     assert tiny_config(tmp_path, **overrides).loss_type == overrides.get("loss_type", "dapo")
-
-
-LAYERWISE = ("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw")
-STEP_IN_BACKWARD = {"lomo", "adalomo", *(f"{name}_layerwise" for name in LAYERWISE)}
-
-
-@pytest.mark.parametrize("name", [name.value for name in OptimizerNames])
-def test_of_all_optimizers_those_that_step_inside_the_backward_pass_are_refused(tmp_path, name):
-    if name not in STEP_IN_BACKWARD:
-        assert tiny_config(tmp_path, optim=name).optim == name
-        return
-    with pytest.raises(ValueError, match=rf"`optim='{name}'` steps inside every backward pass.*adafactor"):
-        tiny_config(tmp_path, optim=name)
 
 
 def test_the_rule_book_knows_the_losses_of_the_objective():

@@ -2,26 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field is described once, in its class's docstring: the command line and the docs read it there."""
 
-import ast
 import dataclasses
-import re
-import subprocess
-import sys
-import textwrap
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
-from transformers import HfArgumentParser
-from trl import GRPOConfig
 
 from trl_dapo import DAPOConfig
 from trl_dapo.cli.train import REWARDS, TOOLS, LaunchArguments, make_parser
 from trl_dapo.settings.help import Entry, help_from_docstring, read_fields
 
-
-MODULES = sorted((Path(__file__).parents[2] / "trl_dapo").rglob("*.py"))
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 DOC = """
     What a walk needs.
@@ -53,42 +41,8 @@ def test_a_docstrings_fields_are_read_with_their_headings_defaults_and_reference
         "bread": Entry("Food", None, "In kg."),
     }
     assert read_fields("One line.") == {}
-
-
-def test_a_line_that_is_not_in_trls_format_is_named():
     with pytest.raises(ValueError, match=r"nor its text: 'laces \(list\):'\."):
         read_fields(DOC.replace("laces (`list[str]` or `str`):", "laces (list):"))
-
-
-@help_from_docstring
-@dataclass
-class Walk(GRPOConfig):
-    """
-    A walk.
-
-    Args:
-        pace (`float`, *optional*, defaults to `1.5`):
-            Faster than 50% of walkers.
-        way (`str`, *optional*, defaults to `"wood"`):
-            Where it leads.
-        beta (`float`, *optional*, defaults to `0.5`):
-            Steepness.
-    """
-
-    pace: float = 1.5
-    way: str = field(default="wood", metadata={"choices": ["wood", "lake"]})
-    beta: float = 0.5
-
-
-def test_the_help_of_a_field_is_its_entry_the_rest_of_its_metadata_stays_and_so_does_what_is_inherited():
-    metadata = {own.name: own.metadata for own in dataclasses.fields(Walk)}
-    assert metadata["way"] == {"choices": ["wood", "lake"], "help": "Where it leads."}
-    shown = " ".join(HfArgumentParser(Walk).format_help().split())
-    assert "--pace PACE Faster than 50% of walkers. (default: 1.5)" in shown
-    trls = {theirs.name: theirs.metadata for theirs in dataclasses.fields(GRPOConfig)}
-    assert metadata["epsilon"] == trls["epsilon"]
-    assert metadata["beta"] == {"help": "Steepness."}
-    assert "KL coefficient" in trls["beta"]["help"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +52,6 @@ def test_the_help_of_a_field_is_its_entry_the_rest_of_its_metadata_stays_and_so_
         ("\nArgs:\n    pace (`float`):\n", ["pace"], "does not describe its field 'pace'"),
         ("\nArgs:\n    pase (`float`):\n        In km/h.", ["pace"], "describes 'pase', which is no field"),
     ],
-    ids=["forgotten", "silent", "misspelt"],
 )
 def test_a_field_without_an_entry_and_an_entry_without_a_field_are_refused(doc, fields, message):
     with pytest.raises(ValueError, match=f"The docstring of `Stroll` {message}"):
@@ -123,29 +76,3 @@ def test_help_of_the_command_line_names_rewards_and_tools_and_ends_with_defaults
         assert f"`{name}`" in shown
     assert "Prompts of a rollout batch; the paper: 512." in shown
     assert "A completion is right if its task reward exceeds this. (default: 0.0)" in shown
-
-
-def test_without_docstrings_there_is_no_help_and_no_error():
-    code = (
-        "from dataclasses import dataclass, fields\n"
-        "from trl_dapo.settings.help import help_from_docstring\n"
-        "@help_from_docstring\n@dataclass\nclass Bare:\n    '''Gone.'''\n    pace: float = 1.0\n"
-        "print(fields(Bare)[0].metadata)"
-    )
-    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, timeout=200)
-    assert (run.returncode, run.stdout) == (0, "{}\n")
-
-
-def raises_sections(path):
-    """The `Raises` sections of a module, without their heading."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        docstring = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
-        for section in re.findall(r"^Raises:\n((?: {4}.*\n?)+)", docstring or "", re.MULTILINE):
-            yield textwrap.dedent(section)
-
-
-def test_what_is_raised_is_written_in_one_way():
-    sections = [(path.name, section) for path in MODULES for section in raises_sections(path)]
-    assert len(sections) == sum(path.read_text().count("Raises:\n") for path in MODULES) > 1  # none is passed over
-    entry = re.compile(r"[A-Z]\w+(, [A-Z]\w+)*: \S| ")  # a line with a margin goes on with the one before
-    assert [found for found in sections if not all(map(entry.match, found[1].splitlines()))] == []

@@ -14,19 +14,9 @@ from trl_dapo.settings.rules import RULES, check_rules, why_refused
 pytestmark = pytest.mark.fast
 
 DEFAULTS = declared_fields()  # of a config, read without importing it
-FACTS = {
-    "groups_per_rollout": 8,
-    "has_images": False,
-    "num_ranks_sharing_a_row": 1,
-    "feels_padding": None,
-    "has_group_filter": False,
-    "reward_names": ["accuracy", "format"],
-    "has_rollout_func": False,
-    "has_environments": False,
-    "has_tools": False,
-    "is_quantized": False,
-    "trains_float32": True,
-}
+FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1, "reward_names": ["accuracy", "format"]}
+FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
+FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
 CARRY = {"dynamic_sampling_surplus": "carry"}
 AHEAD = {"rollouts_ahead": 1, "use_vllm": True, "vllm_mode": "server", **CARRY}
 FILTER = {"has_group_filter": True}
@@ -101,6 +91,7 @@ SETTINGS = [
     ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),
     ({**BUDGET, "top_entropy_quantile": 0.5}, "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0"),
     ({"optim": "galore_adamw_layerwise"}, STEPS),
+    ({"optim": "adalomo"}, "`optim='adalomo'` steps inside every backward pass"),
     ({"vllm_lora_sync": "merge"}, "`vllm_lora_sync='merge'` has no effect without vLLM. Set `use_vllm=True`."),
     ({"reward_scaling": [0, 1]}, "`reward_scaling` takes four numbers, source minimum, source maximum, target minimu"),
     ({"reward_scaling": [1, 1, 0, 1]}, "The source range of `reward_scaling` must begin below its end and both be fi"),
@@ -140,6 +131,7 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_tools": True}, "`rollouts_ahead=1` does not support tools, ... Set `rollouts_ahead=0`."),
+        (AHEAD, {"is_quantized": True}, "`rollouts_ahead=1` does not support a base in 4 or 8 bits"),
         (AHEAD, IMAGES, "`rollouts_ahead=1` does not support models with images, ... Set `rollouts_ahead=0`."),
         (IN_FP16, {"trains_float32": True}, "... with `fp16=True` ... to float16 ... Set `fp16=False`, or sample"),
         ({}, TWO_A_ROW, "Dynamic sampling needs ... but 2 ranks share a row ... or set `use_dynamic_sampling=False`."),
