@@ -11,6 +11,7 @@ import pytest
 from benchmarks import ladder
 from benchmarks.frame import predictions, verdicts
 from benchmarks.frame.runs import Job
+from benchmarks.frame.trainers import DAPO, GRPO, Arm
 from benchmarks.larger import task as countdown
 from benchmarks.larger import training as larger
 from benchmarks.mechanisms import tasks
@@ -46,17 +47,15 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
     assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
 
 
-@pytest.mark.parametrize(("trainer", "settings"), [("GRPO", {}), ("DAPO", {"dynamic_sampling_max_rounds": 1})])
-def test_a_run_on_countdown_is_probed_on_the_way_and_on_more_problems_at_its_end(
-    trainer, settings, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("arm", [Arm(GRPO, {}), Arm(DAPO, {"dynamic_sampling_max_rounds": 1})], ids=["GRPO", "DAPO"])
+def test_a_run_on_countdown_is_probed_on_the_way_and_on_more_problems_at_its_end(arm, tmp_path, monkeypatch):
     small = {"NUM_PROMPTS": 2, "NUM_GENERATIONS": 4, "NUM_STEPS": 2, "NUM_TRAIN": 64, "MAX_LENGTH": 8}
     for name, value in {**small, "NUM_PROBED": 8, "NUM_HELD_OUT": 16}.items():
         monkeypatch.setattr(larger, name, value)
     look, asked = larger.probe, []
     monkeypatch.setattr(larger, "probe", lambda *args: asked.append(len(args[2])) or look(*args))
-    job = Job("Countdown", "any", 0, settings, num_rollouts=2, others={"trainer": trainer})
-    result = larger.run(job, save_model(tmp_path / "checkpoint", countdown.make_tokenizer()))
+    checkpoint = save_model(tmp_path / "checkpoint", countdown.make_tokenizer())
+    result = larger.train(Job("Countdown", "any", 0, {}, num_rollouts=2), checkpoint, tmp_path / "run", arm)
     assert asked == [8] * 3 + [16]
     assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
     assert result["tokens"] == result["curve"][-1]["tokens"]
@@ -84,7 +83,7 @@ def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
 
 @pytest.mark.parametrize(
     "job",
-    real_model.jobs_of([0], [real_model.GRPO, real_model.MEMORY, real_model.LOW, real_model.TOKEN]),
+    real_model.jobs_of([0], [real_model.GRPO, real_model.MEMORY, real_model.LOW]),
     ids=lambda job: job.name,
 )
 def test_the_arms_of_the_real_model_make_a_trainer_of_a_rollouts_rows(job, tiny_model, tmp_path):
