@@ -1,11 +1,15 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from benchmarks import __main__ as runner
 from benchmarks import drop_in, gpu, lora_sync
-from benchmarks.frame import curves
+from benchmarks.frame import curves, runs
+from benchmarks.frame.runs import Job
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
@@ -24,6 +28,35 @@ def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     # Behind the answer a working, each token of which counts once.
     (worked,) = curves.right_probabilities(model, tokenizer, ["27+05=230=27+05"])
     assert worked.item() == pytest.approx(len(tokenizer) ** -10, rel=1e-3)
+
+
+CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "seconds": 2.5, "accuracy": 0.6}]
+
+
+def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def train(job, checkpoint):
+        ran.append((job.arm, job.target))
+        return {"curve": CURVE}
+
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda num, **how: ThreadPoolExecutor(num))
+    done, changed, old, _, elsewhere = jobs = [
+        Job("quickstart", arm, 0, target=0.5, max_seconds=1.0) for arm in ("A", "B", "C", "D", "E")
+    ]
+    code, checkpoint = runs.fingerprint(train), tmp_path / "checkpoint-250"
+    for job, start, kept_code in (
+        (done, "checkpoint-250", code),
+        (changed._replace(target=0.4), "checkpoint-250", code),
+        (old, "checkpoint-250", "of yesterday"),
+        (elsewhere, "checkpoint-5", code),
+    ):
+        text = json.dumps({"job": job._asdict(), "checkpoint": start, "code": kept_code, "curve": CURVE[:1]})
+        (tmp_path / f"quickstart-{job.arm}-0.json").write_text(text)
+    results = runs.run_all(train, jobs, checkpoint, tmp_path, 1)
+    assert ran == [("B", 0.5), ("C", 0.5), ("D", 0.5), ("E", 0.5)]
+    assert results["quickstart", "A", 0]["curve"] == CURVE[:1]
+    assert "quickstart, D, seed 0: 60.0% after 30 tokens and 2 s" in capsys.readouterr().out
 
 
 def test_both_trainers_of_the_drop_in_have_the_same_losses():
@@ -45,8 +78,8 @@ def test_the_gpu_benchmark_measures_both_trainers():
 def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():
     model = lora_sync.make_model((32, 64, 2, 2, 1), vocab_size=100)
     handed_over = lora_sync.handed_over(model)
-    assert handed_over["merge"] == 2 * lora_sync.num_parameters(model)  # in bfloat16
-    adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)
+    adapter = 2 * sum(value.numel() for name, value in model.named_parameters() if "lora_" in name)  # in bfloat16
+    assert handed_over["merge"] == 2 * model.num_parameters() - adapter
     assert 0 < handed_over["adapter"] - adapter < 10_000  # names and the config
 
 
