@@ -134,7 +134,8 @@ def test_two_rollouts_ahead_rows_are_of_the_adapter_that_was_named(server, model
 
 # ---- trl-dapo eval ----
 
-PROBLEMS = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(6)]
+# A random model goes on with what a prompt ends in: each has an answer of its own.
+PROBLEMS = [{"prompt": f"What is {i} + {i}", "solution": str(2 * i)} for i in range(6)]
 
 
 def arguments(folder, **options):
