@@ -35,8 +35,9 @@ def vllm_on_the_cpu():
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Paths of a model whose output head is its embedding, and of one with a head of its own."""
+    """Paths of a model whose output head is its embedding, of one with its own head, and of one far from uniform."""
     folder = tmp_path_factory.mktemp("models")
+    kinds = {"tied": {"tie_word_embeddings": True}, "untied": {}, "wide": {"initializer_range": 0.1}}
     return {
         name: save_tiny_model(
             folder / name,
@@ -46,9 +47,9 @@ def models(tmp_path_factory):
             num_key_value_heads=2,
             head_dim=32,  # the smallest that vLLM's attention has for the CPU, and hidden_size / num_attention_heads
             max_position_embeddings=512,
-            tie_word_embeddings=is_tied,
+            **overrides,
         )
-        for name, is_tied in (("tied", True), ("untied", False))
+        for name, overrides in kinds.items()
     }
 
 
