@@ -61,14 +61,12 @@ def same_groups(model, folder, variants):
     """Trains on scripted completions; reports which rows trained in each rollout, the logs and the weights."""
     for name, overrides in json.loads(variants).items():
         settings = {"per_device_train_batch_size": 4 // WORLD_SIZE, "shuffle_dataset": False, "max_steps": 3}
-        settings["per_device_eval_batch_size"] = 8 // WORLD_SIZE
         args = tiny_config(Path(folder) / name / "run", **{**settings, **overrides})
         trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=script)
         rollouts = record_rollouts(trainer)
         trainer.train()
         report = {"rollouts": list(rollouts), "logs": list(trainer.state.log_history)}
         report["weights"] = weights(trainer).tolist()
-        report["evaluated"] = trainer.evaluate(prompts(5, source=["a", "b", "b", "a", "b"]))
         write_report(Path(folder) / name, report)
 
 

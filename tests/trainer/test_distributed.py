@@ -72,6 +72,12 @@ def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error
     )
 
 
+def test_a_reward_function_that_hangs_on_one_rank_ends_the_job_at_the_ddp_timeout(tiny_model, tmp_path):
+    result = launch("reward_hangs_on_one_rank", tiny_model, tmp_path, num_processes=2)
+    assert result.returncode != 0
+    assert "5000ms" in result.stderr
+
+
 def test_ranks_that_drew_different_prompts_end_with_one_error(tiny_model, tmp_path):
     result = launch("shuffled_differently", tiny_model, tmp_path, num_processes=2)
     assert result.returncode != 0
