@@ -36,10 +36,11 @@ def test_every_product_is_right_and_none_that_is_held_out_is_trained_on_the_othe
 
 @needs_model
 @pytest.mark.timeout(900)
-def test_two_rollouts_move_every_layer_and_the_score_is_told_before_and_after(tmp_path):
+def test_two_steps_move_every_layer_and_the_score_is_told_before_and_after(tmp_path):
     command = ["train", "--config", "smollm2_135m_cpu", "--output_dir", str(tmp_path)]
     command += ["--model_name_or_path", os.environ[MODEL]]
-    command += ["--max_steps", "2", "--eval_steps", "2", "--num_generations_eval", "2"]
+    command += ["--max_steps", "2", "--prompts_per_step", "2", "--eval_steps", "2", "--num_generations_eval", "2"]
+    command += ["--eval_dataset_limit", "8"]
     result = run_alone([sys.executable, "-m", "trl_dapo.cli", *command], timeout=800, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())
@@ -48,7 +49,7 @@ def test_two_rollouts_move_every_layer_and_the_score_is_told_before_and_after(tm
     assert "Ended: step 2 of 2" in said
     log = [json.loads(line) for line in (tmp_path / "log_history.jsonl").read_text().splitlines()]
     start, end = (entry["eval_avg@2"] for entry in log if "eval_avg@2" in entry)
-    assert min(start, end) > 0  # of 24 products
+    assert min(start, end) > 0  # of 8 products
     adapter = load_file(tmp_path / "adapter_model.safetensors")
     moved = [bool(torch.any(weights)) for name, weights in adapter.items() if "lora_B" in name]  # zero at first
     assert moved == [True] * 7 * 30  # linear layers of a layer, layers

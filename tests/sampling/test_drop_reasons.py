@@ -38,6 +38,7 @@ VERDICTS = {
     "spread within the tolerance": ([0.5, 0.5 + 1e-7], {}, "constant"),
     "spread beyond the tolerance": ([0.5, 0.5 + 1e-3], {}, None),
     "spread within a wider one": ([0.5, 0.5 + 1e-3], {"tolerance": 0.01}, "constant"),
+    "spread of the tolerance": ([0.5, 0.75], {"full_score": 2.0, "tolerance": 0.25}, "constant"),
     # Counted as zero an unscored completion would hide or fake a spread, counted as NaN it would pass.
     "unscored, and all wrong": ([NAN, 0.0, 0.0], {}, "all_wrong"),
     "unscored, and all correct": ([NAN, 1.0, 1.0], {}, "all_correct"),
@@ -64,6 +65,7 @@ VERDICTS = {
     "accuracy 0, no lower end": ([-1.0, -2.0], {"max_accuracy": 0.9}, None),
     # A reward at the threshold is not correct in any precision: float32(0.3) is above the double 0.3.
     "at the threshold": ([0.3, 0.3], {"accuracy_threshold": 0.3}, "all_wrong"),
+    "above the threshold by the tolerance": ([0.75] * 2, {"accuracy_threshold": 0.5, "tolerance": 0.25}, "all_wrong"),
     "at the threshold, beside less": ([0.3, 0.2], {"accuracy_threshold": 0.3, "min_accuracy": 0.1}, "outside_band"),
 }
 
@@ -133,12 +135,12 @@ def test_the_sum_is_made_in_double_precision():
 
 
 def test_a_completion_is_correct_above_the_threshold_by_more_than_the_tolerance():
-    criterion = Criterion(accuracy_threshold=0.5, tolerance=0.1)
-    assert is_correct(torch.tensor([0.5, 0.55, 0.65, NAN]), criterion).tolist() == [False, False, True, False]
+    criterion = Criterion(accuracy_threshold=0.5, tolerance=0.25)
+    assert is_correct(torch.tensor([0.5, 0.75, 0.8, NAN]), criterion).tolist() == [False, False, True, False]
 
 
 def test_the_rest_of_a_group_counts_as_the_group_does():
-    """Right, wrong, and then twice right: 2 of the 2 new ones. Scores of 0.2 and 0.4 have their upper half right."""
-    rewards = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.2, 0.4, 0.4, 0.4]])
-    assert count_correct(rewards, None, [None, None], Criterion()) == [(3, 4), (3, 4)]
-    assert count_correct(rewards, None, [None, None], Criterion(), num_known=2) == [(2, 2), (2, 2)]
+    """Right, wrong, and then twice right: 2 of the 2 new ones. Of graded scores those above the middle are right."""
+    rewards = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.2, 0.4, 0.4, 0.4], [0.25, 0.5, 0.75, 0.5]])
+    assert count_correct(rewards, None, [None] * 3, Criterion()) == [(3, 4), (3, 4), (1, 4)]
+    assert count_correct(rewards, None, [None] * 3, Criterion(), num_known=2) == [(2, 2), (2, 2), (1, 2)]

@@ -14,6 +14,7 @@ from trl_dapo.sampling.prompt_memory import PromptMemory
 from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.report import rollout_log
+from trl_dapo.sampling.rollout import Totals
 from trl_dapo.sampling.round_size import AcceptanceRate
 from trl_dapo.sampling.rounds import Ask, Round, Rows, select_ages
 from trl_dapo.sampling.sampler import Sampler
@@ -102,7 +103,10 @@ def names(prompts):
 
 def test_groups_are_counted_over_the_rounds():
     sampler = play(play(new(3), [YES, NO]), ["masked", YES, YES, YES])
-    assert sampler.batch().train == [Group(0, 0), Group(1, 1), Group(1, 2)]
+    batch = sampler.batch()
+    assert batch.train == [Group(0, 0), Group(1, 1), Group(1, 2)]
+    assert [sampler.rollout.number_of(group) for group in batch.train] == [1, 2, 2]
+    assert sampler.totals == Totals(groups_sampled=6, groups_trained=3, tokens_generated=0, barren_rollouts=0)
     assert (sampler.rollout.num_rounds, sampler.rollout.num_groups, sampler.rollout.shortfall) == (2, 6, 0)
     assert sampler.rollout.reasons == {"all_wrong": 1, "masked": 1}
     assert sampler.next_prompts() == []

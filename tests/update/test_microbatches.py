@@ -140,6 +140,15 @@ def test_the_costliest_micro_batch_is_as_cheap_as_can_be(lengths, expected):
     assert costs(lengths, cut(lengths, 3)) == expected
 
 
+def test_a_window_with_little_padding_is_not_cut_finer():
+    """10 x 11 = 110 tokens of which 9 are padding; 5 x 11 and 5 x 10 would be 5 fewer."""
+    assert sizes(plan_window_within_budget([[(2, 9), *EQUAL * 9]], 10**9, in_step=False)) == [[10]]
+
+
+def test_rows_of_equal_completions_are_ordered_by_their_prompts():
+    assert Rows([(1, 10), (90, 10), (5, 3)]).orders(range(3)) == [[1, 0, 2]]
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("budget", [None, 10**6])
 def test_the_cut_is_the_best_of_all_contiguous_ones(budget, seed):
