@@ -17,7 +17,6 @@ from trl_dapo.data import load_math_dataset, refuse_overlap
 from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
 
 
-pytestmark = pytest.mark.fast
 needs_data = pytest.mark.skipif(
     "TRL_DAPO_DATA" not in os.environ, reason="TRL_DAPO_DATA does not name the folder with the real data"
 )

@@ -11,7 +11,7 @@ GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learni
 Tasks, checkpoints and targets are those of time_to_accuracy.py and, of Countdown, larger/. The rates are 0.5, 1, 2
 and 3 times the one at which GRPO got furthest there; the best has the fewest tokens to the target with seed 100,
 which does not count: there a rate ends at the tokens with which an earlier one got there. Writes runs.csv, a line a
-run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes.
+run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes; what runs.csv has is not run again.
 
 A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task, in this order;
 `--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, where it is one of `small`), with a
@@ -20,6 +20,7 @@ row for each prediction.
 
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -143,13 +144,13 @@ def best_factor(results, task, arm):
 
 
 def at_best(results):
-    """The runs that count, by task, arm and seed: those at each arm's best rate."""
-    tried = {(task, arm) for task, arm, _, seed in results if seed == TRIAL}
-    best = {(task, arm): f"{best_factor(results, task, arm):g}" for task, arm in tried}
+    """The runs that count, by task, arm and seed: those at each arm's best rate, where all four were tried."""
+    tried = Counter((task, arm) for task, arm, _, seed in results if seed == TRIAL)
+    best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(FACTORS)}
     return {
         (task, arm, seed): result
         for (task, arm, rate, seed), result in results.items()
-        if seed != TRIAL and best[task, arm] == rate
+        if seed != TRIAL and best.get((task, arm)) == rate
     }
 
 
@@ -180,7 +181,8 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
         checkpoint, start = TASKS[name].make_checkpoint(output_dir)
 
         def run_those(*keys, name=name, checkpoint=checkpoint, start=start):
-            jobs = [make_job(results, name, *key, start) for key in keys]
+            missing = [key for key in keys if (name, key[0], f"{key[1]:g}", key[2]) not in results]
+            jobs = [make_job(results, name, *key, start) for key in missing]
             results.update(run_all(run, jobs, checkpoint, output_dir, num_processes))
             STUDY.write(results)
 

@@ -26,9 +26,6 @@ from trl_dapo.rewards.checks import (
 )
 
 
-pytestmark = pytest.mark.fast
-
-
 def test_trl_passes_what_the_checks_believe_it_passes():
     received = {}
 

@@ -35,20 +35,17 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("how", WEIGHTS, ids=str)
 def test_the_ratio_is_bounded_by_the_token_or_by_the_completion(how):
     assert engine_weight(LOG_RATIO, MASK, *how).tolist() == [[pytest.approx(value) for value in WEIGHTS[how][0]]]
 
 
-@pytest.mark.fast
 def test_a_token_of_which_the_engine_says_nothing_weighs_1():
     log_ratio = torch.tensor([[math.log(0.5), math.nan]])
     assert engine_weight(log_ratio, torch.ones(1, 2), "token_mask", None, 2.0).tolist() == [[0.5, 1.0]]
     assert engine_weight(log_ratio, torch.ones(1, 2), "sequence_mask", None, 2.0).tolist() == [[0.5]]
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("weight", "expected"),
     # The engine says nothing of a fourth token. Of tokens 0.5, 1 and 4; of the completion their product.
