@@ -48,7 +48,7 @@ def _text(value):
     """Blank where nothing was measured."""
     if not _is_figure(value):
         return value
-    return "" if math.isnan(value) else f"{value:.{NUM_DIGITS}g}"
+    return "" if math.isnan(value) else f"{value:.0f}" if value.is_integer() else f"{value:.{NUM_DIGITS}g}"
 
 
 def read_csv(folder, key):
