@@ -9,7 +9,6 @@ import torch
 
 from trl_dapo.rewards.task_reward import TaskReward
 from trl_dapo.sampling.drop_reasons import drop_reasons
-from trl_dapo.sampling.group_filter import apply_group_filter
 
 
 pytestmark = pytest.mark.fast
@@ -115,37 +114,6 @@ def test_names_that_cannot_decide_are_refused():
 )
 def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expected):
     assert task.describe(filtered) == expected
-
-
-def test_a_users_rule_sees_each_groups_rewards_by_name_and_its_rows():
-    seen = []
-
-    def rule(rewards, rows):
-        seen.append((rewards, [row["completion"] for row in rows]))
-        return "easy" if sum(rewards["accuracy"]) > 1 else None
-
-    rewards = torch.tensor([[1.0, 0.5], [1.0, math.nan], [0.0, 0.5], [1.0, 0.25]])
-    rows = [{"completion": text} for text in "abcd"]
-    assert apply_group_filter(rule, rewards, ["accuracy", "style"], rows, 2) == ["easy", None]
-    assert seen[0][0]["accuracy"] == [1.0, 1.0]
-    assert math.isnan(seen[0][0]["style"][1])
-    assert seen[1] == ({"accuracy": [0.0, 1.0], "style": [0.5, 0.25]}, ["c", "d"])
-    with pytest.raises(TypeError, match=r"`group_filter` returned ''.*: it must return `None`"):
-        apply_group_filter(lambda rewards, rows: "", rewards, ["accuracy", "style"], rows, 2)
-
-
-def test_a_rule_may_change_the_rows_that_it_is_handed():
-    rows = [{"prompt": [{"content": "2+2"}], "completion": [{"content": text}]} for text in ("4", "5")]
-
-    def careless(rewards, rows):
-        for row in rows:
-            row["prompt"][0]["content"] = row["completion"][0]["content"] = "gone"
-
-    assert apply_group_filter(careless, torch.zeros(2, 1), ["accuracy"], rows, 2) == [None]
-    assert [(row["prompt"], row["completion"]) for row in rows] == [
-        ([{"content": "2+2"}], [{"content": "4"}]),
-        ([{"content": "2+2"}], [{"content": "5"}]),
-    ]
 
 
 @pytest.mark.parametrize(
