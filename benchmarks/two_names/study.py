@@ -181,8 +181,8 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
         checkpoint, start = TASKS[name].make_checkpoint(output_dir)
 
         def run_those(*keys, name=name, checkpoint=checkpoint, start=start):
-            missing = [key for key in keys if (name, key[0], f"{key[1]:g}", key[2]) not in results]
-            jobs = [make_job(results, name, *key, start) for key in missing]
+            jobs = [make_job(results, name, *key, start) for key in keys]
+            jobs = [job for job in jobs if job.key not in results]
             results.update(run_all(run, jobs, checkpoint, output_dir, num_processes))
             STUDY.write(results)
 
