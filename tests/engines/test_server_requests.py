@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a server that hangs, fails or is given up, over real sockets. `requests` comes with vLLM."""
+"""Requests to a server that hangs, fails or is given up, over real sockets."""
 
 import contextlib
 import json
@@ -12,20 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import requests
+from helpers import tiny_config
+from requests.adapters import HTTPAdapter
+from trl.generation import vllm_client
+from trl.generation.vllm_client import VLLMClient
+from urllib3.util.retry import Retry
 
-
-requests = pytest.importorskip("requests")
-
-from helpers import tiny_config  # noqa: E402
-from requests.adapters import HTTPAdapter  # noqa: E402
-from trl.generation.vllm_client import VLLMClient  # noqa: E402
-from urllib3.util.retry import Retry  # noqa: E402
-
-from trl_dapo.engines import lora_client  # noqa: E402
-from trl_dapo.engines import server as module_of_server  # noqa: E402
-from trl_dapo.engines.http_session import TimedAdapter  # noqa: E402
-from trl_dapo.engines.lora_client import AdapterClient  # noqa: E402
-from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss  # noqa: E402
+from trl_dapo.engines import lora_client
+from trl_dapo.engines import server as module_of_server
+from trl_dapo.engines.http_session import TimedAdapter
+from trl_dapo.engines.lora_client import AdapterClient
+from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss
 
 
 OK = (200, "{}")
@@ -85,6 +83,11 @@ def breaks_off(handler):
     handler.wfile.flush()
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     handler.connection.close()
+
+
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch):
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda *args, **kwargs: True)  # a client needs none of it
 
 
 @pytest.fixture
