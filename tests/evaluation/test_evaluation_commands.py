@@ -4,9 +4,11 @@
 
 import argparse
 import json
+from io import StringIO
 
 import pytest
 from evaluations import Deal, ask, sums, sums_of
+from rich.console import Console
 
 from trl_dapo.cli import commands as cli
 from trl_dapo.evaluation import commands, compare, estimate_mean
@@ -60,6 +62,19 @@ def test_models_that_do_not_differ_are_said_to_be_equal_so_far(serve, tmp_path, 
     assert "unclear" not in printed
     assert printed.count("all equal") == 3 + 1
     assert "all equal: no problem differs" in printed
+
+
+def test_a_long_source_is_broken_and_a_number_never_and_up_to_half_a_point_more_is_unclear():
+    difference = {"mean": -0.01, "low": -0.02, "high": 0.005}
+    values = {"base": 0.5, "trained": 0.49, "num_differing": 1, "difference": difference}
+    figures = {"metrics": dict.fromkeys(("avg@2", "pass@2", "maj@2"), values)}
+    named = {"base": "a", "trained": "b", "differing_settings": {}, "gained": [], "lost": []}
+    sources = {"competition" * 9: figures, "other": figures}
+    console = Console(file=StringIO(), width=80)
+    commands.print_comparison(figures | named | {"k": 2, "num_problems": 40, "sources": sources}, console)
+    printed = console.file.getvalue()
+    assert printed.count("-1.0 [-2.0, +0.5]") == printed.count("unclear") == 3 * 3
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_server_names_its_model_as_it_likes(serve, tmp_path, problems_file):

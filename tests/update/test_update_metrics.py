@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import TrainerCallback
 from update_helpers import (
     ROWS,
@@ -21,6 +22,8 @@ from update_helpers import (
     run,
     training,
 )
+
+from trl_dapo.update.tally import Tally, metrics_of_tokens
 
 
 def test_padding_share_is_logged():
@@ -67,6 +70,15 @@ def test_the_least_clipped_completion_is_one_that_has_tokens():
     log = run(ScriptedUpdate, mask(rows, [3]), 2).state.log_history[0]
     assert log["clip_ratio/low_min"] == pytest.approx(1 / 2)
     assert log["clip_ratio/low_mean"] == pytest.approx(4 / 6)
+
+
+def test_clipped_tokens_are_told_by_how_many_rollouts_old_their_rows_are():
+    tally, ones = Tally(), torch.ones(3, 2)
+    high = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    tally.add_tokens(ones, ones, (0 * ones, high, 0 * ones), ages=torch.tensor([0, 0, 2]))
+    metrics = metrics_of_tokens(tally.reduce(Accelerator(cpu=True)))
+    found = {name: value for name, value in metrics.items() if "age" in name}
+    assert found == {"overlap/clip_ratio/age_0": 1 / 4, "overlap/clip_ratio/age_2": 2 / 2}
 
 
 def test_evaluation_is_trls():
