@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE, NOTES, EQUIVALENT = ROOT / "trl_dapo", ROOT / "mutants.jsonl", ROOT / "tests/equivalent_mutants.txt"
 NUM, LEAST, LOGIC = 300, 0.95, (*range(11), 0.0, 0.5, 1.0)  # of constants; larger ones are choices
 ROOMS = ("update", "sampling", "rewards", "evaluation", "run", "settings", "engines", "trainer")
+# Trainers go through all that an engine has, and commands through what is said of settings.
+ROOMS_OF = {"engines": ("engines", "trainer", "run"), "settings": ("settings", "cli")}
 IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
 SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
@@ -89,7 +91,7 @@ def mutants_of(path):
 
 def passes(copy, room, stem):
     """Whether a room's tests pass in a copy of the checkout: the fast ones, and those that name the module, first."""
-    rooms = ("engines", "trainer", "run") if room == "engines" else (room,)  # trainers go through all that it has
+    rooms = ROOMS_OF.get(room, (room,))
     files = [file for name in rooms for file in sorted((copy / "tests" / name).glob("test_*.py"))]
     files.sort(key=lambda file: stem not in file.read_text())
     fast = [str(file) for file in files if "mark.fast" in file.read_text()]

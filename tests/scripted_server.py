@@ -38,7 +38,6 @@ class StandIn:
         )
         self.base_url, self._load_url = "http://gpu-7:8000", "http://gpu-7:8000/v1/load_lora_adapter"
         self.adapters = {}  # models by the names that requests give them
-        self.unloaded = []
         self._leave, self._unload = lambda: None, self._unload_adapter  # in place of HTTP
         self.lock = threading.Lock()
         self.gate = threading.Event()
@@ -70,7 +69,6 @@ class StandIn:
 
     def _unload_adapter(self, name, path):
         del self.adapters[name]
-        self.unloaded.append(name)
 
     def reset_prefix_cache(self):
         pass

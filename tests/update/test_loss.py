@@ -72,12 +72,10 @@ def test_a_ratio_beyond_the_range_of_floats_gives_no_nan():
 
 
 def test_clipped_tokens_are_those_without_a_slope():
-    ratio = torch.tensor([[0.5, 0.5, 1.5, 1.5, 20.0, 20.0]])
-    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]])
+    ratio = torch.tensor([[0.5, 0.5, 0.5, 1.5, 1.5, 20.0, 20.0, 10.0]])
+    advantages = torch.tensor([[1.0, 0.0, -1.0, 1.0, -1.0, 1.0, -1.0, -1.0]])
     low, high, dual = clipped_tokens(ratio, advantages, **CLIP, delta=10.0)
-    assert low.tolist() == [[False, True, False, False, False, False]]
-    assert high.tolist() == [[False, False, True, False, True, False]]
-    assert dual.tolist() == [[False, False, False, False, False, True]]
+    assert [where.nonzero()[:, 1].tolist() for where in (low, high, dual)] == [[2], [3, 5], [6]]
     assert not clipped_tokens(ratio, advantages, **CLIP)[2].any()
     # A bad token of ratio 1.2 still has a slope, see above; one of 1.5 has none.
     low, high, dual = clipped_tokens(
