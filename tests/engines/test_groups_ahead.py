@@ -16,6 +16,7 @@ from test_ahead import OnStep, after_training, logged
 from transformers import TrainerCallback
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.engines import call
 from trl_dapo.engines.call import Calls
 from trl_dapo.engines.server import ServerFault
 
@@ -277,6 +278,16 @@ def test_what_cannot_be_trained_on_twice_ends_the_run_with_checkpoint_and_server
     with pytest.raises(RuntimeError, match=r"gpu-7:8000 answered 3 completions where 4 .*resume from .*checkpoint-1"):
         trainer.train()
     assert len(requests) == 2
+
+
+def test_a_request_that_ends_when_it_is_interrupted_is_interrupted_once(monkeypatch):
+    monkeypatch.setattr(call, "PATIENCE", 60.0)
+    monkeypatch.setattr(call, "GRACE", 600.0)
+    calls, begun, over, interrupts = Calls(), threading.Event(), threading.Event(), []
+    calls.add(lambda: begun.set() or over.wait(), then=bool)
+    assert begun.wait(60)
+    calls.cancel(lambda: interrupts.append(over.set()))
+    assert len(interrupts) == 1
 
 
 def test_ctrl_c_with_hundreds_of_requests_open_ends_them_all():

@@ -21,6 +21,7 @@ from urllib3.util.retry import Retry
 
 from trl_dapo.engines import lora_client
 from trl_dapo.engines import server as module_of_server
+from trl_dapo.engines.call import call
 from trl_dapo.engines.http_session import TimedAdapter
 from trl_dapo.engines.lora_client import AdapterClient
 from trl_dapo.engines.server import BoundClient, ServerFault, describing_loss
@@ -313,12 +314,15 @@ def test_behind_tool_calls_a_prompt_is_asked_for_the_tokens_that_the_context_has
     with pytest.raises(ServerFault, match="did not take a request"):  # a first turn has the room that was set
         client.generate(prompts, n=1, max_tokens=6)
     client.in_tool_turns = True
+    for some in ([9], [9, 10]):
+        answered = client.generate([[3] * n for n in some], n=1, max_tokens=6)["completion_ids"]
+        assert answered == [[n % 8] * (12 - n) for n in some]
     output = client.generate(prompts=prompts, features=None, n=1, max_tokens=6)
     assert output["prompt_ids"] == prompts
     assert output["completion_ids"] == [[0] * 4, [3] * 6, [], [6] * 6, [0] * 4]
     assert output["logprobs"] == [[[-1.0]] * len(ids) for ids in output["completion_ids"]]
     asked = [(len(body["prompt"]), body["max_tokens"]) for path, body in server.asked if path == "/v1/completions"]
-    assert sorted(asked[1:]) == [(1, 4), (1, 4), (1, 6), (1, 6)]
+    assert sorted(asked[4:]) == [(1, 4), (1, 4), (1, 6), (1, 6)]
 
 
 def info(instance, num_processes=1):
@@ -359,6 +363,10 @@ def test_an_adapter_is_handed_over_again_after_one_error_or_a_lost_answer(server
     client.serve_adapter("trl-policy-v1", tmp_path)
     assert client.model == "trl-policy-v1"
     assert paths(server).count("/v1/load_lora_adapter") == 2
+    server.answers["/v1/completions"] = [(200, json.dumps({"choices": [CHOICE]}))]
+    asked = {"prompts": [[3]], "n": 1, "max_tokens": 4, "generation_kwargs": {"seed": 7}}
+    assert client.asking(call, **asked).result()["completion_ids"] == [[5, 6]]
+    assert [server.asked[-1][1][name] for name in ("model", "seed")] == ["trl-policy-v1", 7]
 
 
 def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(server, tmp_path):

@@ -75,6 +75,7 @@ def test_a_long_source_is_broken_and_a_number_never_and_up_to_half_a_point_more_
     printed = console.file.getvalue()
     assert printed.count("-1.0 [-2.0, +0.5]") == printed.count("unclear") == 3 * 3
     assert max(map(len, printed.splitlines())) <= 80
+    assert "\nother " in printed
 
 
 def test_a_server_names_its_model_as_it_likes(serve, tmp_path, problems_file):
