@@ -113,7 +113,7 @@ def test_names_that_cannot_decide_are_refused():
     ],
 )
 def test_one_line_says_what_decides_and_what_only_shapes(task, filtered, expected):
-    assert task.describe(filtered) == expected
+    assert (task.describe(True) if filtered else task.describe()) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,5 @@ def test_a_completion_is_right_by_two_values_or_by_what_was_said_and_not_by_a_gr
     assert seen.metrics([rewards_BF]) == ({} if accuracy is None else {"task_accuracy": pytest.approx(accuracy)})
     assert ("is right if" in seen.describe()) == (accuracy is not None)
     assert seen.drop_reasons(rewards_BF, None, 4) == task.drop_reasons(rewards_BF, None, 4)
+    ((_, num_scored),) = seen.count_correct(rewards_BF, None, [None])
+    assert num_scored == rewards_BF.isfinite().sum()

@@ -598,6 +598,24 @@ def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
     assert names(sampler.next_prompts()) == ["12", "13", "14", "15", "16", "17"]  # a second round is drawn now
 
 
+def test_a_round_asks_for_the_first_few_of_the_next_batch_where_it_may_carry_them():
+    options = {"num_generations": 4, "carries": True, "screen": 1}
+    others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
+    nums = [len(new(4, **options | other).next_prompts()) for other in others]
+    assert nums == [8, 4, 4, 4, 4]
+    sampler = new(4, **options)
+    assert sampler._draw(half_asked(sampler.stream, 5, num=1), 0) == []  # five of them are known
+
+
+def test_of_two_rollouts_what_is_half_asked_is_so_much_less_to_draw():
+    sampler = learn(new(32, num_generations=4, carries=True, screen=1, ahead=2), 500, 1000)
+    half = half_asked(sampler.stream, 16, num=1)
+    sampler.batch()
+    sampler.carry([Round.of_groups(Rows.empty(), torch.zeros(16, 1), [1] * 16)], half)
+    sampler.draw_ahead()
+    assert sum(ask.first is None for ask in sampler.in_flight) == sampler.acceptance.at_most(2 * 32 - 16)
+
+
 def test_a_draw_ahead_counts_on_what_is_carried():
     sampler, alone = (learn(new(512, carries=True, ahead=1), 500, 1000) for _ in range(2))
     sampler.carry([carried(256)])
@@ -609,6 +627,9 @@ def test_a_draw_ahead_counts_on_what_is_carried():
     full.carry([carried(512)])
     full.draw_ahead()
     assert full.in_flight == []
+    first = Sampler(stream(), target=4, num_generations=G, ahead=1)
+    first.draw_ahead()
+    assert len(first.in_flight) == 4
 
 
 def test_no_group_trains_that_is_older_than_two_rollouts():
@@ -639,6 +660,8 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     assert other.next_prompts() == drawn
     assert other.stream.state_dict() == sampler.stream.state_dict()
     assert saved(resumed(state)[0]) == state
+    other.load_state_dict(state, None, ignore_data_skip=True)  # goes on behind them
+    assert other.in_flight == []
 
 
 def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():

@@ -79,6 +79,11 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
         ({"loss_type": "dppo"}, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
+        (
+            {"loss_type": "dppo", "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0},
+            "would weigh in it",
+        ),
+        ({"seed": 2**32}, "a whole number of at least 0 and at most 4294967295, got 4294967296"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
@@ -91,6 +96,7 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
     "overrides",
     [
         {"dynamic_sampling_max_rounds": -1},  # no limit, as 0
+        {"dynamic_sampling_max_rounds": 1},  # of which a screen would take two
         {**IN_VLLM, "vllm_max_model_length": 33},
         {**IN_VLLM, "max_completion_length": None, "vllm_max_model_length": 33},
         {**IN_VLLM, "vllm_mode": "server", "vllm_max_model_length": 32},  # which has a window of its own
