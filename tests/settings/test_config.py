@@ -79,10 +79,7 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
         ({"loss_type": "dppo"}, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
-        (
-            {"loss_type": "dppo", "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0},
-            "would weigh in it",
-        ),
+        ({"loss_type": "dppo", "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
         ({"seed": 2**32}, "a whole number of at least 0 and at most 4294967295, got 4294967296"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],

@@ -43,7 +43,7 @@ DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
     low, high, G = s.dynamic_sampling_min_accuracy, s.dynamic_sampling_max_accuracy, s.num_generations
-    return any((low == 0 or right / G > low) and (high == 1 or right / G < high) for right in range(1, G))
+    return any(low < right / G < high for right in range(1, G))
 
 
 def _may_hold_filler(s: SimpleNamespace) -> bool:
