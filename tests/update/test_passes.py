@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate.utils import DistributedType
 
-from trl_dapo.update.passes import accumulating
+from trl_dapo.update.passes import accumulating, run_trimmed
 
 
 MULTI_CPU, DEEPSPEED = DistributedType.MULTI_CPU, DistributedType.DEEPSPEED
@@ -38,3 +39,16 @@ def test_gradients_stay_on_their_rank_but_where_they_are_asked_for_or_deepspeed_
     with accumulating(accelerator, None, (lambda: note("deferred")) if defers else None):
         told.append("micro-batch")
     assert told == [False, *inside, "micro-batch", *(f"end of {what}" for what in inside), True]
+
+
+def test_a_pass_more_than_there_are_rows_takes_one_token_of_the_first_row_and_changes_nothing():
+    cutter = SimpleNamespace(cut_without_gradient=lambda lengths, batch_size: [[0], []], multiple_of=None)
+    asked, ids = [], torch.tensor([[5, 6, 7]])
+
+    def run(ids, mask, num_columns):
+        asked.append(ids.tolist())
+        return ids[:, -num_columns:].float(), None
+
+    found, entropies = run_trimmed(run, ids, torch.ones_like(ids), 2, 8, cutter)
+    assert asked == [[[5, 6, 7]], [[5, 6]]]
+    assert (found.tolist(), entropies) == ([[6.0, 7.0]], None)
