@@ -212,11 +212,7 @@ def test_requests_of_the_clients_own_constructor_end_too(server):
         client_of(server, seconds=0.2)
 
 
-LOGPROBS = {
-    "tokens": ["token_id:5", "token_id:6"],
-    "top_logprobs": [{}, {}],
-    "token_logprobs": [-1.0, -2.0],
-}
+LOGPROBS = {"tokens": ["token_id:5", "token_id:6"], "top_logprobs": [{}, {}], "token_logprobs": [-1.0, -2.0]}
 CHOICE = {"prompt_token_ids": [3], "token_ids": [5, 6], "logprobs": LOGPROBS}
 
 

@@ -182,15 +182,6 @@ def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(on_one_g
     assert "before it is full" not in describe(enough)
 
 
-def test_an_engine_has_a_share_of_the_attention_heads(write):
-    """vLLM refuses tensor parallelism that does not divide them."""
-    of_7b = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-7B"}  # 28 heads
-    with pytest.raises(ValueError, match="does not divide the model's 28 attention heads"):
-        plan(write("8 GPUs of 80 GB, FSDP2", {**of_7b, "vllm_tensor_parallel_size": 8}))
-    on_a_server = plan(write("8 GPUs of 80 GB train, 8 more serve vLLM", {**of_7b, "vllm_mode": "server"}))
-    assert (on_a_server.sampling.engine.num_gpus, on_a_server.sampling.engine.num_engines) == (4, 2)
-
-
 ANOTHER_LOSS = {"loss_type": "grpo", "max_tokens_per_microbatch": None}
 
 

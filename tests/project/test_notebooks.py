@@ -119,16 +119,6 @@ def prose_of(notebook):
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
-def test_the_formulas_of_the_prose_are_right():
-    """`$(1 + 4) / 2 = 2.5$`: both sides are worked out, and agree to the digits that are written."""
-    formulas = [formula for path in NOTEBOOKS for formula in formulas_of(nbformat.read(path, as_version=4))]
-    assert len(formulas) > 10
-    for formula in formulas:
-        left, right = formula.split("=")
-        digits = len(right.partition(".")[2].strip())
-        assert round(worked_out(left), digits) == worked_out(right), formula
-
-
 def formulas_of(notebook):
     """Equations between numbers, as Python spells them."""
     for formula in re.findall(r"\$(.*?)\$", prose_of(notebook)):
@@ -136,10 +126,6 @@ def formulas_of(notebook):
             formula = formula.replace(latex, python)
         if formula.count("=") == 1 and re.fullmatch(r"[\d\s.+*/()=-]+", formula):
             yield formula
-
-
-def worked_out(expression):
-    return eval(expression, {"__builtins__": {}})  # of digits and operators alone
 
 
 def test_the_advice_on_a_low_acceptance_rate_is_the_trainers():

@@ -82,9 +82,7 @@ def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "job",
-    real_model.jobs_of([0], [real_model.GRPO, real_model.MEMORY, real_model.LOW]),
-    ids=lambda job: job.name,
+    "job", real_model.jobs_of([0], [real_model.GRPO, real_model.MEMORY, real_model.LOW]), ids=lambda job: job.name
 )
 def test_the_arms_of_the_real_model_make_a_trainer_of_a_rollouts_rows(job, tiny_model, tmp_path):
     trainer = make_trainer(job, tiny_model, tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import intervals, pages
 from benchmarks.frame.kept import EVIDENCE, read_csv, read_rows
 from benchmarks.frame.predictions import by_holm, check, describe_outcome
-from benchmarks.frame.verdicts import LEVEL, holm, interval, p_value
+from benchmarks.frame.verdicts import LEVEL, holm, p_value
 from benchmarks.larger import study as larger
 from benchmarks.mechanisms import study as mechanisms
 from benchmarks.mechanisms.study import PREDICTIONS
@@ -30,15 +30,6 @@ def test_a_mean_at_students_quantile_of_the_tables_has_a_p_value_of_a_twentieth(
     values = [1.0, -1.0, *[0.0] * (n - 2)]  # their variance is 2 / (n - 1)
     error = math.sqrt(2 / (n - 1) / n)
     assert p_value([value - quantile * error for value in values]) == pytest.approx(0.05, rel=1e-4)
-
-
-def test_an_interval_has_the_quantile_of_the_tables():
-    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (mean, half) == (3.0, pytest.approx(2.776 * math.sqrt(2.5) / math.sqrt(5)))
-    assert interval([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3))
-    assert math.isnan(interval([1.0])[1])
-    # Values without spread differ from 0 or do not.
-    assert [p_value([0.0, 0.0, 0.0]), p_value([0.5, 0.5, 0.5])] == [1.0, 0.0]
 
 
 def test_the_smallest_of_three_p_values_counts_three_times_the_next_twice_and_none_falls_below_one_before():
@@ -72,8 +63,6 @@ def test_what_is_true_by_construction_is_neither_shown_nor_counted_and_facts_sta
     ]
     assert all(describe_outcome(prediction, results).endswith(": by construction") for prediction in named)
     assert by_holm(results, named) == ["not counted"] * 2
-    # A hundred of them would change no other's verdict.
-    assert by_holm(results, named * 50 + list(PREDICTIONS))[100:] == by_holm(results, PREDICTIONS)
 
 
 def test_none_of_the_larger_tasks_verdicts_holds_and_the_page_says_so():

@@ -6,14 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import (
-    ScriptedTrainer,
-    number,
-    prompts,
-    right,
-    spy_on_training,
-    tiny_config,
-)
+from helpers import ScriptedTrainer, number, prompts, right, spy_on_training, tiny_config
 
 from trl_dapo.run.ledger import read_ledger
 

@@ -159,8 +159,7 @@ def test_a_users_rule_that_could_not_tell_two_rewards_apart_is_refused(tiny_mode
 
 
 @pytest.mark.parametrize(
-    ("scaling", "threshold", "verdict"),
-    [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")],
+    ("scaling", "threshold", "verdict"), [([0.0, 1.0, 5.0, 10.0], 0.0, "right"), ([0.0, 1.0, -1.0, 1.0], 1.0, "wrong")]
 )
 def test_a_threshold_that_parts_no_rewards_is_refused(tiny_model, tmp_path, scaling, threshold, verdict):
     args = tiny_config(tmp_path, reward_scaling=scaling, dynamic_sampling_accuracy_threshold=threshold)

@@ -205,7 +205,7 @@ OF_OTHER_LOSSES = {
 }
 # Ours counts the optimizer step's own tokens and micro-batches, and keeps the entropy sums with its other metrics.
 REPLACED = {
-    *("self.args.steps_per_generation", "self.current_gradient_accumulation_steps", "self._entropy_window_stats"),
+    *("self.args.steps_per_generation", "self.current_gradient_accumulation_steps", "self._entropy_window_stats")
 }
 INPUTS = {
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),

@@ -19,12 +19,6 @@ from vllm_server import cpu_environment
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(600))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def vllm_on_the_cpu():
     try:

@@ -91,10 +91,7 @@ def test_a_server_joins_no_group_keeps_no_adapter_but_the_last_and_says_who_it_i
 
 def test_what_a_server_lacks_is_told_with_what_to_change(models, server, run_job, tmp_path):
     by_hand = on_server(server, vllm_lora_sync="adapter")
-    variants = {
-        "rank": {**by_hand, "lora": {"r": 12}},
-        "folder": {**by_hand, "lora": {}, "sabotage": "another mount"},
-    }
+    variants = {"rank": {**by_hand, "lora": {"r": 12}}, "folder": {**by_hand, "lora": {}, "sabotage": "another mount"}}
     report = run_and_report(run_job, "refuses", models["tied"], tmp_path, variants)
     assert {name for name, _ in report.values()} == {"ValueError"}
     assert f"server at {server.url} serves adapters up to rank 8, and this one has rank 12" in report["rank"][1]
