@@ -280,7 +280,6 @@ def test_a_whole_answer_is_trls(server):
     output = client_of(server).generate([[3]], n=2, max_tokens=4)
     assert output["completion_ids"] == [[5, 6], [5, 6]]
     assert output["logprobs"] == [[[-1.0], [-2.0]]] * 2
-    # One may be rounded by a thousandth.
     logprobs = LOGPROBS | {"token_logprobs": [-1.0, 0.0], "top_logprobs": [{}, {"token_id:6": -1e-3}]}
     server.answers["/v1/completions"] = [(200, json.dumps({"choices": [CHOICE | {"logprobs": logprobs}]}))]
     assert client_of(server).generate([[3]], n=1, max_tokens=4)["logprobs"] == [[[-1.0], [-1e-3]]]
