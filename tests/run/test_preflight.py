@@ -118,7 +118,7 @@ def test_a_function_that_scores_nothing_of_the_first_rollout_is_named_once_unles
         first = None if leaves_one_out else 0.0
         return [first, *(float(completion == "right") for completion in completions[1:])]
 
-    made([right, silent], dynamic_sampling_rewards=["right"], max_steps=2).train()
+    made([right, silent], dynamic_sampling_rewards=["right"], max_steps=3).train()
     said = [record.message for record in caplog.records if "scored none" in record.message]
     assert len(said) == leaves_one_out
     assert all("Of the 16 completions of the first rollout 'silent' scored none, returning" in one for one in said)

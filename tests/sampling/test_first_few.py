@@ -4,6 +4,7 @@
 
 import datetime
 import json
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -133,3 +134,10 @@ def test_an_example_whose_keys_json_cannot_hold_is_half_asked_like_any_other():
     (state,) = state_of({Group(0, 0): Ask("1", odd, 2, place=(0, 0))})
     (other,) = state_of({Group(0, 0): Ask("1", odd | {"at": {(1, 2): 4}}, 2, place=(0, 0))})
     assert state != other
+
+
+def test_carried_first_few_are_repeated_only_as_far_as_the_ranks_rows_need_it():
+    for size, num in ((4, 3), (3, 4)):  # on two ranks; three groups of three completions are nine rows
+        half = {Group(0, i): Ask(str(i), {}, size) for i in range(3)}
+        ((groups, _),), _ = to_carry(SimpleNamespace(half=half), Batch([], [], [], [*half]), 8, num_ranks=2)
+        assert len(groups) == num

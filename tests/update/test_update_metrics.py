@@ -33,6 +33,7 @@ def test_padding_share_is_logged():
     # All in one micro-batch: 4 x 5 = 20 padded tokens, 6 of them padding.
     trainer = run(ScriptedUpdate, [one, four, one, four], 1)
     assert trainer.state.log_history[0]["padding_share"] == pytest.approx(6 / 20)
+    assert trainer._one_cutter.has_own_rows
 
 
 def test_metrics_leave_completions_without_a_token_out():
