@@ -3,9 +3,9 @@
 """
 The tables of README.md and docs/benchmarks.md that several studies make, from what these have left.
 
-Tokens and seconds to an accuracy are RESULTS.md's and those of larger/curves.csv, on README those of two_names/; what
-each technique added on the ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of
-RESULTS.md. Every method that was run has a row.
+Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; what each technique added on the
+ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of RESULTS.md. Every method that
+was run has a row.
 """
 
 import itertools
@@ -14,7 +14,6 @@ import statistics
 from pathlib import Path
 
 from .frame.kept import read_csv, read_rows
-from .frame.measures import cost
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
 from .two_names import study as two_names
@@ -26,7 +25,6 @@ PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 LADDER = ROOT / "recipes" / "ablation" / "ladder.csv"
 TASKS = ("quickstart", "one in ten")
 TITLES = {"one in ten": "one prompt in ten can be learnt"}
-GAIN = 0.10  # of the larger task, as in larger/study.py
 KEY = "part", "arm", "seed"  # of the larger task's runs and the real model's
 METHODS = {
     "GRPO, one step": "`GRPOTrainer`, one step a rollout (TRL's default)",
@@ -44,7 +42,7 @@ METHODS = {
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
 
-# README's rows: of two_names, and of the larger task and the real model, where settings are GRPO's.
+# README's rows: of two_names, and of the real model, where settings are GRPO's.
 SHOWN = {
     "`GRPOTrainer`": ((two_names.ONE, two_names.FOUR), "GRPO"),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': ((two_names.AS_PAPER,), "ours"),
@@ -70,17 +68,6 @@ def of_results():
         for task in TASKS
         for method, _, tokens, seconds, *_ in rows_of_results(f"{task}: to ")
     }
-
-
-def of_larger():
-    """The same of the larger task, from its runs' curves; seconds are the CPU's."""
-    arms = {}
-    for (part, arm, _), run in read_csv(HERE / "larger", KEY).items():
-        if part == "Countdown":
-            target = run["curve"][0]["accuracy"] + GAIN
-            arms.setdefault(arm, []).append([cost(run, target, what) for what in ("tokens", "seconds")])
-    medians = {arm: map(statistics.median, zip(*runs, strict=True)) for arm, runs in arms.items()}
-    return {arm: (f"{tokens:,.0f}", f"{seconds:.0f}") for arm, (tokens, seconds) in medians.items()}
 
 
 def of_real_model():
@@ -109,13 +96,11 @@ def ladders():
 
 def time_table():
     """What each method took to each task's accuracy."""
-    results, larger = of_results(), of_larger()
-    columns = "tokens (CPU seconds) to the same accuracy", "quickstart, +10 points"
-    rows = []
+    results, rows = of_results(), []
     for method in dict.fromkeys(method for _, method in results):
-        cells = [results[task, method] for task in TASKS] + [larger.get(method)]
-        rows.append([METHODS[method], *("{} ({})".format(*cell) if cell else "not run" for cell in cells)])
-    return markdown([*columns, "one prompt in ten can be learnt, +5", "Countdown, larger, +10"], rows)
+        rows.append([METHODS[method], *("{} ({})".format(*results[task, method]) for task in TASKS)])
+    columns = "tokens (CPU seconds) to the same accuracy", "quickstart, +10 points"
+    return markdown([*columns, "one prompt in ten can be learnt, +5"], rows)
 
 
 def real_model_table():
@@ -145,7 +130,6 @@ def median_of(runs, name):
 
 def results_table():
     """What README shows: each way to sample, by task."""
-    larger = of_larger()
     columns = (
         "",
         *(f"{TITLES.get(task, task)}: tokens to +{100 * of.gain:.0f}" for task, of in two_names.TASKS.items()),
@@ -153,7 +137,7 @@ def results_table():
     )
     rows = []
     for name, (arms, method) in SHOWN.items():
-        tokens = *(least_tokens(task, arms) for task in TASKS), larger.get(method, ["not run"])[0]
+        tokens = (least_tokens(task, arms) for task in two_names.TASKS)
         rows.append([name, *tokens, *(learnt(part, method) for part in ("products", "sums"))])
     return markdown(columns, rows)
 

@@ -20,7 +20,7 @@ from ..frame import trainers
 from ..frame.measures import mean_of, mean_where
 from ..frame.runs import quiet
 from ..frame.tables import say
-from ..frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
+from ..frame.trainers import DAPO, Arm, load, rollouts_of
 from ..mechanisms.training import sample
 from . import task
 from .task import GIVE_UP, MAX_LENGTH, SHARES, Problems, is_right, make_tokenizer, score, to_dataset
@@ -32,7 +32,6 @@ LEARNING_RATE = 1e-4
 NUM_PROBED, NUM_HELD_OUT = 256, 1024  # held-out problems on the way, and at the end; a completion of each
 CHUNK = 256  # completions sampled at a time
 WARM_UP_SEED, HELD_OUT_SEED = 42, 7
-TRAINERS = {"GRPO": GRPO, "DAPO": DAPO}
 
 
 # ---- Probes ----
@@ -100,7 +99,7 @@ def train(job, checkpoint, folder, arm):
 def run(job, checkpoint):
     """`train`, leaving no file behind."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoint, folder, Arm(TRAINERS[job.others["trainer"]], {}))
+        return train(job, checkpoint, folder, Arm(DAPO, {}))
 
 
 # ---- The checkpoint ----
