@@ -6,9 +6,8 @@ Countdown with a model of five million parameters: the ladder once more, where a
     python -m benchmarks larger                  # an hour on two cores, in pieces that resume
     python -m benchmarks larger --from-kept      # predictions and picture from the runs that are kept
 
-The task is described in task.py; the predictions were written before the first run that counts. A call that was
-interrupted goes on, as long as neither this folder, the frame nor trl_dapo has changed: keep a checkout for it. Writes
-runs.csv, a line a run, curves.csv, a line a probe, every 4 rollouts, the picture, and EVIDENCE.md's outcomes.
+The task is described in task.py. A call that was interrupted goes on, as long as this folder, the frame and trl_dapo
+are the same: keep a checkout for it. Writes runs.csv, curves.csv, the picture, and EVIDENCE.md's outcomes.
 """
 
 from pathlib import Path

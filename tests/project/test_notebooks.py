@@ -22,8 +22,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from trl_dapo.sampling.report import ADVICE
-
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -120,17 +118,8 @@ def prose_of(notebook):
 
 
 def formulas_of(notebook):
-    """Equations between numbers, as Python spells them."""
     for formula in re.findall(r"\$(.*?)\$", prose_of(notebook)):
         for latex, python in ((r"\cdot", "*"), ("{,}", ""), (r"\sqrt{", "({"), ("}", ") ** 0.5"), ("{", "")):
             formula = formula.replace(latex, python)
         if formula.count("=") == 1 and re.fullmatch(r"[\d\s.+*/()=-]+", formula):
             yield formula
-
-
-def test_the_advice_on_a_low_acceptance_rate_is_the_trainers():
-    """Each row of the table names the settings that the trainer's warning names for that reason."""
-    notebook = nbformat.read(ROOT / "notebooks" / "03_read_a_run.ipynb", as_version=4)
-    rows = re.findall(r"^\| `(\w+)` \|(.*)$", prose_of(notebook), re.MULTILINE)
-    table = {reason: {*re.findall(r"`(\w+)`", rest)} for reason, rest in rows}
-    assert table == {reason: {*re.findall(r"`(\w+)`", advice)} for reason, advice in ADVICE.items()}
