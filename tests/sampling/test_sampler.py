@@ -211,7 +211,7 @@ def test_dropped_groups_hold_nothing_beyond_what_could_fill_the_batch():
 def test_a_second_round_and_what_is_left_over_are_rare(target, options, most_rounds, most_carried):
     """At an acceptance rate of 1/3, behind five rollouts: under 5 % of what is accepted is lost."""
     rng, sampler = random.Random(1), new(target, **options)
-    num_rounds, num_accepted, num_carried, num_rollouts = 0, 0, 0, 50
+    num_rounds, num_accepted, num_carried, num_rollouts = 0, 0, 0, 30
     for step in range(num_rollouts + 5):
         play_rollout(sampler, rng)
         if step >= 5:
