@@ -1,39 +1,35 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-A training step of `DAPOTrainer` beside one of `GRPOTrainer` on one GPU: seconds and peak memory.
+A training step of `DAPOTrainer` beside one of `GRPOTrainer` on one GPU, and what a round of sampling takes there.
 
     python -m benchmarks gpu    # minutes; without CUDA nothing is measured
 
 A model of Qwen2.5-1.5B's shape with random weights, bfloat16, gradient checkpointing. Completions are scripted, 64 of
 them, quantiles of a lognormal of mean 1,100 that is cut off at 4,096; everything behind generation is real. Both
-trainers share one model and take turns, at a rate of 0. A gradient that is not finite ends the benchmark.
+trainers share one model and take turns, at a rate of 0. A gradient that is not finite ends the benchmark. A round is
+sampled by transformers alone: prompts of 64 tokens, completions of 64, none of which ends before.
 """
 
 import random
 import tempfile
+import time
 
 import torch
 from datasets import Dataset
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig
 
 from trl_dapo.cli.tiny import build_tokenizer
 
 from .frame.runs import silent
 from .frame.tables import print_table, say
 from .frame.trainers import DAPO, GRPO, Arm, make_trainer
-from .update_phase import ALIKE, NUM_ROWS, Turns, long_tailed_lengths, step_of, take_turns
+from .lora_sync import SHAPES, make_model
+from .update_phase import ALIKE, NUM_ROWS, Turns, long_tailed_lengths, step_of, synchronize, take_turns
 
 
-QWEN_1_5B = {
-    "vocab_size": 151_936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
+NUM_COMPLETIONS = 8, 32, 128, 512  # of a round
+NUM_TOKENS = 64  # of a prompt, and of a completion
 
 
 class Scripted(Turns):
@@ -67,13 +63,6 @@ def every_other(completions, **kwargs):
     return [float(i % 2) for i in range(len(completions))]
 
 
-def make_model(sizes, device):
-    torch.manual_seed(0)
-    config = Qwen2Config(**sizes, pad_token_id=0, eos_token_id=1, bos_token_id=None, max_position_embeddings=32_768)
-    with torch.device(device):
-        return Qwen2ForCausalLM(config).to(torch.bfloat16)
-
-
 def measure(model, lengths, rows_per_microbatch, repeats):
     """Medians of what a step of both trainers costs."""
     # Without `bf16`: the weights are in bfloat16, and autocast would add copies.
@@ -87,13 +76,35 @@ def measure(model, lengths, rows_per_microbatch, repeats):
         return dict(zip(ARMS, take_turns(trainers, repeats), strict=True))
 
 
+def seconds_of_round(model, sample, num_completions):
+    """The faster of two rounds: the first may compile."""
+    prompts = torch.randint(2, 256, (num_completions, NUM_TOKENS), device=model.device)
+    config, seconds = GenerationConfig(do_sample=True, max_new_tokens=NUM_TOKENS, pad_token_id=0, eos_token_id=-1), []
+    for _ in range(2):
+        synchronize()
+        started = time.perf_counter()
+        sample(model, prompts, config)
+        synchronize()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+SAMPLE = {
+    "generate": lambda model, prompts, config: model.generate(prompts, config),
+    "continuous batching": lambda model, prompts, config: model.generate_batch(prompts.tolist(), config),
+}
+
+
 def main(repeats=3, rows_per_microbatch=4):
     if not torch.cuda.is_available():
         print("Skipped: no CUDA device.")
         return
     silent()
     lengths = long_tailed_lengths(average=1100, longest=4096)
-    results = measure(make_model(QWEN_1_5B, "cuda"), lengths, rows_per_microbatch, repeats)
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "max_position_embeddings": 32_768}
+    with torch.device("cuda"):
+        model = make_model(SHAPES[-1], **tokens)
+    results = measure(model, lengths, rows_per_microbatch, repeats)
     title = f"{torch.cuda.get_device_name()}, {NUM_ROWS} completions, micro-batches of {rows_per_microbatch}"
     rows = [
         [name, f"{cost['seconds']:.2f}", f"{cost['peak_memory'] / 2**30:.1f} GiB"] for name, cost in results.items()
@@ -103,3 +114,9 @@ def main(repeats=3, rows_per_microbatch=4):
         results["DAPOTrainer"][what] / results["GRPOTrainer"][what] for what in ("seconds", "peak_memory")
     )
     say(f"DAPOTrainer / GRPOTrainer: {seconds:.2f} of the seconds, {memory:.2f} of the peak memory")
+    columns = ("completions a round", *(f"{name}, s" for name in SAMPLE))
+    rows = [
+        [f"{num}", *(f"{seconds_of_round(model.eval(), sample, num):.2f}" for sample in SAMPLE.values())]
+        for num in NUM_COMPLETIONS
+    ]
+    print_table(f"a round of {NUM_TOKENS} tokens a completion", columns, rows)

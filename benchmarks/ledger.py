@@ -12,9 +12,8 @@ rollouts are as short as rollouts get: the ledger's share of their time.
 import random
 import statistics
 import tempfile
-import time
-from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -29,6 +28,7 @@ from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
 
+from .frame.runs import clock
 from .frame.tables import markdown
 
 
@@ -62,30 +62,15 @@ def write(folder: Path, size: tuple[int, int, int, int], num_rollouts: int) -> t
             Group(0, i): ("What is it?", [" ".join(draw.choices(words, k=longest // 4)) for _ in range(G)])
             for i in range(num_texts)
         }
-        started = time.process_time()
-        parts.append(describe_groups(sampler.rollout, sampler.batch(), step, task, NAMES, texts))
-        seconds.append(time.process_time() - started)
+        with clock(seconds):
+            parts.append(describe_groups(sampler.rollout, sampler.batch(), step, task, NAMES, texts))
     on_disk = sum(path.stat().st_size for path in parts.folder.iterdir())
     return on_disk / (num_rollouts * num_groups), seconds
 
 
-@contextmanager
 def timed(owner: type, name: str, seconds: list[float]):
-    """Collects the CPU seconds of each call of a method."""
-    method = getattr(owner, name)
-
-    def called(*args, **kwargs):
-        started = time.process_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            seconds.append(time.process_time() - started)
-
-    setattr(owner, name, called)
-    try:
-        yield
-    finally:
-        setattr(owner, name, method)
+    """A block in which the CPU seconds of each call of a method are collected."""
+    return mock.patch.object(owner, name, clock(seconds)(getattr(owner, name)))
 
 
 def main(num_rollouts=10, num_steps=40):

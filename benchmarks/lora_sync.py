@@ -22,7 +22,8 @@ from .frame.runs import silent
 from .frame.tables import print_table
 
 
-SHAPES = (  # hidden and intermediate size, layers, heads, heads of keys and values
+SIZES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
+SHAPES = (
     (512, 2048, 8, 8, 2),
     (896, 4864, 24, 14, 2),
     (1536, 8960, 28, 12, 2),
@@ -40,24 +41,16 @@ class Adapted(AdapterGeneration):
         return sum(file.stat().st_size for file in path.iterdir())
 
 
-def make_model(shape, vocab_size=151_936):
-    hidden, intermediate, layers, heads, kv_heads = shape
-    config = Qwen2Config(
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=True,
-    )
+def make_model(shape, vocab_size=151_936, **settings):
+    sizes = dict(zip(SIZES, shape, strict=True))
+    config = Qwen2Config(vocab_size=vocab_size, tie_word_embeddings=True, **sizes, **settings)
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
-    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    return Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
 
 
-def handed_over(model):
+def handed_over(base):
     """Bytes of a sync, by each way: merged, those of the base's weights."""
+    model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     with tempfile.TemporaryDirectory() as folder:
         adapted = Adapted(model, Accelerator(cpu=True), None, mode="server", lora_sync=None, output_dir=Path(folder))
         adapter = adapted.hand_over()
@@ -69,8 +62,7 @@ def main():
     silent()
     rows = []
     for shape in SHAPES:
-        model = make_model(shape)
-        num_bytes = handed_over(model)
+        num_bytes = handed_over(make_model(shape))
         name = f"{num_bytes['merge'] / 2e9:.3f} B"
         rows += [[name, way, f"{num:,} ({num_bytes['merge'] / num:.1f}x)"] for way, num in num_bytes.items()]
     print_table("rank 16 on all linear layers, bfloat16", ("parameters", "way", "bytes a sync"), rows, left=3)

@@ -11,9 +11,7 @@ the CPU's.
 """
 
 import random
-import time
 import tracemalloc
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -24,6 +22,7 @@ from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.rounds import Rows, assign_to_ranks, select_groups
 from trl_dapo.sampling.sampler import Sampler
 
+from .frame.runs import clock
 from .frame.tables import print_table
 from .sampling_policies import blank_round
 
@@ -58,23 +57,16 @@ class Script:
 def rollout(num_prompts, G, longest, after_generation=lambda: None):
     """One rollout batch; returns the sampler's seconds."""
     script, spent = Script(G, longest), []
-
-    @contextmanager
-    def clock():
-        started = time.process_time()
-        yield
-        spent.append(time.process_time() - started)
-
     dataset = Dataset.from_dict({"id": range(10 * num_prompts)})
     sampler = Sampler(PromptStream(dataset, seed=0), target=num_prompts, num_generations=G)
     sampler.acceptance.update(round(100 * ACCEPTANCE), 100)  # a run under way knows its rate
-    with clock():
+    with clock(spent):
         sampler.begin()
         prompts = sampler.next_prompts()
     while prompts:
         generated, rewards = script.round(len(prompts))
         after_generation()
-        with clock():
+        with clock(spent):
             rows = Rows.from_generated(generated, generated[3])
             del generated
             rewards_NG, masked_NG = rewards.view(-1, G), torch.zeros(len(prompts), G, dtype=torch.bool)
@@ -82,7 +74,7 @@ def rollout(num_prompts, G, longest, after_generation=lambda: None):
             counts = count_correct(rewards_NG, masked_NG, reasons, Criterion())
             sampler.add_round(blank_round([ask.name for ask in prompts], rewards, rows), reasons, counts)
             prompts = sampler.next_prompts()
-    with clock():
+    with clock(spent):
         batch, rounds = sampler.batch(), sampler.rollout.rounds
         rows = assign_to_ranks(rounds, batch.train, batch.fill, G, torch.device("cpu"))
         select_groups(rounds, [round_.rewards_BF for round_ in rounds], [*batch.train, *batch.fill], G)

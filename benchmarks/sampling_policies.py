@@ -302,15 +302,9 @@ def run(policy, trace, target, num_steps):
     for world.step in range(num_steps):
         steps.append(next(play))
     num_generated, num_trained, num_rounds = (sum(column) for column in list(zip(*steps, strict=True))[:3])
-    per_trained = num_generated / num_trained
+    per_trained, shortfall = num_generated / num_trained, 1 - num_trained / (target * num_steps)
     distinct = [step.num_distinct for step in steps if step.num_distinct is not None]
-    return Run(
-        per_trained,
-        per_trained / trace.least,
-        num_rounds / num_steps,
-        1 - num_trained / (target * num_steps),
-        distinct,
-    )
+    return Run(per_trained, per_trained / trace.least, num_rounds / num_steps, shortfall, distinct)
 
 
 def compare(target, num_steps):

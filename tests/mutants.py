@@ -5,9 +5,10 @@ What the tests hold of the core: 300 mutants of it, one at a time, each against 
 
     python tests/mutants.py [--part 2/10]
 
-prints the survivors and what share is killed, and fails below 95 %. It goes on by its notes, `mutants.jsonl`, and
-tries survivors again; `equivalent_mutants.txt` lists those that no test could tell. Mutants are chosen by a hash of
-what they change: an edit draws others for the function that it changes alone.
+prints the survivors and what share is killed, and fails below 95 %. Each room's tests run once under coverage; then a
+mutant meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, and tries survivors
+again; `equivalent_mutants.txt` lists those that no test could tell. Mutants are chosen by a hash of what they change:
+an edit draws others for the function that it changes alone.
 """
 
 import argparse
@@ -20,12 +21,14 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
 import conftest  # noqa: F401 (it sets the environment)
 import pytest
+from coverage import CoverageData
 
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +40,8 @@ ROOMS_OF = {"engines": ("engines", "trainer", "run"), "settings": ("settings", "
 IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "trl.scripts.grpo")
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
 SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
-OPTIONS = "-x -q -p no:cacheprovider -o addopts= --timeout=300 --timeout-method=thread".split()
+OPTIONS = "-x -q -p no:cacheprovider -o addopts= --timeout=120 --timeout-method=thread".split()
+COVERAGE, COVERED = f"{ROOT}/.coverage.{{}}", "--cov=trl_dapo --cov-context=test --cov-report=".split()
 
 
 def other_than(node):
@@ -60,7 +64,7 @@ def other_than(node):
 
 
 def mutants_of(path):
-    """A module's mutants, as bytes, by what each changes."""
+    """A module's mutants by what each changes: the source, as bytes, and the lines."""
     source, found = path.read_bytes(), {}
     starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
 
@@ -68,7 +72,8 @@ def mutants_of(path):
         first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         name = f"{path.relative_to(PACKAGE)} {where}: {ast.unparse(node)} -> {ast.unparse(other)}"
         name += f" #{sum(key.startswith(name) for key in found) + 1}"
-        found[name] = source[:first] + f"({ast.unparse(other)})".encode() + source[last:]
+        text = source[:first] + f"({ast.unparse(other)})".encode() + source[last:]
+        found[name] = text, range(node.lineno, node.end_lineno + 1)
 
     def visit(node, where):
         # Not what is text, a type, a decorator, or a guard against what cannot happen.
@@ -89,20 +94,33 @@ def mutants_of(path):
     return found
 
 
-def passes(copy, room, stem):
-    """Whether a room's tests pass in a copy of the checkout: the fast ones, and those that name the module, first."""
-    rooms = ROOMS_OF.get(room, (room,))
-    files = [file for name in rooms for file in sorted((copy / "tests" / name).glob("test_*.py"))]
-    files.sort(key=lambda file: stem not in file.read_text())
-    fast = [str(file) for file in files if "mark.fast" in file.read_text()]
+def runners(rooms):
+    """The tests of rooms that run each line of each module; those that run the fewest lines first."""
+    found = defaultdict(set)
+    for room in rooms:
+        (data := CoverageData(COVERAGE.format(room))).read()
+        for file in data.measured_files():
+            for line, contexts in data.contexts_by_lineno(file).items():
+                found[file.rsplit("/trl_dapo/")[-1], line] |= {test.split("|")[0] for test in contexts if test}
+    num_lines = Counter(test for tests in found.values() for test in tests)
+    return {key: sorted(tests, key=lambda test: (num_lines[test], test)) for key, tests in found.items()}
+
+
+def passes(copy, rooms, first=(), stem="", options=()):
+    """Whether rooms' tests pass in a copy of the checkout: the `first` of them, those that name a module, then all."""
+    files = [file for room in rooms for file in sorted((copy / "tests" / room).glob("test_*.py"))]
+    files = [str(file) for file in sorted(files, key=lambda file: stem not in file.read_text())]
     if not (pid := os.fork()):
         os.setsid()
         os.chdir(copy)
-        os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
+        os.environ |= {"PYTHONPATH": str(copy), "COVERAGE_FILE": COVERAGE.format(rooms[0])}
+        sys.path[0] = str(copy)
         output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         _ = os.dup2(output, 1), os.dup2(output, 2), sys.modules.pop("conftest")
-        stages = fast, [str(file) for file in files if str(file) not in fast]
-        os._exit(any(pytest.main([*OPTIONS, f"--basetemp={copy}/tmp", *stage]) for stage in stages if stage))
+        options = [*OPTIONS, *options, f"--basetemp={copy}/tmp"]
+        others = [*(f"--deselect={test}" for test in first), *files]
+        stages = (first, (0, 4)), (others, (0, 5))  # 4: a test that is no more, 5: none is left
+        os._exit(any(pytest.main([*options, *some]) not in passed for some, passed in stages if some))
     _, status = os.waitpid(pid, 0)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # what its tests left behind
@@ -115,29 +133,32 @@ def main():
     number, of = map(int, parser.parse_args().part.split("/"))
     room_of = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))}
     core = [path for path in room_of if room_of[path] in ROOMS]
-    found = {name: (path, text) for path in core for name, text in mutants_of(path).items()}
+    found = {name: (path, *mutant) for path in core for name, mutant in mutants_of(path).items()}
     chosen = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())[:NUM]
-    found |= {f"none in {room_of[path]}": (path, path.read_bytes()) for path in core}  # whose tests must pass
     equivalent = dict(line.split(" | ", 1) for line in EQUIVALENT.read_text().splitlines() if " | " in line)
     if gone := equivalent.keys() - {*chosen}:
         sys.exit(f"{EQUIVALENT.name} lists what is no mutant any more: {gone}")
     NOTES.touch()
     killed = {note["mutant"]: note["killed"] for note in map(json.loads, NOTES.read_text().splitlines())}
     todo = [name for name in chosen[number - 1 :: of] if name not in equivalent and not killed.get(name)]
-    todo = [*(f"none in {room}" for room in ROOMS if f"none in {room}" not in killed), *todo]
     _ = [importlib.import_module(name) for name in IMPORTED]
     with tempfile.TemporaryDirectory() as folder, NOTES.open("a", buffering=1) as file:
         copy = shutil.copytree(ROOT, Path(folder, "checkout"), ignore=shutil.ignore_patterns(".git", "__pycache__"))
+        for room in (*ROOMS, "cli"):
+            if not Path(COVERAGE.format(room)).exists() and not passes(copy, [room], options=COVERED):
+                Path(COVERAGE.format(room)).unlink(missing_ok=True)
+                sys.exit(f"Its tests fail as they are:\n{(copy / 'output').read_text()[-3000:]}")
+        rooms_of = {room: ROOMS_OF.get(room, (room,)) for room in ROOMS}
+        tests = {room: runners(rooms) for room, rooms in rooms_of.items()}
         for stamp, name in enumerate(todo, start=1):
-            path, text = found[name]
-            mutated = copy / path.relative_to(ROOT)
+            path, text, lines = found[name]
+            room, module, mutated = room_of[path], str(path.relative_to(PACKAGE)), copy / path.relative_to(ROOT)
             mutated.write_bytes(text)
             os.utime(mutated, (stamp, stamp))  # by which, and by the size, Python tells what it has compiled
-            killed[name] = not passes(copy, room_of[path], path.stem)
+            first = dict.fromkeys(test for line in lines for test in tests[room].get((module, line), ()))
+            killed[name] = not passes(copy, rooms_of[room], first, path.stem)
             mutated.write_bytes(path.read_bytes())
             print(f"{stamp}/{len(todo)} {'killed' if killed[name] else 'survives'}: {name}", flush=True)
-            if killed[name] and name not in chosen:
-                sys.exit(f"Its tests fail as they are:\n{(copy / 'output').read_text()[-3000:]}")
             file.write(json.dumps({"mutant": name, "killed": killed[name]}) + "\n")
     tried = sorted(killed.keys() & {*chosen} - equivalent.keys())
     num_killed, left = sum(killed[name] for name in tried), NUM - len(tried) - len(equivalent)

@@ -13,8 +13,10 @@ import json
 import math
 import multiprocessing
 import os
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +53,16 @@ class Job(NamedTuple):
     def name(self):
         """Of its file."""
         return "-".join(map(str, self.key)).replace(", ", "-").replace(" ", "_")
+
+
+@contextmanager
+def clock(seconds):
+    """A block whose CPU seconds are added to a list."""
+    started = time.process_time()
+    try:
+        yield
+    finally:
+        seconds.append(time.process_time() - started)
 
 
 def silent():

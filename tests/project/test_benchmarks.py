@@ -68,11 +68,14 @@ def test_both_trainers_of_the_drop_in_have_the_same_losses():
     assert drop_in.loss_difference(clocks) < 1e-6
 
 
-def test_the_gpu_benchmark_measures_both_trainers():
-    model = gpu.make_model({**TINY, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}, "cpu")
+def test_the_gpu_benchmark_measures_both_trainers_and_a_round_of_whole_completions():
+    model = gpu.make_model((16, 16, 1, 4, 2), vocab_size=512, pad_token_id=0, eos_token_id=1)
     results = gpu.measure(model, [2, 3, 5, 7, 11, 13, 17, 19], rows_per_microbatch=4, repeats=1)
     assert set(results) == {"GRPOTrainer", "DAPOTrainer"}
     assert all(cost["seconds"] > 0 for cost in results.values())
+    sampled = []
+    gpu.seconds_of_round(model.eval(), lambda *args: sampled.append(gpu.SAMPLE["generate"](*args).shape), 3)
+    assert sampled == [(3, 64 + 64)] * 2
 
 
 def test_both_ways_hand_over_the_weights_that_their_bytes_are_counted_of():

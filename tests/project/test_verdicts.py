@@ -11,7 +11,7 @@ import pytest
 from benchmarks import intervals, pages
 from benchmarks.frame.kept import EVIDENCE, read_csv, read_rows
 from benchmarks.frame.predictions import by_holm, check, describe_outcome
-from benchmarks.frame.verdicts import LEVEL, holm, p_value
+from benchmarks.frame.verdicts import LEVEL, holm, interval, p_value
 from benchmarks.larger import study as larger
 from benchmarks.mechanisms import study as mechanisms
 from benchmarks.mechanisms.study import PREDICTIONS
@@ -30,6 +30,12 @@ def test_a_mean_at_students_quantile_of_the_tables_has_a_p_value_of_a_twentieth(
     values = [1.0, -1.0, *[0.0] * (n - 2)]  # their variance is 2 / (n - 1)
     error = math.sqrt(2 / (n - 1) / n)
     assert p_value([value - quantile * error for value in values]) == pytest.approx(0.05, rel=1e-4)
+    assert interval([3 + value for value in values]) == (pytest.approx(3.0), pytest.approx(quantile * error, rel=2e-4))
+
+
+def test_one_value_has_no_interval_and_values_without_spread_differ_from_0_or_do_not():
+    assert math.isnan(interval([1.0])[1])
+    assert [p_value([0.0, 0.0, 0.0]), p_value([0.5, 0.5, 0.5])] == [1.0, 0.0]
 
 
 def test_the_smallest_of_three_p_values_counts_three_times_the_next_twice_and_none_falls_below_one_before():
@@ -79,6 +85,12 @@ def test_the_peers_table_says_of_each_difference_whether_it_holds():
     same = [key for key, said in judged.items() if said == ", the same runs"]
     assert [key[:2] for key in same] == [("quickstart", "ms-swift, 3 resamples")] * 2
     assert f"{2 * (2 * 5) - len(same)} differences tested" in OF_EVIDENCE
+
+
+def test_ms_swift_did_what_its_model_does_in_every_rollout_and_the_page_says_so():
+    of_swift = [run for key, run in read_csv(peers.HERE, peers.KEY).items() if key[1] in peers.PEERS]
+    assert all(run["as_modelled"] == 1 for run in of_swift)
+    assert f"all {sum(run['rollouts'] for run in of_swift):.0f} rollouts" in OF_EVIDENCE
 
 
 def tokens_of_the_last_two_rungs(which):

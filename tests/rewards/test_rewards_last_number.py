@@ -26,11 +26,11 @@ def test_a_gold_answer_that_is_no_number_gives_no_reward():
     assert last_number_reward(["51"] * len(golds), golds) == [None, None, None, None, None, 1]
 
 
-@pytest.mark.parametrize("text", ["51", " 51\n", "-4", "1,234", "51.5", "$51"])
-def test_a_bare_number_is_rewarded_right_or_wrong(text):
-    assert bare_number_reward([text, [{"role": "assistant", "content": text}]], solution=["51", "7"]) == [1, 1]
+BARE = dict.fromkeys(["51", " 51\n", "-4", "1,234", "51.5", "$51"], 1)
+BARE |= dict.fromkeys(["51.", "51 apples", "17 * 3 = 51", "51 51", "fifty-one", ""], 0)
 
 
-@pytest.mark.parametrize("text", ["51.", "51 apples", "17 * 3 = 51", "51 51", "fifty-one", ""])
-def test_a_number_beside_anything_else_is_not_bare(text):
-    assert bare_number_reward([text, [{"role": "assistant", "content": text}]], solution=["51", "7"]) == [0, 0]
+@pytest.mark.parametrize("text", BARE)
+def test_a_bare_number_is_rewarded_right_or_wrong_and_none_beside_anything_else(text):
+    both = [text, [{"role": "assistant", "content": text}]]
+    assert bare_number_reward(both, solution=["51", "7"]) == [BARE[text]] * 2

@@ -10,14 +10,12 @@ from trl_dapo.rewards import scale_reward
 pytestmark = pytest.mark.fast
 
 
-def test_rewards_are_moved_to_the_target_range_and_clamped_first():
+def test_rewards_are_clamped_and_moved_to_the_target_range_whose_ends_are_met_exactly():
     scaled = scale_reward([0.0, 0.25, 1.0], source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
     assert scaled == [-1.0, -0.5, 1.0]
     scaled = scale_reward([-3.0, 7.0, math.inf], source_min=0.0, source_max=2.0, target_min=10.0, target_max=20.0)
     assert scaled == [10.0, 20.0, 20.0]
 
-
-def test_both_ends_are_met_exactly():
     scaled = scale_reward([0.1, 0.7], source_min=0.1, source_max=0.7, target_min=-0.3, target_max=0.9)
     assert scaled == [-0.3, 0.9]
 

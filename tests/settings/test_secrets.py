@@ -39,13 +39,10 @@ def test_what_looks_like_a_token_is_left_out_wherever_it_stands(value):
     assert value.split()[-2 if " " in value else 0] not in kept
 
 
-def test_an_address_keeps_its_host_and_not_its_user():
+def test_an_address_keeps_its_host_and_parameters_and_not_its_user_and_its_secrets():
     assert without_secrets("http://user:pa%40ss@gpu-7:8000/v1", "vllm_server_base_url") == "http://gpu-7:8000/v1"
     assert without_secrets("no `/data/http:/user:pass@gpu-7/x.json`") == "no `/data/http:/gpu-7/x.json`"
     assert without_secrets("see http://user:pa@ss@gpu-7/v1 now") == "see http://gpu-7/v1 now"
-
-
-def test_an_address_keeps_its_parameters_and_not_those_that_are_secrets():
     kept = without_secrets("http://gpu-7/v1?api-key=plain&version=2&access_token=plain#end")
     assert kept == f"http://gpu-7/v1?api-key={LEFT_OUT}&version=2&access_token={LEFT_OUT}#end"
 

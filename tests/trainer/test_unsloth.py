@@ -21,14 +21,11 @@ def length(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
 
 
-def test_unsloths_trainer_is_refused_as_a_base(tiny_model, tmp_path):
+def test_unsloths_trainer_is_refused_as_a_base_and_where_it_is_imported_later(tiny_model, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="Unsloth has put `UnslothGRPOTrainer` in the place of TRL's") as error:
         ImportedAfterwards(tiny_model, length, tiny_config(tmp_path), train_dataset=prompts(8))
     assert "Train in a process that does not import `unsloth`" in str(error.value)
     assert "qwen3_4b_qlora_1gpu" in str(error.value)
-
-
-def test_unsloth_imported_after_this_package_is_refused_too(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)  # as `patch_trl_rl_trainers` does
     with pytest.raises(ValueError, match="Unsloth has put `UnslothGRPOTrainer`"):
         DAPOTrainer(tiny_model, length, tiny_config(tmp_path), train_dataset=prompts(8))
