@@ -51,13 +51,10 @@ def test_the_most_frequent_answer_decides_and_completions_without_an_answer_have
     assert maj_at_k([[None, None]], [[False, False]]).tolist() == [0.0]
 
 
-def test_tied_answers_share_the_verdict_in_any_order():
+def test_tied_answers_share_the_verdict_in_any_order_and_an_answer_with_several_counts_its_share():
     for answers in set(itertools.permutations(["7", "7", "3", "3", "5"])):
         assert majority(answers, "7") == 1 / 2
     assert majority(["1", "2", "3"], "3") == pytest.approx(1 / 3)
-
-
-def test_an_answer_with_several_verdicts_counts_its_share():
     assert maj_at_k([["x", "x", "x", "x"]], [[True, True, True, False]]).tolist() == [0.75]
 
 

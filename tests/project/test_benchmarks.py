@@ -13,12 +13,9 @@ from benchmarks.frame.runs import Job
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
-TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
-
-
 def test_accuracy_is_the_probability_of_the_answer_and_its_end():
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, 0, **TINY)
+    model = build_model(tokenizer, 0, hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=4)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()  # every token is as likely as any other

@@ -111,17 +111,16 @@ def test_the_reward_reads_plain_and_conversational_completions():
         {"role": "tool", "content": "Answer: 33"},
         {"role": "assistant", "content": "Answer: 34"},
     ]
-    parts = [{"role": "assistant", "content": [{"type": "text", "text": "Answer: "}, {"type": "text", "text": "34"}]}]
     silent = [{"role": "assistant", "content": None}]
-    completions = ["Answer: 34", conversation, parts, silent, []]
-    assert dapo_math_reward(completions, ["34"] * 5) == [1.0, 1.0, 1.0, -1.0, -1.0]
+    completions = ["Answer: 34", conversation, silent, []]
+    assert dapo_math_reward(completions, ["34"] * 4) == [1.0, 1.0, -1.0, -1.0]
 
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
 @pytest.mark.parametrize(
     "content",
     [
-        ["Answer: ", "$34$"],
+        ["Answer: ", {"type": "text", "text": "$34$"}],
         [{"type": "image"}, {"type": "text", "text": None}, {"type": "text", "text": "Answer: $34$"}],
     ],
 )
@@ -145,14 +144,11 @@ def test_a_completion_of_another_shape_is_refused_with_what_it_is(completion, me
 
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
-@pytest.mark.parametrize("gold", [5.0, np.float32(5), np.int64(5), Decimal("5.00")])
-def test_a_whole_number_is_the_same_gold_answer_in_any_type(gold, reward):
-    right, wrong = reward(["Answer: $5$", "Answer: $50$"], [gold] * 2)
+@pytest.mark.parametrize("gold", [5.0, np.float32(5), np.int64(5), Decimal("5.00"), 0.5, np.float32(0.1)])
+def test_a_number_is_the_same_gold_answer_in_any_type_and_a_fraction_keeps_its_digits(gold, reward):
+    text = str(gold).removesuffix(".00").removesuffix(".0")
+    right, wrong = reward([f"Answer: ${text}$", f"Answer: $1{text}$"], [gold] * 2)
     assert right == 1.0 > wrong
-
-
-def test_a_fraction_keeps_its_digits():
-    assert dapo_math_reward(["Answer: 0.5", "Answer: 0.1"], [0.5, np.float32(0.1)]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])
