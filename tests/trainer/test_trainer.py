@@ -432,7 +432,7 @@ def test_a_reward_that_nothing_can_train_on_is_named_with_its_function(tiny_mode
         return [reward] * len(completions)
 
     with pytest.raises(kind, match=message):
-        make_trainer(tiny_model, tmp_path, reward_funcs=verdict, skip_preflight=True).train()
+        make_trainer(tiny_model, tmp_path, reward_funcs=[right, verdict], skip_preflight=True).train()
 
 
 # ---- Checkpoints ----
