@@ -3,7 +3,7 @@
 """
 What the tests hold of the core: 300 mutants of it, one at a time, each against the tests of its room.
 
-    python tests/mutants.py [--part 2/10]
+    python tests/mutants.py [--part 2/10]    # needs pytest-cov
 
 prints the survivors and what share is killed, and fails below 95 %. Each room's tests run once under coverage; then a
 mutant meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, and tries survivors
