@@ -18,7 +18,7 @@ def looking_only(model):
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(PROBE_SEED)
             yield
     finally:

@@ -70,20 +70,15 @@ def probe(model, tokenizer, problems):
 # ---- One run ----
 
 
-def sized(num_prompts, num_steps, learning_rate):
-    """Settings of rollouts with so many prompts and optimizer steps."""
-    lasting = {"max_completion_length": MAX_LENGTH, "learning_rate": learning_rate}
-    return rollouts_of(num_prompts, NUM_GENERATIONS, num_steps, **lasting)
-
-
 def train(job, checkpoint, folder, arm):
     """Trains from the checkpoint; returns the curve, and the figures at the end, on more problems."""
+    sizes = {"max_completion_length": MAX_LENGTH, "learning_rate": LEARNING_RATE}
     tokenizer, problems = make_tokenizer(), held_out(NUM_HELD_OUT)
     dataset = to_dataset(Problems(1000 + job.seed).draw(NUM_TRAIN))
     trainer, curve, log = trainers.train(
         *(job, arm, load(checkpoint), folder, score, dataset, tokenizer),
         look=lambda model: probe(model, tokenizer, problems[:NUM_PROBED]),
-        settings=sized(NUM_PROMPTS, NUM_STEPS, LEARNING_RATE) | {"bf16": True},
+        settings=rollouts_of(NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS, bf16=True, **sizes),
     )
     return {
         **probe(trainer.model, tokenizer, problems),

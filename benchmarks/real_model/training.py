@@ -1,17 +1,19 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the recipe with a real language model."""
+"""One run of the recipe with a real language model, and one of two_names/ on its problems."""
 
 import json
 import math
 import random
+import statistics
 import tempfile
 import time
 from dataclasses import fields
 from pathlib import Path
 
+import torch
 import yaml
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, get_peft_config
 
 from trl_dapo import DAPOTrainer
@@ -19,8 +21,10 @@ from trl_dapo.cli.train import load_datasets, make_parser
 from trl_dapo.rewards import SoftOverlongPunishment, bare_number_reward, last_number_reward
 from trl_dapo.settings.recipe_files import find_recipe
 
+from ..frame import trainers
+from ..frame.curves import looking_only
 from ..frame.measures import mean_of
-from ..frame.trainers import Watched, train_quietly
+from ..frame.trainers import Watched, load, train_quietly
 
 
 PRODUCTS, SUMS, CLIP = "products", "sums", "clip"
@@ -30,8 +34,10 @@ NUM_STEPS = 16  # of the optimizer a rollout, where the clip is looked at
 RECIPE = "smollm2_135m_cpu"
 REWARD = "last_number_reward"  # decides, and is the accuracy
 PROBE_EVERY = 4  # rollouts
+MAX_LENGTH = 16  # of a completion, as the recipe has it
 NUM_ROWS = 32  # of a rollout: 4 prompts x 8 completions
-NUM_ANSWERS = 4  # to each of the held-out problems, a probe
+NUM_ANSWERS, NUM_OF_TWO_NAMES = 4, 16  # to each of the held-out problems, a probe
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_SUMS, NUM_PRODUCTS, NUM_HELD_OUT = 72, 24, 24  # of two numbers of two digits; what is held out are sums
 
 
@@ -80,9 +86,18 @@ def write_sums(path):
     return of_both | {"dataset_limit": num, "eval_dataset_offset": num, "eval_dataset_limit": NUM_HELD_OUT}
 
 
+def read_recipe(task, changed, folder):
+    """The recipe with other settings: these, what a trainer and the model are told, and both datasets."""
+    changed |= write_sums(folder.with_suffix(".jsonl")) if task == SUMS else {}
+    settings = yaml.safe_load(find_recipe(RECIPE).read_text()) | changed
+    own = folder.with_suffix(".yaml")
+    own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
+    launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])
+    return settings, args, of_model, *load_datasets(launch, args)
+
+
 def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
     """One with the recipe's settings and the arm's, or TRL's with all of them that its configuration has."""
-    recipe = find_recipe(RECIPE)
     changed = {
         "output_dir": str(folder),
         "seed": job.seed,
@@ -92,13 +107,8 @@ def make_trainer(job, model, folder, trainer_class=DAPOTrainer):
         "save_strategy": "no",
         "max_steps": NUM_ROLLOUTS,
         **job.settings,
-        **(write_sums(folder.with_suffix(".jsonl")) if job.task == SUMS else {}),
     }
-    settings = yaml.safe_load(recipe.read_text()) | changed
-    own = folder.with_suffix(".yaml")
-    own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
-    launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])
-    train_dataset, eval_dataset = load_datasets(launch, args)
+    settings, args, of_model, train_dataset, eval_dataset = read_recipe(job.task, changed, folder)
     rewards = [last_number_reward, bare_number_reward][: len(args.reward_weights)]
     if job.arm == GRPO:
         rewards.append(SoftOverlongPunishment(args.max_completion_length, args.overlong_buffer_length))
@@ -138,6 +148,38 @@ def run(job, model):
     if job.task == CLIP:
         figures |= of_the_clip(trainer, log)
     return figures | {"curve": curve}
+
+
+# ---- Of two_names/: one reward, rollouts of that study's size, and the held-out problems asked on the way ----
+
+
+def prepare(task, model):
+    """What is trained on, LoRA's settings, the tokenizer, and what finds a model's accuracy."""
+    with tempfile.TemporaryDirectory() as folder:
+        *_, of_model, dataset, held_out = read_recipe(task, {}, Path(folder) / "recipe")
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    prompts, golds = (list(held_out[column]) * NUM_OF_TWO_NAMES for column in ("prompt", "solution"))
+    asked = tokenizer.apply_chat_template(
+        prompts, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    )
+    sampling = GenerationConfig(do_sample=True, top_k=0, max_length=None, max_new_tokens=MAX_LENGTH)
+
+    def look(policy):
+        with looking_only(policy):
+            ids = policy.generate(**asked.to(policy.device), generation_config=sampling)
+        texts = tokenizer.batch_decode(ids[:, asked["input_ids"].size(1) :], skip_special_tokens=True)
+        return {"accuracy": statistics.mean(last_number_reward(texts, golds))}
+
+    return dataset, get_peft_config(of_model), tokenizer, look
+
+
+def train(job, model, folder, arm):
+    """The curve and the mean acceptance rate, on a GPU where there is one."""
+    dataset, peft_config, tokenizer, look = prepare(job.task, model)
+    what = arm, load(model), folder, last_number_reward, dataset, tokenizer
+    settings = {"use_cpu": DEVICE == "cpu"}
+    _, curve, log = trainers.train(job, *what, look=look, settings=settings, peft_config=peft_config)
+    return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
 
 def of_the_clip(trainer, log):

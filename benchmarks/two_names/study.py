@@ -31,13 +31,15 @@ from ..frame.measures import at_equal, cost, spent_to, spread
 from ..frame.predictions import Prediction, Quantity
 from ..frame.runs import Job, run_all
 from ..frame.tables import print_table, say
-from ..frame.trainers import DAPO, GRPO, Arm
+from ..frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 from ..larger import training as larger
+from ..real_model import training as real_model
 
 
 BEST, RANGE = PARTS = "best", "range"
 FACTORS = (1.0, 0.5, 2.0, 3.0)  # of the rate that suits GRPO, in the order in which they are tried
 TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
+NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 OUTPUT = Path("outputs/two_names")
 
 
@@ -46,20 +48,18 @@ class Task(NamedTuple):
 
     make_checkpoint: Callable  # takes a folder; returns the checkpoint and its accuracy
     train: Callable  # takes a job, the checkpoint, a folder and the arm; returns "curve" and "acceptance"
-    sized: Callable  # takes prompts, optimizer steps and rate; returns the settings of rollouts
     gain: float  # the target, above the checkpoint's accuracy
+    max_length: int  # of a completion
     rate: float  # the one that suits GRPO
-    num_prompts: int
     fewer_prompts: int  # as many a rollout as teach in one of GRPO's
-    num_steps: int
     limits: dict
 
 
 def small(name, fewer_prompts):
     """A task of time_to_accuracy.py."""
     study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
-    sizes = study.NUM_PROMPTS, fewer_prompts, study.NUM_STEPS, {"max_seconds": study.MAX_SECONDS}
-    return Task(study.make_checkpoint, study.train, study.sized, task.gain, task.learning_rate, *sizes)
+    limits = {"max_seconds": study.MAX_SECONDS}
+    return Task(study.make_checkpoint, study.train, task.gain, 8, task.learning_rate, fewer_prompts, limits)
 
 
 def countdown(folder):
@@ -68,20 +68,34 @@ def countdown(folder):
     return path, start["curve"][0]["accuracy"]
 
 
+def language_model(name, fewer_prompts):
+    """The problems of real_model/, and one reward."""
+
+    def make_checkpoint(folder):
+        path = folder / "smollm2"
+        if not path.is_dir():
+            raise SystemExit(f"{path} is no folder: `trl-dapo fetch smollm2 --output_dir {path}` makes one")
+        *_, look = real_model.prepare(name, path)
+        return path, look(load(path).to(real_model.DEVICE))["accuracy"]
+
+    limits = {"max_tokens": 50_000}
+    return Task(make_checkpoint, real_model.train, 0.25, real_model.MAX_LENGTH, 4e-4, fewer_prompts, limits)
+
+
 TASKS = {
     "quickstart": small("quickstart", fewer_prompts=12),  # three in four teach
     "one in ten": small("one in ten", fewer_prompts=2),  # one in eight
     "Countdown": Task(
         countdown,
         larger.train,
-        larger.sized,
         gain=0.10,
+        max_length=larger.MAX_LENGTH,
         rate=larger.LEARNING_RATE,
-        num_prompts=larger.NUM_PROMPTS,
         fewer_prompts=10,  # six in ten teach
-        num_steps=larger.NUM_STEPS,
         limits={"max_tokens": 250_000, "probe_every": 2},
     ),
+    "products": language_model("products", fewer_prompts=8),
+    "sums": language_model("sums", fewer_prompts=4),
 }
 
 ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
@@ -115,8 +129,8 @@ PREDICTIONS = tuple(
 
 def make_job(results, name, arm, factor, seed, start):
     task = TASKS[name]
-    num_prompts = task.fewer_prompts if arm == SMALLER else task.num_prompts
-    settings = task.sized(num_prompts, ARMS[arm].num_steps or task.num_steps, factor * task.rate)
+    sizes = task.fewer_prompts if arm == SMALLER else NUM_PROMPTS, NUM_GENERATIONS, ARMS[arm].num_steps or NUM_STEPS
+    settings = rollouts_of(*sizes, max_completion_length=task.max_length, learning_rate=factor * task.rate)
     earlier = FACTORS[: FACTORS.index(factor)] if seed == TRIAL else ()
     tokens = (tokens_to_target(results[name, arm, f"{rate:g}", TRIAL], name) for rate in earlier)
     limits = task.limits | {"max_tokens": min(task.limits.get("max_tokens", math.inf), *tokens, math.inf)}
