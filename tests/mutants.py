@@ -6,9 +6,9 @@ What the tests hold of the core: 300 mutants of it, one at a time, each against 
     python tests/mutants.py [--part 2/10]    # needs pytest-cov
 
 prints the survivors and what share is killed, and fails below 95 %. Each room's tests run once under coverage; then a
-mutant meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, and tries survivors
-again; `equivalent_mutants.txt` lists those that no test could tell. Mutants are chosen by a hash of what they change:
-an edit draws others for the function that it changes alone.
+mutant meets those that run its line, then all. The command goes on by its notes, `mutants.jsonl`, where a module is
+what it was, and tries survivors again; quote a figure of no notes. `equivalent_mutants.txt` lists those that no test
+could tell. Mutants are chosen by a hash of what they change: an edit draws few others.
 """
 
 import argparse
@@ -41,7 +41,8 @@ IMPORTED = ("torch", "datasets", "peft", "pandas", "trl.trainer.grpo_trainer", "
 PAIRS = "Eq NotEq Is IsNot In NotIn Lt LtE Gt GtE And Or Add Sub Mult Div BitAnd BitOr".split()
 SWAPPED = dict(zip(PAIRS, [PAIRS[i ^ 1] for i in range(len(PAIRS))], strict=True)) | {"FloorDiv": "Mult"}
 OPTIONS = "-x -q -p no:cacheprovider -o addopts= --timeout=120 --timeout-method=thread".split()
-COVERAGE, COVERED = f"{ROOT}/.coverage.{{}}", "--cov=trl_dapo --cov-context=test --cov-report=".split()
+STATE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(ROOT.glob("t*/**/*.py")))).hexdigest()[:8]
+COVERAGE, COVERED = f"{ROOT}/.coverage.{STATE}.{{}}", "--cov=trl_dapo --cov-context=test --cov-report=".split()
 
 
 def other_than(node):
@@ -101,7 +102,7 @@ def runners(rooms):
         (data := CoverageData(COVERAGE.format(room))).read()
         for file in data.measured_files():
             for line, contexts in data.contexts_by_lineno(file).items():
-                found[file.rsplit("/trl_dapo/")[-1], line] |= {test.split("|")[0] for test in contexts if test}
+                found[file.rsplit("/trl_dapo/")[-1], line] |= {test.rpartition("|")[0] for test in contexts if test}
     num_lines = Counter(test for tests in found.values() for test in tests)
     return {key: sorted(tests, key=lambda test: (num_lines[test], test)) for key, tests in found.items()}
 
@@ -146,11 +147,13 @@ def main():
     core = [path for path in room_of if room_of[path] in ROOMS]
     found = {name: (path, *mutant) for path in core for name, mutant in mutants_of(path).items()}
     chosen = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())[:NUM]
-    equivalent = dict(line.split(" | ", 1) for line in EQUIVALENT.read_text().splitlines() if " | " in line)
-    if gone := equivalent.keys() - {*chosen}:
+    equivalent = {line.rpartition(" | ")[0] for line in EQUIVALENT.read_text().splitlines() if " | " in line}
+    if gone := equivalent - {*chosen}:
         sys.exit(f"{EQUIVALENT.name} lists what is no mutant any more: {gone}")
     NOTES.touch()
-    killed = {note["mutant"]: note["killed"] for note in map(json.loads, NOTES.read_text().splitlines())}
+    digest = {name: hashlib.sha256(found[name][0].read_bytes()).hexdigest()[:8] for name in chosen}
+    notes = map(json.loads, NOTES.read_text().splitlines())
+    killed = {note["mutant"]: note["killed"] for note in notes if note["module"] == digest.get(note["mutant"])}
     todo = [name for name in chosen[number - 1 :: of] if name not in equivalent and not killed.get(name)]
     _ = [importlib.import_module(name) for name in IMPORTED]
     with tempfile.TemporaryDirectory() as folder, NOTES.open("a", buffering=1) as file:
@@ -164,18 +167,19 @@ def main():
         for stamp, name in enumerate(todo, start=1):
             path, text, lines = found[name]
             room, module, mutated = room_of[path], str(path.relative_to(PACKAGE)), copy / path.relative_to(ROOT)
-            mutated.write_bytes(text)
+            original, _ = mutated.read_bytes(), mutated.write_bytes(text)
             os.utime(mutated, (stamp, stamp))  # by which, and by the size, Python tells what it has compiled
             first = dict.fromkeys(test for line in lines for test in tests[room].get((module, line), ()))
             killed[name] = not passes(copy, rooms_of[room], first, path.stem)
-            mutated.write_bytes(path.read_bytes())
+            mutated.write_bytes(original)
             print(f"{stamp}/{len(todo)} {'killed' if killed[name] else 'survives'}: {name}", flush=True)
-            file.write(json.dumps({"mutant": name, "killed": killed[name]}) + "\n")
-    tried = sorted(killed.keys() & {*chosen} - equivalent.keys())
+            note = {"mutant": name, "module": digest[name], "killed": killed[name]}
+            file.write(json.dumps(note | {"output": (copy / "output").read_text()[-300:]}) + "\n")
+    tried = sorted(killed.keys() - equivalent)
     num_killed, left = sum(killed[name] for name in tried), NUM - len(tried) - len(equivalent)
     print("\nSurvivors:", *(name for name in tried if not killed[name]), sep="\n")
     print(f"{num_killed} of {len(tried)} killed; {len(equivalent)} equivalent, {left} untried.")
-    return num_killed < LEAST * len(tried)
+    return num_killed < LEAST * len(tried) or not tried
 
 
 if __name__ == "__main__":

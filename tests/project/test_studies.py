@@ -11,7 +11,7 @@ import pytest
 from benchmarks import ladder
 from benchmarks.frame import predictions, verdicts
 from benchmarks.frame.runs import Job
-from benchmarks.frame.trainers import DAPO, GRPO, Arm
+from benchmarks.frame.trainers import DAPO, GRPO, Arm, rollouts_of
 from benchmarks.larger import task as countdown
 from benchmarks.larger import training as larger
 from benchmarks.mechanisms import tasks
@@ -19,7 +19,7 @@ from benchmarks.mechanisms import training as mechanisms
 from benchmarks.mechanisms.study import PREDICTIONS, REFILL
 from benchmarks.peers.ms_swift import study as peers
 from benchmarks.real_model import study as real_model
-from benchmarks.real_model.training import NUM_ROWS, make_trainer
+from benchmarks.real_model.training import NUM_ROWS, make_trainer, train
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
@@ -88,6 +88,13 @@ def test_the_arms_of_the_real_model_make_a_trainer_of_a_rollouts_rows(job, tiny_
     trainer = make_trainer(job, tiny_model, tmp_path / "run")
     assert trainer.args.generation_batch_size == NUM_ROWS
     assert type(trainer).__name__ == ("GRPOTrainer" if job.arm == real_model.GRPO else "DAPOTrainer")
+
+
+def test_a_run_on_sums_is_probed_before_and_after_each_rollout(tiny_model, tmp_path):
+    settings = rollouts_of(1, 2, 1, max_completion_length=2, learning_rate=1e-5)
+    found = train(Job("sums", "GRPO", 0, settings, num_rollouts=1), tiny_model, tmp_path, Arm(GRPO, {}))
+    assert [(point["rollouts"], point["accuracy"]) for point in found["curve"]] == [(0, 0.0), (1, 0.0)]
+    assert [point["tokens"] for point in found["curve"]] == [0, 4]  # a model at random does not end by itself
 
 
 # ---- What is counted ----

@@ -259,17 +259,13 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
         assert picture.read_bytes()[:8] == PNG
 
 
-def test_every_picture_says_in_words_what_it_shows(hostile_page):
+def test_the_page_stands_alone_and_every_picture_says_in_words_what_it_shows(hostile_page):
     page = Page(hostile_page)
     images = {figure["id"]: image for figure, image in zip(page.all("figure"), page.all("img"), strict=True)}
     assert list(images) == [*(panel.name for panel in PANELS), "sources"]
     # A twentieth of 40 steps is 2: (0.1 + 0.2) / 2 ... (3.9 + 4.0) / 2.
     said = "second, all that was sampled: 0.1 at step 1, 3.95 at step 40, between 0.1 and 3.95."
     assert said in images["reward"]["alt"]
-
-
-def test_the_page_stands_alone(hostile_page):
-    page = Page(hostile_page)
     named = [pair for _, attributes in page.tags for pair in attributes.items()]
     sources = [value for name, value in named if name in ("src", "srcset", "href")]
     assert len(sources) == 2 * (len(PANELS) + 1) + 1  # sources are drawn too; light and dark, and the icon

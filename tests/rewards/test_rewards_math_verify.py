@@ -1,6 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 import logging
+import mmap
 import os
 import pickle
 import select
@@ -15,7 +16,7 @@ import pytest
 from trl.rewards import accuracy_reward
 
 import trl_dapo
-from trl_dapo.rewards import MathVerifyReward, math_verify_reward
+from trl_dapo.rewards import MathVerifyReward, math_verify_reward, math_worker
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers need POSIX signals")
@@ -218,6 +219,9 @@ def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict
     texts = [f"\\boxed{{{i}}}" + "\U0001f600" * 5_000_000 for i in range(4)]
     assert reward(texts, ["3"] * 4) == [0.0, 0.0, 0.0, 1.0]
     assert pids(reward) != started
+    before = math_worker._address_space()  # what tells it, also where nothing of it was touched
+    with mmap.mmap(-1, 1024 * MIB):
+        assert math_worker._address_space() - before >= 1024 * MIB
 
 
 def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):

@@ -31,11 +31,15 @@ def test_the_first_round_of_a_run_asks_for_the_batch_itself_though_nothing_seen_
     assert AcceptanceRate().rate == 0.5
 
 
-def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin():
-    size = learned(500, 1000).round_size(512, 512)
+def test_a_round_asks_for_the_deficit_over_the_rate_plus_a_margin_the_larger_the_smaller_the_deficit():
+    acceptance = learned(500, 1000)
     # 1024 on average, 512 +- 16 of them accepted. One more round costs 0.16 x 512 = 82 groups, and phi(z) = 16 / 82 at
     # z = 1.20: 1.2 x 16 = 19 groups or 38 prompts, and a little for the uncertainty of the rate.
-    assert 1024 + 38 < size < 1024 + 46
+    assert 1024 + 38 < acceptance.round_size(512, 512) < 1024 + 46
+    acceptance.update(504, 1008)
+    # 16 on average for the 8 missing, 8 +- 2 of them accepted, and phi(z) = 2 / 82 at z = 2.36.
+    # Of 29, 14.5 +- 2.69 are accepted: 14.5 - 2.36 x 2.69 = 8.1. Of 28: 14 - 2.36 x 2.65 = 7.7.
+    assert acceptance.round_size(8, 512) == 29
 
 
 def test_where_surplus_is_carried_a_second_round_costs_four_times_as_much():

@@ -136,6 +136,9 @@ def test_the_costliest_micro_batch_is_as_cheap_as_can_be(lengths, expected):
 def test_a_window_with_little_padding_is_not_cut_finer():
     """10 x 11 = 110 tokens of which 9 are padding; 5 x 11 and 5 x 10 would be 5 fewer."""
     assert sizes(plan_window_within_budget([[(2, 9), *EQUAL * 9]], 10**9, in_step=False)) == [[10]]
+    # 2 x 6 + 3 x 3 = 21 tokens, of which 19 are the rows' own: a tenth is padding. All in one were 5 x 6.
+    rows = [(1, 1), (1, 5), (1, 2), (1, 2), (1, 4)]
+    assert plan_window_within_budget([rows], 32, in_step=False) == [[[1, 4], [2, 3, 0]]]
 
 
 def test_rows_of_equal_completions_are_ordered_by_their_prompts():
