@@ -27,7 +27,7 @@ from .frame.stand_in import Script, server
 from .frame.tables import print_table, say
 from .frame.trainers import DAPO, Arm, load, make_trainer, rollouts_of, train_quietly
 from .frame.verdicts import interval
-from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, make_checkpoint, prompts, sized, train_on
+from .time_to_accuracy import CHECKPOINT_SEED, SERVER, TASKS, make_checkpoint, prompts, settings_of, train_on
 
 
 TASK = "quickstart"
@@ -95,13 +95,12 @@ def report_seconds(checkpoint, update_seconds, num_rollouts):
 # ---- Learning ----
 
 
-def learn(job, checkpoint):
+def learn(job, checkpoint, folder):
     """Accuracy at every tenth rollout; shares of rows by age, clipped tokens, tokens sampled."""
     is_adapter = job.arm in OF_ADAPTERS
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if is_adapter else None
-    with tempfile.TemporaryDirectory() as folder:
-        arm = Arm(DAPO, {**SERVER, "rollouts_ahead": AHEAD[job.arm]})
-        curve, logs = train_on(job, checkpoint, folder, arm, peft_config=lora)
+    arm = Arm(DAPO, {**SERVER, "rollouts_ahead": AHEAD[job.arm]})
+    curve, logs = train_on(job, checkpoint, folder, arm, peft_config=lora)
 
     def mean(name):
         return statistics.mean(entry.get(name, 0.0) for entry in logs)
@@ -159,7 +158,7 @@ def main(
         seeds = range(num_seeds)
         rates = {way: TASKS[TASK].learning_rate * (adapter_rate if way in OF_ADAPTERS else 1) for way in AHEAD}
         jobs = [
-            Job(TASK, way, seed, sized(16, 4, rate), num_rollouts=num_rollouts, probe_every=10)
+            Job(TASK, way, seed, settings_of("ours", rate), num_rollouts=num_rollouts, probe_every=10)
             for seed in seeds
             for way, rate in rates.items()
         ]

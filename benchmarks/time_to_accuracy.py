@@ -21,7 +21,6 @@ import json
 import math
 import random
 import statistics
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,14 +80,9 @@ ARMS = {
 # ---- One run ----
 
 
-def sized(num_prompts, num_steps, learning_rate):
-    """Settings of rollouts with so many prompts and optimizer steps."""
-    lasting = {"max_completion_length": 8, "learning_rate": learning_rate}
-    return rollouts_of(num_prompts, NUM_GENERATIONS, num_steps, **lasting)
-
-
-def settings_of(arm, learning_rate, num_prompts=NUM_PROMPTS):
-    return sized(num_prompts, ARMS[arm].num_steps or NUM_STEPS, learning_rate)
+def settings_of(arm, learning_rate):
+    sizes = NUM_PROMPTS, NUM_GENERATIONS, ARMS[arm].num_steps or NUM_STEPS
+    return rollouts_of(*sizes, max_completion_length=8, learning_rate=learning_rate)
 
 
 def held_out(problems):
@@ -140,10 +134,8 @@ def train(job, checkpoint, folder, arm):
     return {"curve": curve, "acceptance": 1 - mean_of(log, "frac_reward_zero_std")}
 
 
-def run(job, checkpoint):
-    """`train`, leaving no file behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoint, folder, ARMS[job.arm])
+def run(job, checkpoint, folder):
+    return train(job, checkpoint, folder, ARMS[job.arm])
 
 
 def make_checkpoint(folder, num_steps=NUM_WARM_UP_STEPS):

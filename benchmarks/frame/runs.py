@@ -13,6 +13,7 @@ import json
 import math
 import multiprocessing
 import os
+import tempfile
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -99,8 +100,9 @@ def describe(job, result):
 def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe, runs_a_process=1):
     """
     Runs what no earlier call has finished; results by the jobs' keys. `function`, of the top level of a module, takes
-    a job and the checkpoint, whose name says how it was made, and returns a dictionary that JSON can hold. `describe`
-    makes a line of a job and its result. A process makes more than one run where these are shorter than its imports.
+    a job, the checkpoint, whose name says how it was made, and a folder that goes, and returns what JSON can hold.
+    `describe` makes a line of a job and its result. A process makes more than one run where these are shorter than its
+    imports.
     """
     folder.mkdir(parents=True, exist_ok=True)
     code = fingerprint(function)
@@ -127,7 +129,8 @@ def run_all(function, jobs, checkpoint, folder, num_processes, describe=describe
 def _run(arguments):
     function, job, checkpoint, path, run = arguments
     quiet()
-    result = {**run, **function(job, checkpoint)}
+    with tempfile.TemporaryDirectory() as scratch:
+        result = {**run, **function(job, checkpoint, Path(scratch))}
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result) + "\n")
     partial.rename(path)

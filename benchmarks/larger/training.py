@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import statistics
-import tempfile
 import time
 from types import SimpleNamespace
 
@@ -91,10 +90,8 @@ def train(job, checkpoint, folder, arm):
     }
 
 
-def run(job, checkpoint):
-    """`train`, leaving no file behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoint, folder, Arm(DAPO, {}))
+def run(job, checkpoint, folder):
+    return train(job, checkpoint, folder, Arm(DAPO, {}))
 
 
 # ---- The checkpoint ----

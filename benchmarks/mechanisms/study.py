@@ -24,7 +24,7 @@ from ..frame.predictions import Prediction, Quantity, seeds_of
 from ..frame.runs import Job, run_all
 from ..frame.tables import say
 from .tasks import make_checkpoints
-from .training import run
+from .training import train
 
 
 # GRPO's settings, from which an arm differs in what its mechanism names.
@@ -206,7 +206,7 @@ def main(from_kept=False, num_seeds=5, num_warm_up_steps=250, num_processes=1, o
     if not from_kept:
         checkpoints = make_checkpoints(output_dir, num_warm_up_steps)
         jobs = [job for seed in range(num_seeds) for name in MECHANISMS for job in jobs_of(name, seed)]
-        STUDY.write(run_all(run, jobs, checkpoints, output_dir, num_processes, runs_a_process=len(jobs)))
+        STUDY.write(run_all(train, jobs, checkpoints, output_dir, num_processes, runs_a_process=len(jobs)))
     results = STUDY.read()
     say(describe_facts(results))
     STUDY.report()

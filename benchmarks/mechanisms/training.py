@@ -4,7 +4,6 @@
 
 import math
 import statistics
-import tempfile
 
 import numpy as np
 import torch
@@ -207,9 +206,3 @@ def train(job, checkpoints, folder):
     if isinstance(trainer, Frozen):
         result["relative variance"] = relative_variance(trainer.gradients)
     return result
-
-
-def run(job, checkpoints):
-    """`train`, leaving no file behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        return train(job, checkpoints, folder)

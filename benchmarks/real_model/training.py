@@ -6,10 +6,8 @@ import json
 import math
 import random
 import statistics
-import tempfile
 import time
 from dataclasses import fields
-from pathlib import Path
 
 import torch
 import yaml
@@ -132,11 +130,10 @@ def of_trl(settings):
     return GRPOConfig(**{name: value for name, value in settings.items() if name in known} | sizes | others)
 
 
-def run(job, model):
+def run(job, model, folder):
     """Trains from the model; returns its curve and its figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(job, model, Path(folder) / "run", Watched if job.task == CLIP else DAPOTrainer)
-        train_quietly(trainer, Stopwatch())
+    trainer = make_trainer(job, model, folder / "run", Watched if job.task == CLIP else DAPOTrainer)
+    train_quietly(trainer, Stopwatch())
     log = trainer.state.log_history
     curve = curve_of(log, NUM_STEPS if job.task == CLIP else 1)
     figures = {
@@ -153,10 +150,9 @@ def run(job, model):
 # ---- Of two_names/: one reward, rollouts of that study's size, and the held-out problems asked on the way ----
 
 
-def prepare(task, model):
+def prepare(task, model, folder):
     """What is trained on, LoRA's settings, the tokenizer, and what finds a model's accuracy."""
-    with tempfile.TemporaryDirectory() as folder:
-        *_, of_model, dataset, held_out = read_recipe(task, {}, Path(folder) / "recipe")
+    *_, of_model, dataset, held_out = read_recipe(task, {}, folder / "recipe")
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     prompts, golds = (list(held_out[column]) * NUM_OF_TWO_NAMES for column in ("prompt", "solution"))
     asked = tokenizer.apply_chat_template(
@@ -175,7 +171,7 @@ def prepare(task, model):
 
 def train(job, model, folder, arm):
     """The curve and the mean acceptance rate, on a GPU where there is one."""
-    dataset, peft_config, tokenizer, look = prepare(job.task, model)
+    dataset, peft_config, tokenizer, look = prepare(job.task, model, folder)
     what = arm, load(model), folder, last_number_reward, dataset, tokenizer
     settings = {"use_cpu": DEVICE == "cpu"}
     _, curve, log = trainers.train(job, *what, look=look, settings=settings, peft_config=peft_config)

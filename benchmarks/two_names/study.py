@@ -19,7 +19,6 @@ row for each prediction.
 """
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +74,7 @@ def language_model(name, fewer_prompts):
         path = folder / "smollm2"
         if not path.is_dir():
             raise SystemExit(f"{path} is no folder: `trl-dapo fetch smollm2 --output_dir {path}` makes one")
-        *_, look = real_model.prepare(name, path)
+        *_, look = real_model.prepare(name, path, folder)
         return path, look(load(path).to(real_model.DEVICE))["accuracy"]
 
     limits = {"max_tokens": 50_000}
@@ -137,10 +136,9 @@ def make_job(results, name, arm, factor, seed, start):
     return Job(name, arm, seed, settings, rate=factor, target=start + task.gain, **limits)
 
 
-def run(job, checkpoint):
+def run(job, checkpoint, folder):
     """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
+    found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
     *curve, last = ({name: point[name] for name in POINT} for point in found["curve"])
     figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
     curve = [point for point in curve if point["rollouts"] % 4 == 0]

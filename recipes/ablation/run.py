@@ -147,11 +147,10 @@ def measure(checkpoint, folder, seed):
     }
 
 
-def run(job, checkpoint):
+def run(job, checkpoint, folder):
     """One run and its figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        log, seconds = train(job, checkpoint, Path(folder))
-        held_out = measure(Path(folder) / "trained", Path(folder), job.seed)
+    log, seconds = train(job, checkpoint, folder)
+    held_out = measure(folder / "trained", folder, job.seed)
     num_rows = NUM_PROMPTS * NUM_GENERATIONS
     tokens = [
         entry["completions/mean_length"] * entry.get("dynamic_sampling/completions_generated", num_rows)

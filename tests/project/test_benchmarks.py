@@ -33,7 +33,7 @@ CURVE = [{"tokens": 10, "seconds": 1.0, "accuracy": 0.4}, {"tokens": 30, "second
 def test_an_interrupted_benchmark_runs_only_what_is_missing_or_what_other_code_has_run(tmp_path, monkeypatch, capsys):
     ran = []
 
-    def train(job, checkpoint):
+    def train(job, checkpoint, folder):
         ran.append((job.arm, job.target))
         return {"curve": CURVE}
 

@@ -38,7 +38,7 @@ def save_model(folder, tokenizer):
 def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
     settings = ladder.run.settings_of("+ token-level loss")
     job = Job("ladder", "+ token-level loss", 0, settings, num_rollouts=2)
-    result = ladder.run.run(job, save_model(tmp_path / "checkpoint", build_tokenizer()))
+    result = ladder.run.run(job, save_model(tmp_path / "checkpoint", build_tokenizer()), tmp_path)
     assert json.loads(json.dumps(result)) == result  # it is kept in a file
     assert result["accuracy"] < 0.05  # a random model
     assert len(result["curves"]["entropy"]) == 2
@@ -67,7 +67,7 @@ def test_a_run_of_a_mechanism_is_probed_before_and_after(trainer, tmp_path, monk
     save_model(tmp_path / "workings", build_tokenizer())
     settings = {**REFILL, "dynamic_sampling_max_rounds": 1, "overlong_buffer_length": 5}
     job = Job("any", "any", 0, settings, num_rollouts=1, others={"task": "any length", "trainer": trainer})
-    result = mechanisms.run(job, tmp_path)
+    result = mechanisms.train(job, tmp_path, tmp_path / "run")
     assert [point["rollouts"] for point in result["curve"]] == [0, 1]
     assert ("relative variance" in result) == (trainer == "Frozen")
 
@@ -75,7 +75,8 @@ def test_a_run_of_a_mechanism_is_probed_before_and_after(trainer, tmp_path, monk
 def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
     jobs = peers.jobs_of(range(1), {"quickstart": 1, "one in ten": 1})
     assert {job.arm for job in jobs} == set(peers.OURS)
-    figures = peers.figures_of(peers.run(jobs[0], save_model(tmp_path / "checkpoint", build_tokenizer())))
+    checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
+    figures = peers.figures_of(peers.run(jobs[0], checkpoint, tmp_path))
     # A model with random weights: all rounds that it may take.
     assert (figures["rollouts"], figures["rounds"], figures["fallbacks"]) == (1, 30, 1)
     assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8

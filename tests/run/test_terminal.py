@@ -201,7 +201,7 @@ def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
     lines = summed_up(history, Totals(16, 8, 640))
     # 80 completions for 64 that train; 8 groups of 16 asked and 4 skipped are accepted.
     times = "1.2 times those of GRPOTrainer's steps, with about 2.5 times their groups that teach"
-    assert f"Tokens:    640 generated: {times}." in lines
+    assert f"Tokens:    640 generated: {times}; as many with 0.8 times the prompts a rollout." in lines
 
 
 def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():

@@ -192,7 +192,8 @@ def _beside_grpo(log_history: Sequence[dict]) -> str:
     tokens = total("completions_generated") / total("completions_trained")
     # What the memory skips is likely to be dropped.
     groups = (total("groups_generated") + total("skipped_by_memory")) / accepted
-    return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
+    beside = f"{tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
+    return f": {beside}; as many with {1 / tokens:.1f} times the prompts a rollout"
 
 
 def summarize(

@@ -21,7 +21,6 @@ import math
 import re
 import statistics
 import subprocess
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,9 +59,8 @@ METHODS = (*PEERS, *OURS)
 # ---- One run ----
 
 
-def run(job, checkpoint):
-    with tempfile.TemporaryDirectory() as folder:
-        return (run_peer if job.others["swift"] else run_ours)(job, checkpoint, Path(folder))
+def run(job, checkpoint, folder):
+    return (run_peer if job.others["swift"] else run_ours)(job, checkpoint, folder)
 
 
 def run_ours(job, checkpoint, folder):
