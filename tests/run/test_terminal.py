@@ -192,16 +192,18 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
 
 
 def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
-    sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40, "completions_trained": 32}
-    carried = dict.fromkeys(list(sampled)[1:], 0)  # is all of what trains in the second step
+    sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40}
+    sampled |= {"groups_trained": 4, "completions_trained": 32, "shortfall": 1}
+    # What is carried is all that trains in the second step.
+    carried = {"groups_generated": 0, "completions_generated": 0, "groups_trained": 5, "completions_trained": 40}
     history = [
         {"step": step, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in each.items()}
         for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
     ]
     lines = summed_up(history, Totals(16, 8, 640))
-    # 80 completions for 64 that train; 8 groups of 16 asked and 4 skipped are accepted.
-    times = "1.2 times those of GRPOTrainer's steps, with about 2.5 times their groups that teach"
-    assert f"Tokens:    640 generated: {times}; as many with 0.8 times the prompts a rollout." in lines
+    # 80 completions where GRPO has 3 x 40; 8 groups of 16 asked and 4 skipped are accepted, and 13 of 15 train.
+    times = "0.7 times those of GRPOTrainer's steps, with about 2.2 times their groups that teach"
+    assert f"Tokens:    640 generated: {times}; as many tokens with 1.5 times the prompts a rollout." in lines
 
 
 def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():

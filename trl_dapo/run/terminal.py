@@ -189,11 +189,12 @@ def _beside_grpo(log_history: Sequence[dict]) -> str:
     accepted = sum(rate * e["dynamic_sampling/groups_generated"] for rate, e in zip(rates, known, strict=True))
     if not (accepted and total("completions_trained")):
         return ""
-    tokens = total("completions_generated") / total("completions_trained")
+    full = total("groups_trained") / (total("groups_trained") + total("shortfall"))
+    tokens = full * total("completions_generated") / total("completions_trained")
     # What the memory skips is likely to be dropped.
-    groups = (total("groups_generated") + total("skipped_by_memory")) / accepted
+    groups = full * (total("groups_generated") + total("skipped_by_memory")) / accepted
     beside = f"{tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
-    return f": {beside}; as many with {1 / tokens:.1f} times the prompts a rollout"
+    return f": {beside}; as many tokens with {1 / tokens:.2g} times the prompts a rollout"
 
 
 def summarize(
