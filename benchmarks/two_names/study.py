@@ -8,14 +8,13 @@ GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learni
     python -m benchmarks two_names --part range    # five seeds at each rate of GRPO and of what two names give
     python -m benchmarks two_names --from-kept     # tables and predictions from the runs that are kept
 
-Tasks, checkpoints and targets are those of time_to_accuracy.py and, of Countdown, larger/. The rates are 0.5, 1, 2
-and 3 times the one at which GRPO got furthest there; the best has the fewest tokens to the target with seed 100,
-which does not count: there a rate ends at the tokens with which an earlier one got there. Writes runs.csv, a line a
-run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes; what runs.csv has is not run again.
-
-A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task, in this order;
-`--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, where it is one of `small`), with a
-row for each prediction.
+Tasks are those of time_to_accuracy.py, of larger/, and two of real_model/, which take a GPU or days and a model made
+by `trl-dapo fetch smollm2 --output_dir outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits
+GRPO; the best has the fewest tokens to the target with seed 100, which does not count: there a rate ends at the tokens
+with which an earlier one got there. Writes runs.csv, a line a run, curves.csv, a line every fourth rollout, and
+EVIDENCE.md's outcomes; what runs.csv has is not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`,
+which has a row in EVIDENCE.md for each task, in this order; `--arm` runs it alone. A new task is a line of `TASKS` (of
+time_to_accuracy.py too, where it is one of `small`), with a row for each prediction.
 """
 
 import math
