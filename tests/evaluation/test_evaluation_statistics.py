@@ -121,11 +121,12 @@ def test_a_difference_is_never_known_better_than_to_two_problems():
     assert estimate_mean([0.51, 0.49] * 15).high == pytest.approx(0.5 + 0.0038, abs=3e-4)
 
 
-def test_no_interval_is_without_width_or_leaves_the_scale():
+def test_no_interval_is_without_width_or_leaves_the_scale_and_values_mirrored_have_it_mirrored():
     rng = np.random.default_rng(0)
     samples = [[0.0], [1.0], [0.3], [0.1] * 3, [1.0, 1.0 - 1e-14], [0.0] * 29 + [1 / 32]]
     samples += [rng.choice(rng.beta(0.2, 0.2, size=3), size=n) for n in (1, 2, 5, 30) for _ in range(5)]
-    for values in samples:
+    for values in map(np.array, samples):
+        assert estimate_mean(1 - values)[1:] == pytest.approx(1 - np.array(estimate_mean(values)[:0:-1]), abs=1e-9)
         for estimate, (least, most) in (estimate_mean(values), (0, 1)), (estimate_mean(values, ends=(-1, 1)), (-1, 1)):
             mean, low, high = estimate
             assert least <= low <= mean <= high <= most
