@@ -39,8 +39,8 @@ def test_every_product_is_right_and_none_that_is_held_out_is_trained_on_the_othe
 def test_two_steps_move_every_layer_and_the_score_is_told_before_and_after(tmp_path):
     command = ["train", "--config", "smollm2_135m_cpu", "--output_dir", str(tmp_path)]
     command += ["--model_name_or_path", os.environ[MODEL]]
-    command += ["--max_steps", "2", "--prompts_per_step", "2", "--eval_steps", "2", "--num_generations_eval", "2"]
-    command += ["--eval_dataset_limit", "8"]
+    command += "--max_steps 2 --prompts_per_rollout 2 --prompts_per_step 1".split()
+    command += "--eval_steps 2 --num_generations_eval 2 --eval_dataset_limit 8".split()
     result = run_alone([sys.executable, "-m", "trl_dapo.cli", *command], timeout=800, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())
