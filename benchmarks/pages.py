@@ -127,14 +127,15 @@ def real_model_table():
 def results_table():
     """What README shows: each way to sample, by task."""
     columns = (f"{TITLES.get(task, task)}: +{100 * of.gain:.0f}" for task, of in two_names.TASKS.items())
-    rows = [[name, *(least_tokens(task, arms) for task in two_names.TASKS)] for name, arms in SHOWN.items()]
+    counted = two_names.at_best(two_names.STUDY.read())
+    rows = [[name, *(least_tokens(counted, task, arms) for task in two_names.TASKS)] for name, arms in SHOWN.items()]
     return markdown(["generated tokens to more points right", *columns], rows)
 
 
-def least_tokens(task, arms):
-    """Median tokens to the target of the best of the arms, each at its best rate."""
+def least_tokens(counted, task, arms):
+    """Median tokens to the target of the best of the arms, of the runs that count."""
     tokens = {arm: [] for arm in arms}
-    for (part, arm, _), run in two_names.at_best(two_names.STUDY.read()).items():
+    for (part, arm, _), run in counted.items():
         if part == task and arm in tokens:
             tokens[arm].append(two_names.tokens_to_target(run, task))
     least, of_arm = min((statistics.median(of_arm), of_arm) for of_arm in tokens.values())

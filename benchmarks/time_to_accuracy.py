@@ -41,7 +41,7 @@ from .frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 CHECKPOINT_SEED = 42
 DATASET_SIZE = 1024
 NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
-NUM_WARM_UP_STEPS, MAX_SECONDS = 250, 75.0
+NUM_WARM_UP_STEPS, MAX_SECONDS, MAX_LENGTH = 250, 75.0, 8
 
 
 class Task(NamedTuple):
@@ -82,7 +82,7 @@ ARMS = {
 
 def settings_of(arm, learning_rate):
     sizes = NUM_PROMPTS, NUM_GENERATIONS, ARMS[arm].num_steps or NUM_STEPS
-    return rollouts_of(*sizes, max_completion_length=8, learning_rate=learning_rate)
+    return rollouts_of(*sizes, max_completion_length=MAX_LENGTH, learning_rate=learning_rate)
 
 
 def held_out(problems):

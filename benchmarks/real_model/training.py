@@ -86,8 +86,8 @@ def write_sums(path):
 
 def read_recipe(task, changed, folder):
     """The recipe with other settings: these, what a trainer and the model are told, and both datasets."""
-    changed |= write_sums(folder.with_suffix(".jsonl")) if task == SUMS else {}
-    settings = yaml.safe_load(find_recipe(RECIPE).read_text()) | changed
+    data = write_sums(folder.with_suffix(".jsonl")) if task == SUMS else {}
+    settings = yaml.safe_load(find_recipe(RECIPE).read_text()) | changed | data
     own = folder.with_suffix(".yaml")
     own.write_text(yaml.safe_dump({name: value for name, value in settings.items() if value is not None}))
     launch, args, of_model = make_parser().parse_args_and_config(["--config", str(own)])

@@ -32,12 +32,12 @@ from ..frame.tables import print_table, say
 from ..frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 from ..larger import training as larger
 from ..real_model import training as real_model
+from ..time_to_accuracy import NUM_GENERATIONS, NUM_PROMPTS, NUM_STEPS
 
 
 BEST, RANGE = PARTS = "best", "range"
 FACTORS = (1.0, 0.5, 2.0, 3.0)  # of the rate that suits GRPO, in the order in which they are tried
 TRIAL, SEEDS = 100, range(10, 15)  # used for nothing else
-NUM_PROMPTS, NUM_GENERATIONS, NUM_STEPS = 16, 8, 4  # a rollout: prompts, completions a prompt, optimizer steps
 OUTPUT = Path("outputs/two_names")
 
 
@@ -56,8 +56,8 @@ class Task(NamedTuple):
 def small(name, fewer_prompts):
     """A task of time_to_accuracy.py."""
     study, task = time_to_accuracy, time_to_accuracy.TASKS[name]
-    limits = {"max_seconds": study.MAX_SECONDS}
-    return Task(study.make_checkpoint, study.train, task.gain, 8, task.learning_rate, fewer_prompts, limits)
+    sizes = study.MAX_LENGTH, task.learning_rate, fewer_prompts, {"max_seconds": study.MAX_SECONDS}
+    return Task(study.make_checkpoint, study.train, task.gain, *sizes)
 
 
 def countdown(folder):
