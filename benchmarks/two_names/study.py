@@ -97,12 +97,14 @@ TASKS = {
 }
 
 ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
+ONE_ROUND = "one round"
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
     FOUR: Arm(GRPO, {}),
     AS_IS: Arm(DAPO, {}),
     AS_PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
     SMALLER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
+    ONE_ROUND: Arm(DAPO, {"dynamic_sampling_max_rounds": 1}),  # no step costs more than GRPO's
 }
 RANGED = FOUR, AS_IS
 POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
@@ -118,6 +120,8 @@ PREDICTIONS = tuple(
         (AS_IS, AS_PAPER, TOKENS[task], -1),
         (SMALLER, AS_IS, TOKENS[task], -1),
         (AS_IS, FOUR, AT_EQUAL, 1),
+        (ONE_ROUND, FOUR, TOKENS[task], -1),
+        (ONE_ROUND, ONE, TOKENS[task], -1),
     )
 )
 
