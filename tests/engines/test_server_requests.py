@@ -134,7 +134,7 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_and_not_asked_again(s
     server.answers["/"] = [answer, OK]
     with pytest.raises(requests.exceptions.ReadTimeout):
         session.post(f"{server.url}/", json={})
-    assert len(server.asked) == 1
+    assert server.was_asked.acquire(timeout=30) and len(server.asked) == 1  # late itself, it may yet have to read it
 
 
 def test_what_trl_retries_is_retried(server):
@@ -374,7 +374,7 @@ def test_an_adapter_that_the_server_never_takes_ends_the_run_with_what_it_said(s
 
 
 def test_an_adapter_that_a_hung_server_does_not_forget_is_asked_for_again(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(lora_client, "UNLOAD_SECONDS", 0.2)
+    monkeypatch.setattr(lora_client, "UNLOAD_SECONDS", 1.0)
     server.answers["/v1/unload_lora_adapter"] = [None, (200, "")]
     client = client_of(server, AdapterClient)
     for version in (1, 2, 3):
