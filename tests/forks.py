@@ -42,6 +42,12 @@ class Forks:
 _forks: dict[int, Forks] = {}  # by rank
 
 
+def of(rank: int, env: dict[str, str], imported: tuple[str, ...] = IMPORTED) -> Forks:
+    if rank not in _forks:
+        _forks[rank] = Forks(imported, env)
+    return _forks[rank]
+
+
 def run(
     command: list[str],
     *,
@@ -59,9 +65,8 @@ def run(
     files = {name: str(folder / name) for name in ("stdout", "stderr")}
     for path in files.values():
         Path(path).touch()
-    for i in set(range(num_processes)) - _forks.keys():  # all at once, since each imports for seconds
-        _forks[i] = Forks(imported, env)
-    pids = [_forks[i].start(command=command, env=rank, **files) for i, rank in enumerate(ranks)]
+    servers = [of(i, env, imported) for i in range(num_processes)]  # all at once, since each imports for seconds
+    pids = [server.start(command=command, env=rank, **files) for server, rank in zip(servers, ranks, strict=True)]
     running, codes, deadline = dict(enumerate(pids)), [], time.monotonic() + timeout
     try:
         while running and not any(codes):
@@ -123,11 +128,12 @@ def _read_line() -> bytes:
     return line
 
 
-def become(command: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
-    """Runs a script as if this process had been started with it."""
+def become(command: list[str], env: dict[str, str], stdout: str, stderr: str, stdin: str = os.devnull) -> None:
+    """Runs a script as if this process had been started with it; its terminal is that of its standard streams."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has its background jobs ignore
     append = os.O_WRONLY | os.O_APPEND
-    for number, (path, flags) in enumerate([(os.devnull, os.O_RDONLY), (stdout, append), (stderr, append)]):
+    for number, (path, flags) in enumerate([(stdin, os.O_RDONLY), (stdout, append), (stderr, append)]):
         os.dup2(os.open(path, flags), number)
     os.environ.clear()
     os.environ.update(env)

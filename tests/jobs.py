@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from concurrent.futures import wait
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from trl.generation import vllm_generation
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.cli import processes
+from trl_dapo.cli.commands import main
 from trl_dapo.cli.train import launch
 from trl_dapo.engines.lora_client import AdapterClient, AdapterRefused
 from trl_dapo.engines.lora_sync import AdapterGeneration
@@ -451,6 +453,12 @@ def launched(folder, command):
     status = launch(json.loads(command))
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     write_report(Path(folder), {"status": status, "threads": [name for name in threads if "gloo" in name]})
+
+
+def says(folder, command):
+    """What `trl-dapo` says in a folder."""
+    os.chdir(folder)
+    sys.exit(main(json.loads(command)))
 
 
 def mistakes(commands, folder):

@@ -134,7 +134,8 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_and_not_asked_again(s
     server.answers["/"] = [answer, OK]
     with pytest.raises(requests.exceptions.ReadTimeout):
         session.post(f"{server.url}/", json={})
-    assert server.was_asked.acquire(timeout=30) and len(server.asked) == 1  # late itself, it may yet have to read it
+    assert server.was_asked.acquire(timeout=30)  # late itself, it may yet have to read it
+    assert len(server.asked) == 1
 
 
 def test_what_trl_retries_is_retried(server):

@@ -51,6 +51,27 @@ def pool():
         reward.close()
 
 
+@pytest.fixture
+def light(tmp_path, monkeypatch):
+    """In place of math-verify, which a worker imports for seconds, where they are the subject: it reads digits."""
+    (folder := tmp_path / "light").mkdir()
+    (folder / "math_verify.py").write_text(
+        textwrap.dedent("""
+        import re, sys
+        sys.modules["latex2sympy2_extended"] = sys.modules["math_verify"]
+        LatexExtractionConfig = NormalizationConfig = dict
+
+        def parse(text, **settings):
+            return [9**9**9**9] if "9^" in text else re.findall("[0-9]+", text)
+
+        def verify(golds, answers, **settings):
+            return [*map(int, golds)] == [*map(int, answers)]
+    """)
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
 def pids(reward):
     return [worker.process.pid for worker in reward._workers]
 
@@ -165,17 +186,17 @@ math_verify.parse, math_verify.verify = stalling_parse, stalling_verify
 """
 
 
-def test_one_stall_costs_no_verdict(scripted, pool, caplog):
+def test_one_stall_costs_no_verdict(light, scripted, pool, caplog):
     scripted("FOR_GOOD = False\n" + STALL)
-    texts, logged = ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{\\frac{16}{2}}"], {}
-    golds = ["7", "7", "$\\frac{16}{2}$", "$\\frac{16}{2}$"]
+    texts, logged = ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{08}"], {}
+    golds = ["7", "7", "08", "08"]
     reward = pool(timeout=0.2, num_workers=2)
     assert reward(texts, golds, log_metric=logged.__setitem__) == [1.0, 0.0, 1.0, 1.0]
     assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 2.0, "math_verify/hopeless_golds": 0.0}
     assert not caplog.records
 
 
-def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, pool, caplog):
+def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(light, scripted, pool, caplog):
     scripted("FOR_GOOD = True\n" + STALL)
     reward, logged = pool(timeout=0.2, num_workers=1), {}
     with caplog.at_level(logging.WARNING):
@@ -188,7 +209,7 @@ def test_a_gold_answer_that_stalls_twice_is_given_up_and_named_once(scripted, po
     assert "the gold answer '7', tried twice" in record.message
 
 
-def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(scripted, pool):
+def test_a_completion_that_waits_for_the_processor_has_not_used_its_time(light, scripted, pool):
     # By the clock it takes half as long again as the limit, by the processor next to nothing.
     scripted("""
         parse = math_verify.parse
@@ -224,7 +245,8 @@ def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict
         assert math_worker._address_space() - before >= 1024 * MIB
 
 
-def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
+def test_a_worker_that_dies_by_accident_costs_no_verdict(light, pool):
+    reward = pool(num_workers=2)
     reward(["\\boxed{1}", "\\boxed{2}", "\\boxed{3}"], ["1"] * 3)
     for worker in reward._workers:
         if worker.is_ready:
@@ -233,7 +255,7 @@ def test_a_worker_that_dies_by_accident_costs_no_verdict(reward):
 
 
 @pytest.mark.parametrize("text", ["\\boxed{7}", "\\boxed{7}" + " " * 200_000], ids=["waits", "is not read"])
-def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(pool, monkeypatch, text):
+def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(light, pool, monkeypatch, text):
     reward = pool(num_workers=1)
     assert reward(["\\boxed{7}"], ["7"]) == [1.0]
     (worker,) = reward._workers
@@ -270,7 +292,7 @@ def test_what_was_read_and_what_was_killed_is_logged(pool):
     }
 
 
-def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(pool):
+def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(light, pool):
     reward = pool(num_workers=3)
     assert pids(reward) == []
     reward(["\\boxed{34}"], ["34"])
@@ -287,7 +309,8 @@ def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(rewar
     assert copy.__name__ == math_verify_reward.__name__ == "math_verify_reward"
 
 
-def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(reward):
+def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(light, pool):
+    reward = pool(num_workers=2)
     reward(["\\boxed{34}"], ["34"])
     before = pids(reward)
     child = os.fork()
@@ -302,7 +325,7 @@ def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone
 
 
 @linux_only
-def test_an_exception_in_the_trainer_leaves_no_worker_behind(pool):
+def test_an_exception_in_the_trainer_leaves_no_worker_behind(light, pool):
     reward = pool(timeout=600.0, num_workers=1)
     reward(["\\boxed{1}"], ["1"])
     started = pids(reward)
@@ -339,7 +362,7 @@ TRAINER = """
     ("work", "end"),
     [("idle", "SIGKILL"), *(("busy", end) for end in ("SIGTERM", "SIGKILL", "SIGINT", "raise", "exit"))],
 )
-def test_no_worker_outlives_the_trainer(work, end):
+def test_no_worker_outlives_the_trainer(light, work, end):
     command = [sys.executable, "-c", textwrap.dedent(TRAINER), work, end]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **pipes) as trainer:
@@ -362,14 +385,14 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(monkeypatch, cap
     assert "no such luck" in capfd.readouterr().err
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(scripted, pool):
+def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(light, scripted, pool):
     scripted("if once('start'): os.kill(os.getpid(), signal.SIGKILL)")
     reward, logged = pool(num_workers=1), {}
     assert reward(["\\boxed{1}", "\\boxed{2}"], ["1", "1"], log_metric=logged.__setitem__) == [1.0, 0.0]
     assert logged["math_verify/worker_restarts"] == 1.0
 
 
-def test_workers_that_are_killed_whenever_they_start_are_an_error(scripted):
+def test_workers_that_are_killed_whenever_they_start_are_an_error(light, scripted):
     scripted("os.kill(os.getpid(), signal.SIGKILL)")
     reward = MathVerifyReward(num_workers=2)
     with pytest.raises(RuntimeError, match=r"ended with status -9 before it was ready.*memory"):

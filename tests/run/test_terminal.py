@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import prompts, right, run_alone, tiny_config
+from helpers import launch, prompts, right, run_alone, tiny_config
 from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
@@ -23,11 +23,6 @@ from trl_dapo.sampling.rollout import Totals
 
 
 JOBS = Path(__file__).parents[1] / "jobs.py"
-
-
-def job(name: str, *args) -> list[str]:
-    """A function of `jobs.py`, in a process of its own."""
-    return [sys.executable, str(JOBS), name, *map(str, args)]
 
 
 def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
@@ -266,7 +261,7 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
 
 
 def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
-    status, written = run_in_terminal(job("printed", tiny_model, tmp_path, "{}"), timeout=200)
+    status, written = run_in_terminal(str(JOBS), "printed", tiny_model, str(tmp_path), "{}", timeout=200)
     assert status == 0, written
     lines = lines_of(written)
     rows = [line for line in lines[lines.index(HEADER) + 1 :] if line[:6].strip().isdigit()]
@@ -281,7 +276,8 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
 
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
-    result = run_alone(job("printed", tiny_model, tmp_path, "{}"), timeout=200, stderr=subprocess.STDOUT)
+    command = [sys.executable, str(JOBS), "printed", tiny_model, str(tmp_path), "{}"]
+    result = run_alone(command, timeout=200, stderr=subprocess.STDOUT)
     assert result.returncode == 0, result.stdout
     assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
     lines = result.stdout.splitlines()
@@ -314,23 +310,21 @@ def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left
     assert [line for line in lines[lines.index(said) + 1 :] if not line.startswith("Next: ")] == []
 
 
-def train(folder: Path, *options: str) -> dict:
-    """`trl-dapo train` of a random model on sums, and where: in a folder with a recipe of its own."""
+def train(folder: Path, *options: str) -> list[str]:
+    """Words of `trl-dapo train` of a random model on sums, in a folder with a recipe of its own."""
     rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(16)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    smoke = Path(__file__).parents[2] / "recipes" / "smoke_cpu.yaml"
-    options = ("--config", smoke, "--dataset_name", "problems.jsonl", "--output_dir", "out", *options)
-    options = (*options, "--reward_funcs", "dapo_math")  # of which a random model earns none
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "trl_dapo.cli", "train", *map(str, options)]
-    return {"command": command, "cwd": folder, "env": environment, "timeout": 200}
+    smoke = str(Path(__file__).parents[2] / "recipes" / "smoke_cpu.yaml")
+    words = ["train", "--config", smoke, "--dataset_name", "problems.jsonl", "--output_dir", "out", *options]
+    return [*words, "--reward_funcs", "dapo_math"]  # of which a random model earns none
 
 
 def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     def is_second_row(written):
         return re.search(r"     2 +-?\d", written) is not None
 
-    status, written = run_in_terminal(**train(tmp_path, "--max_steps", "500"), interrupt_at=is_second_row)
+    words = json.dumps(train(tmp_path, "--max_steps", "500"))
+    status, written = run_in_terminal(str(JOBS), "says", str(tmp_path), words, timeout=200, interrupt_at=is_second_row)
     assert status == 130, written
     assert "Traceback" not in written
     text = " ".join(line.strip() for line in lines_of(written))
@@ -339,9 +333,10 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
     assert "%|" not in text.partition(said)[2]  # no bar is drawn behind it
 
 
-def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path):
+def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     options = ["--num_processes", "2", "--dynamic_sampling_stop_after", "1"]
-    result = run_alone(**train(tmp_path, *options))
+    result = launch("says", tmp_path, json.dumps(train(tmp_path, *options)), num_processes=1)
     assert result.returncode == 3, result.stderr[-3000:]
     assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
     assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
