@@ -11,11 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import forks
 import psutil
 import torch
 import torch.distributed as dist
+import torch.distributed.run
+from accelerate.commands.launch import launch_command, launch_command_parser
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import get_peft_model
@@ -238,16 +241,19 @@ def errors_of_old_logps(trainer, path: str, temperature: float = 1.0, snapshots:
 def launch(
     job: str, *args, num_processes: int, jobs="jobs.py", accelerate_config: Path | None = None, timeout: int = 240
 ) -> subprocess.CompletedProcess:
-    """Runs a function of a file that ends with `run_job` in gloo processes: forked, or through `accelerate launch`."""
+    """Runs a function of a file that ends with `run_job` in gloo processes, told what `accelerate launch` tells."""
     command = [str(Path(__file__).parent / jobs), job, *map(str, args)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if accelerate_config is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        launcher = ["accelerate.commands.launch", "--config_file", str(accelerate_config), "--mixed_precision", "no"]
-        launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]  # 0: a free one
-        return run_alone([sys.executable, "-m", *launcher, *command], timeout=timeout, env=environment)
-    with tempfile.TemporaryDirectory() as folder:
+        options = ["--config_file", str(accelerate_config), "--mixed_precision", "no"]
+        options = launch_command_parser().parse_args([*options, "--num_processes", str(num_processes), *command])
+        told = patch.object(torch.distributed.run, "run", lambda _: environment.update(os.environ))
+        with patch.dict(os.environ, environment), told:
+            launch_command(options)
+    else:
         environment["ACCELERATE_USE_CPU"] = "true"
+    with tempfile.TemporaryDirectory() as folder:
         how = {"num_processes": num_processes, "timeout": timeout, "env": environment, "folder": Path(folder)}
         return subprocess.CompletedProcess(command, *forks.run(command, **how))
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of sharded training run in each process: `accelerate launch sharded_jobs.py JOB ARGS`."""
+"""What the tests of sharded training run in each process."""
 
 import os
 from pathlib import Path
