@@ -33,7 +33,8 @@ def cpu_environment(*path: Path) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": "1",  # with two threads in one process, throughput collapses now and then
         "PYTHONPATH": os.pathsep.join(path),
-        "VLLM_CPU_CI_ENV": "1",  # no compilation by inductor
+        "VLLM_CPU_CI_ENV": "1",  # no compilation, by inductor or
+        "TORCH_COMPILE_DISABLE": "1",  # at all
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process for the worker alone: each imports vLLM
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
