@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: a config for a tiny model, a trainer whose completions are scripted, and launches."""
 
-import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +12,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import forks
-import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.run
@@ -256,21 +253,6 @@ def launch(
     with tempfile.TemporaryDirectory() as folder:
         how = {"num_processes": num_processes, "timeout": timeout, "env": environment, "folder": Path(folder)}
         return subprocess.CompletedProcess(command, *forks.run(command, **how))
-
-
-def run_alone(command: list[str], *, timeout: int, **settings) -> subprocess.CompletedProcess:
-    """Runs a program; nothing that it started outlives it, be it done, out of time or interrupted."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
-    with subprocess.Popen(command, start_new_session=True, **settings) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):  # torchrun's have process groups of their own
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def run_preflight(trainer):

@@ -198,12 +198,13 @@ def varied(completions, **kwargs):
     return [float(i) for i in range(len(completions))]
 
 
-def reward_fails_on_one_rank(model, folder):
-    def fails(completions, **kwargs):
-        if RANK == 1:
-            raise KeyError("no such column")
-        return right(completions)
+def fails(completions, **kwargs):
+    if RANK == 1:
+        raise KeyError("no such column")
+    return right(completions)
 
+
+def reward_fails_on_one_rank(model, folder):
     args = tiny_config(folder, skip_preflight=True)
     train_and_write_error(ScriptedTrainer(model, fails, args, train_dataset=prompts(40), script=script), folder)
 
@@ -360,12 +361,6 @@ def printed(model, folder, settings):
 
 def stops(model, folder):
     """A reward function that fails on one rank, before anything is generated; then a run that finds nothing twice."""
-
-    def fails(completions, **kwargs):
-        if RANK == 1:
-            raise KeyError("no such column")
-        return right(completions)
-
     trainer = ScriptedTrainer(model, fails, tiny_config(folder), train_dataset=prompts(40), script=script)
     try:
         run_preflight(trainer)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers import run_alone
+from helpers import launch as launch_job
 
 from trl_dapo.cli.commands import main
 from trl_dapo.cli.train import launch, make_parser, tell_mistake, trainer_arguments
@@ -115,8 +115,7 @@ def test_a_new_task_trains_as_it_is_and_is_evaluated_on_its_own_file(tmp_path, m
     assert "`my_task` is no name of a new folder: it is empty, or something is there." in capsys.readouterr().err
     assert main(["plan", "--config", "my_task/recipe.yaml"]) == 0
     assert "recipe on 1xCPU, one process" in capsys.readouterr().out
-    command = [sys.executable, "-m", "trl_dapo.cli", "train", "--config", "recipe.yaml"]
-    result = run_alone(command, timeout=250, cwd=tmp_path / "my_task")
+    result = launch_job("says", tmp_path / "my_task", '["train", "--config", "recipe.yaml"]', num_processes=1)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "A group trains if 'has_letter' differs within it." in " ".join(result.stdout.split())
     log = [json.loads(line) for line in (tmp_path / "my_task" / "outputs" / "log_history.jsonl").open()]

@@ -5,11 +5,10 @@
 import json
 import os
 import re
-import sys
 
 import pytest
 import torch
-from helpers import run_alone
+from helpers import launch
 from safetensors.torch import load_file
 
 from trl_dapo.settings.recipe_files import RECIPES
@@ -41,7 +40,7 @@ def test_two_steps_move_every_layer_and_the_score_is_told_before_and_after(tmp_p
     command += ["--model_name_or_path", os.environ[MODEL]]
     command += "--max_steps 2 --prompts_per_rollout 2 --prompts_per_step 1".split()
     command += "--eval_steps 2 --num_generations_eval 2 --eval_dataset_limit 8".split()
-    result = run_alone([sys.executable, "-m", "trl_dapo.cli", *command], timeout=800, cwd=tmp_path)
+    result = launch("says", tmp_path, json.dumps(command), num_processes=1, timeout=800)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())
     assert "A group trains if 'last_number_reward' differs within it." in said

@@ -112,22 +112,6 @@ def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer
     assert torch.equal(weights(late), weights(early))
 
 
-def test_a_group_that_is_not_due_is_not_waited_for(make):
-    """Prompt 14 is asked for with the first rollout and is the third's. A run that waited before would never end."""
-    trainer, under_way = make(max_steps=4), []
-    held = hold(trainer, 14)
-
-    def look(step):
-        under_way.append(trainer.client.in_flight > 0)
-        if step == 2:
-            held.set()
-
-    trainer.add_callback(OnStep(look))
-    trainer.train()
-    assert under_way[:2] == [True, True]
-    assert in_one(trainer.trained) == solved(16)
-
-
 def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_the_last(make):
     trainer = after_training(make(max_steps=4))
     # One group in three is dropped: the eight of two rollouts are of twelve prompts, and nine are never too many.
@@ -136,11 +120,13 @@ def test_more_is_asked_for_at_a_rollouts_start_than_it_takes_and_nothing_behind_
     assert logged(trainer, "dynamic_sampling/rounds")[:3] == [2.0, 1.0, 1.0]
 
 
-def test_the_server_has_an_adapter_until_no_request_names_it(make):
-    trainer, served = make(max_steps=5), []
+def test_a_group_that_is_not_due_is_not_waited_for_and_the_server_has_its_adapter_until_it_comes(make):
+    """Prompt 14 is asked for with the first rollout and is the third's. A run that waited before would never end."""
+    trainer, under_way, served = make(max_steps=5), [], []
     held = hold(trainer, 14)
 
     def look(step):
+        under_way.append(trainer.client.in_flight > 0)
         wait_for_the_others(trainer, 0 if held.is_set() else 1)
         served.append([int(name.rpartition("v")[2]) for name in trainer.client.adapters])
         if step == 2:
@@ -148,6 +134,8 @@ def test_the_server_has_an_adapter_until_no_request_names_it(make):
 
     trainer.add_callback(OnStep(look))
     trainer.train()
+    assert under_way[:2] == [True, True]
+    assert in_one(trainer.trained) == solved(20)
     # The first is of the trainer's making. The second samples prompt 14, which is held until two steps are made.
     assert served == [[2], [2, 3], [4], [5], [6]]
 

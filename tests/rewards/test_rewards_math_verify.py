@@ -27,19 +27,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def reward():
-    """A pool with limits that no honest completion hits, however busy the machine is."""
-    reward = MathVerifyReward(timeout=60.0, num_workers=2)
-    yield reward
-    reward.close()
-
-
-@pytest.fixture(scope="module")
-def impatient_reward():
-    """A pool with limits that are short enough to be hit in a test."""
-    reward = MathVerifyReward(timeout=1.0, num_workers=2, memory_limit=512 * MIB)
-    yield reward
-    reward.close()
+def rewards():
+    """Pools with limits that no honest completion hits, however busy the machine is, and with some that are hit."""
+    impatient = MathVerifyReward(timeout=1.0, num_workers=2, memory_limit=512 * MIB)
+    yield (made := {"patient": MathVerifyReward(timeout=60.0, num_workers=2), "impatient": impatient})
+    for reward in made.values():
+        reward.close()
 
 
 @pytest.fixture
@@ -131,20 +124,19 @@ COMPLETIONS = [
 ]
 
 
-def test_verdicts_are_those_of_accuracy_reward(reward):
+def test_verdicts_are_those_of_accuracy_reward(rewards):
     texts, golds = zip(*COMPLETIONS, strict=True)
     conversations = [[{"role": "assistant", "content": text}] for text in texts]
     expected = accuracy_reward(conversations, golds)
     assert {1.0, 0.0, None} == set(expected)
-    assert reward(conversations, golds) == expected
-    assert reward(texts, golds) == expected
+    assert rewards["patient"](conversations, golds) == rewards["patient"](texts, golds) == expected
 
 
-def test_rewards_come_in_the_order_of_the_completions(reward):
+def test_rewards_come_in_the_order_of_the_completions(rewards):
     golds = [str(i) for i in range(300)]
     texts = [f"\\boxed{{{i if i % 3 else i + 1}}}" for i in range(300)]
-    assert reward(texts, golds) == [float(i % 3 > 0) for i in range(300)]
-    assert reward([], []) == []
+    assert rewards["patient"](texts, golds) == [float(i % 3 > 0) for i in range(300)]
+    assert rewards["patient"]([], []) == []
 
 
 HOSTILE = {
@@ -161,12 +153,12 @@ HOSTILE = {
 }
 
 
-def test_hostile_completions_get_verdicts_and_leave_the_others_theirs(impatient_reward):
+def test_hostile_completions_get_verdicts_and_leave_the_others_theirs(rewards):
     texts, expected = ["\\boxed{34}"], [1.0]
     for text, verdict in HOSTILE.values():
         texts += [text, "\\boxed{34}", "\\boxed{35}"]
         expected += [verdict, 1.0, 0.0]
-    assert impatient_reward(texts, ["34"] * len(texts)) == expected
+    assert rewards["impatient"](texts, ["34"] * len(texts)) == expected
 
 
 STALL = """
@@ -266,18 +258,18 @@ def test_a_worker_that_is_stopped_from_outside_is_replaced_and_costs_no_verdict(
     assert worker.process.poll() == -signal.SIGKILL
 
 
-def test_limits_hold_off_the_main_thread_and_threads_may_share_one_reward(impatient_reward):
-    rewards = {}
+def test_limits_hold_off_the_main_thread_and_threads_may_share_one_reward(rewards):
+    found = {}
 
     def score(i):
-        rewards[i] = impatient_reward([f"\\boxed{{{i}}}", ENDLESS], [str(i)] * 2)
+        found[i] = rewards["impatient"]([f"\\boxed{{{i}}}", ENDLESS], [str(i)] * 2)
 
     threads = [threading.Thread(target=score, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert rewards == {0: [1.0, 0.0], 1: [1.0, 0.0]}
+    assert found == {0: [1.0, 0.0], 1: [1.0, 0.0]}
 
 
 def test_what_was_read_and_what_was_killed_is_logged(pool):
@@ -302,8 +294,8 @@ def test_workers_start_with_the_first_completions_and_no_more_than_are_needed(li
     assert reward(["\\boxed{34}"], ["34"]) == [1.0]
 
 
-def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own(reward):
-    copy = pickle.loads(pickle.dumps(reward))
+def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own():
+    copy = pickle.loads(pickle.dumps(MathVerifyReward(timeout=60.0, num_workers=2)))
     assert (copy.timeout, copy.num_workers, copy.memory_limit) == (60.0, 2, 1024 * MIB)
     assert pids(copy) == []
     assert copy.__name__ == math_verify_reward.__name__ == "math_verify_reward"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import launch, prompts, right, run_alone, tiny_config
+from helpers import launch, prompts, right, tiny_config
 from terminals import lines_of, run_in_terminal
 from transformers import PrinterCallback, ProgressCallback
 
@@ -277,7 +277,8 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
     command = [sys.executable, str(JOBS), "printed", tiny_model, str(tmp_path), "{}"]
-    result = run_alone(command, timeout=200, stderr=subprocess.STDOUT)
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    result = subprocess.run(command, timeout=200, **said)
     assert result.returncode == 0, result.stdout
     assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
     lines = result.stdout.splitlines()
