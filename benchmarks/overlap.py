@@ -97,8 +97,7 @@ def report_seconds(checkpoint, update_seconds, num_rollouts):
 
 def learn(job, checkpoint, folder):
     """Accuracy at every tenth rollout; shares of rows by age, clipped tokens, tokens sampled."""
-    is_adapter = job.arm in OF_ADAPTERS
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if is_adapter else None
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if job.arm in OF_ADAPTERS else None
     arm = Arm(DAPO, {**SERVER, "rollouts_ahead": AHEAD[job.arm]})
     curve, logs = train_on(job, checkpoint, folder, arm, peft_config=lora)
 

@@ -90,8 +90,7 @@ def compare_rare(num_draws=2, num_rollouts=250, target=32):
             for key, num in trained.items():
                 of_N[names[key]] = num
             shares = [of_N[rate_N == rate].sum() / of_N.sum() for rate in (0.03, 0.97)]
-            is_rare_N = np.isin(rate_N, (0.03, 0.97))
-            found.append([*shares, (of_N[is_rare_N] == 0).sum(), price_of(steps)])
+            found.append([*shares, (of_N[np.isin(rate_N, (0.03, 0.97))] == 0).sum(), price_of(steps)])
         low, high, never, price = np.mean(found, axis=0)
         rows.append([f"{name}, {label}", f"{low:.1%}", f"{high:.1%}", f"{never:.0f}", f"{price:.2f}"])
     print_table(title, columns, rows, left=5)

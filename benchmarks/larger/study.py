@@ -71,6 +71,5 @@ def main(from_kept=False, num_seeds=3, num_warm_up_steps=1000, num_processes=2, 
         results |= run_all(run, [job_of(CONTROL, seed, max_tokens=tokens[seed]) for seed in seeds], *how)
         STUDY.write(results)
     panels = [(LADDER, what, "rollouts", what) for what in ("accuracy", "entropy", "length", "truncated")]
-    counted = whole_seeds(STUDY.read())
-    draw_panels(counted, panels, {LADDER: ladder.run.ROWS}, 2, (13, 7), IMAGES / "larger.png")
+    draw_panels(whole_seeds(STUDY.read()), panels, {LADDER: ladder.run.ROWS}, 2, (13, 7), IMAGES / "larger.png")
     STUDY.report()

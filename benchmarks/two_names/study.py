@@ -106,7 +106,6 @@ ARMS = {
     SMALLER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
     ONE_ROUND: Arm(DAPO, {"dynamic_sampling_max_rounds": 1}),  # no step costs more than GRPO's
 }
-RANGED = FOUR, AS_IS
 POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
 
 TOKENS = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
@@ -206,7 +205,7 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
                 run_those(*((each, factor, TRIAL) for each in arm))
             run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arm))
         if RANGE in part:
-            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in RANGED))
+            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, AS_IS)))
     for name in TASKS:
         print_tokens(results, name)
     say("* the best rate with seed 100; - for never, with seed 100 for not before an earlier rate")

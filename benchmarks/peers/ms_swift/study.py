@@ -267,8 +267,7 @@ def jobs_of(seeds, num_rollouts, swift=None):
         how = {"num_rollouts": num, "probe_every": num}
         for seed in seeds:
             for name, options in PEERS.items() if swift else ():
-                told = {**settings, **options}
-                jobs.append(Job(task, name, seed, told, others=others | {"swift": swift}, **how))
+                jobs.append(Job(task, name, seed, settings | options, others=others | {"swift": swift}, **how))
             jobs += [Job(task, name, seed, settings, others=others, **how) for name in OURS]
     return jobs
 

@@ -115,8 +115,7 @@ def main(job_file, result_file):
     # The prompt as the tokenizer's chat template has it: `17+05=`.
     register_template(TemplateMeta("arithmetic", prefix=[], prompt=["{{QUERY}}="], chat_sep=None, suffix=["<eos>"]))
     job = json.loads(Path(job_file).read_text())
-    argv = [word for name, value in job["options"].items() for word in (f"--{name}", str(value))]
-    run = Run(job, argv)
+    run = Run(job, [word for name, value in job["options"].items() for word in (f"--{name}", str(value))])
     run.main()
     Path(result_file).write_text(json.dumps(run.result))
 
