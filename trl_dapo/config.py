@@ -95,6 +95,9 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
             Generation rounds for one rollout batch. `0` or less: no limit. A rollout that finds no group still ends,
             after 10 times `dynamic_sampling_stop_after` rounds.
+        dynamic_sampling_max_batches (`float`, *optional*):
+            Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`]. It
+            trains on the groups that these brought, or goes on to the first. By default it fills the batch.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
             found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.
@@ -228,6 +231,7 @@ class DAPOConfig(GRPOConfig):
     max_tokens_per_microbatch: int | None = None
     use_dynamic_sampling: bool = True
     dynamic_sampling_max_rounds: int = 10
+    dynamic_sampling_max_batches: float | None = None
     dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
     dynamic_sampling_stop_after: int = 20
     max_passes: float | None = None

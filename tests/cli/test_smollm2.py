@@ -37,9 +37,8 @@ def test_every_product_is_right_and_none_that_is_held_out_is_trained_on_the_othe
 @pytest.mark.timeout(900)
 def test_two_steps_move_every_layer_and_the_score_is_told_before_and_after(tmp_path):
     command = ["train", "--config", "smollm2_135m_cpu", "--output_dir", str(tmp_path)]
-    command += ["--model_name_or_path", os.environ[MODEL]]
-    command += "--max_steps 2 --prompts_per_rollout 2 --prompts_per_step 1".split()
-    command += "--eval_steps 2 --num_generations_eval 2 --eval_dataset_limit 8".split()
+    sizes = "--max_steps 2 --prompts_per_rollout 2 --prompts_per_step 1 --eval_steps 2 --num_generations_eval 2"
+    command += [*sizes.split(), "--eval_dataset_limit", "8", "--model_name_or_path", os.environ[MODEL]]
     result = launch("says", tmp_path, json.dumps(command), num_processes=1, timeout=800)
     assert result.returncode == 0, result.stderr[-3000:]
     said = " ".join(result.stdout.split())

@@ -164,7 +164,9 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     assert rounds(batch_multiplier=3, dynamic_sampling_surplus="carry") == [(pytest.approx(4 / 3), 192)]
     assert rounds(use_dynamic_sampling=False) == [(1, 64)]
     assert rounds(dynamic_sampling_mode="mask") == [(1, 64)]
-    assert rounds(use_vllm=False) == [(4, 64)]
+    assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_batches=5) == [(4, 64)]
+    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5) == [(2.5, 64)]
+    assert rounds(dynamic_sampling_max_batches=2.5) == [(1, 160)]
     # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
     assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
     assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]

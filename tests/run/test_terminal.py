@@ -277,8 +277,7 @@ def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_mod
 
 def test_in_a_pipe_there_are_lines_and_no_control_character(tiny_model, tmp_path):
     command = [sys.executable, str(JOBS), "printed", tiny_model, str(tmp_path), "{}"]
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    result = subprocess.run(command, timeout=200, **said)
+    result = subprocess.run(command, timeout=200, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert result.returncode == 0, result.stdout
     assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
     lines = result.stdout.splitlines()

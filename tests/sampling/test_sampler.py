@@ -467,6 +467,43 @@ def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     assert [ask.num for ask in sampler.next_prompts()] == [13] * 4 + new
 
 
+def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_group():
+    sampler = play(new(4, max_batches=1.0), [YES, NO, NO, NO])  # 8 completions of 8
+    assert sampler.next_prompts() == []
+    assert (len(sampler.batch().train), sampler.num_short_rollouts) == (1, 0)
+    sampler = play(new(4, max_batches=1.5), [NO] * 4)
+    assert len(sampler.next_prompts()) == 2  # 4 completions are left
+    assert len(play(sampler, [NO] * 2).next_prompts()) == 4  # none, but nothing was found
+    assert play(sampler, [NO, YES, NO, NO]).next_prompts() == []
+    # Of 16 completions 6 are left, and 2, for less than a quarter of which no round is worth its price.
+    assert len(play(new(8, max_batches=1.0), [NO] * 5).next_prompts()) == 3
+    assert play(new(8, max_batches=1.0), [YES, *[NO] * 6]).next_prompts() == []
+    # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
+    sampler = learn(new(8, num_generations=8, max_batches=1.0, screen=3), 50, 100)
+    assert len(sampler.next_prompts()) == 11
+
+
+@pytest.mark.parametrize("num_batches", [1.0, 2.5])
+@pytest.mark.parametrize("options", [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}])
+def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
+    """A batch is eight groups of eight. Less than a quarter of it stays unasked where the batch is not full."""
+    sampler, rng, limit = (
+        new(8, num_generations=8, max_batches=num_batches, **options),
+        random.Random(0),
+        64 * num_batches,
+    )
+    for _ in range(40):
+        sampler.begin()
+        spent = 0
+        while asks := sampler.next_prompts():
+            left = limit - spent if limit - spent >= 16 or sampler.rollout.num_found else 64
+            assert sum(ask.num for ask in asks) <= left
+            screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])
+            spent += sum(ask.num for ask in asks)
+        assert spent > limit - 16 or not sampler.rollout.shortfall
+        sampler.carry([])
+
+
 @pytest.mark.parametrize(("is_few", "least", "most"), [("", 8, 10), ("02468", 12, 14), ("0123456789", 16, 18)])
 def test_of_the_next_batch_only_first_few_are_asked_ahead(is_few, least, most):
     """

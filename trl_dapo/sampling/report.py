@@ -88,7 +88,7 @@ def rollout_log(
         "rounds": rollout.num_rounds,
         "groups_generated": rollout.num_groups,
         "groups_trained": len(batch.train),
-        "completions_generated": sum(len(round_.rewards_BF) for round_ in rollout.sampled),
+        "completions_generated": rollout.num_completions,
         "completions_trained": len(batch.train) * sampler.num_generations,
         "tokens_generated": rollout.num_tokens,
         "surplus": max(rollout.num_found - max(rollout.target, len(rollout.carried)), 0),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rollout has sampled so far, and a run."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,10 @@ class Rollout:
         return sum(int(round_.lengths_B.sum()) for round_ in self.sampled)
 
     @property
+    def num_completions(self) -> int:
+        return sum(len(round_.rewards_BF) for round_ in self.sampled)
+
+    @property
     def num_found(self) -> int:
         """Groups that can train."""
         return len(self.carried) + len(self.accepted)
@@ -84,6 +89,12 @@ class Rollout:
     @property
     def shortfall(self) -> int:
         return max(self.target - self.num_found, 0)
+
+    def num_left(self, max_batches: float | None, num_generations: int) -> int:
+        """Completions that it may yet ask for: of a batch more where nothing was found."""
+        batch = self.target * num_generations
+        left = sys.maxsize if max_batches is None else int(max_batches * batch) - self.num_completions
+        return max(left, 0) if left >= batch / 4 or self.num_found else batch
 
     @property
     def acceptance_rate(self) -> float:

@@ -37,6 +37,7 @@ class Sampler:
     min_replace_ratio: float = 0.3
     carries: bool = False  # whether accepted groups beyond the batch train in the next rollout
     max_rounds: int = 10  # of a rollout; zero or less: no limit
+    max_batches: float | None = None  # of completions that a rollout asks for, once it has found a group
     max_barren_rounds: int = 0  # of a rollout that has found nothing, where `max_rounds` is no limit; zero: no limit
     max_round_size: int | None = None  # prompts, rounded down to `multiple_of`, but never below it
     multiple_of: int = 1  # groups; of a round, and of what is carried
@@ -56,9 +57,8 @@ class Sampler:
         self.population = Population() if self.memory is None else self.memory.population
         self.rollout = Rollout(self.target)
         self.totals = Totals()
-        self.num_rollouts = 0
+        self.num_rollouts, self.num_short_rollouts = 0, 0  # the latter in a row
         self.sources: list[str] = []
-        self.num_short_rollouts = 0  # in a row
         self._carried: list[Round] = []  # that of whole groups first
         self._half: dict[Group, Ask] = {}  # those of them that are half asked
         self.in_flight = InFlight()
@@ -158,27 +158,32 @@ class Sampler:
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
         """What a round asks for."""
-        G = self.num_generations
+        G, ranks = self.num_generations, self.num_ranks
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
         asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G)
+        left = self.rollout.num_left(self.max_batches, G)
+        while (num_rest := sum(ask.num for ask in asks)) > left:
+            asks.pop()
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
         is_split, room, num_ahead = self.screen is not None or bool(half), math.inf, 0
         if is_split and most:  # what makes the shares equal has room beside it
-            room = most * G - sum(ask.num for ask in asks) - self.num_ranks * (self.num_ranks > 1 and len(asks) > 0)
-        if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
+            room = most * G - num_rest - ranks * (ranks > 1 and len(asks) > 0)
+        if (first := num_first(self.screen, self.population.pass_rate(), G)) < G and self._looks_ahead:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
-        if num := num_missing + num_ahead:
+        if left - num_rest >= self.target * G / 4 and (num := num_missing + num_ahead):
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
             else:
                 size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
-            size = self._in_groups(size)
+            size = self._in_groups(size if is_split else min(size, left // G))
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
+            # What is asked first leaves room for the rest of what passes.
+            room = min(room, (left - num_rest) / (1 + self.acceptance.rate * (G - first) / first))
             asks += self._new.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
-            asks = in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, self._new.take)
+            asks = in_equal_shares(within_rows(asks, min((most or len(asks)) * G, left), G), G, ranks, self._new.take)
         return asks
 
     @property
@@ -306,9 +311,8 @@ class Sampler:
         self.acceptance.load_state_dict(state["acceptance"])
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
-        self.num_rollouts = state["num_rollouts"]
+        self.num_rollouts, self.num_short_rollouts = state["num_rollouts"], state["num_short_rollouts"]
         self.sources = list(state["sources"])
-        self.num_short_rollouts = state["num_short_rollouts"]
         self.totals = Totals(**state["totals"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])

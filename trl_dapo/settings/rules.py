@@ -121,7 +121,7 @@ def _needed_ahead(name: str, needed: Any) -> Rule:
     return Rule(
         lambda s: s.rollouts_ahead and getattr(s, name) not in (needed, None),
         f"`rollouts_ahead={{rollouts_ahead}}` needs `{name}={needed!r}`, got {{{name}!r}}: what is sampled ahead "
-        "trains as carried groups do. Set it, or `rollouts_ahead=0`.",
+        "is carried, and fills batches to come. Set it, or `rollouts_ahead=0`.",
     )
 
 
@@ -220,6 +220,7 @@ RULES: tuple[Rule, ...] = (
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
     _idle_with_mask("dynamic_sampling_max_round_size", None),
     _idle_with_mask("dynamic_sampling_screen", None, "off"),
+    _idle_with_mask("dynamic_sampling_max_batches", None),
     _idle_with_mask("batch_multiplier", None),
     _not_in_the_paper("dynamic_sampling_surplus", None, "discard"),
     _not_in_the_paper("dynamic_sampling_memory", None, False),
@@ -279,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     _needed_ahead("dynamic_sampling_mode", "filter"),
     _needed_ahead("dynamic_sampling_surplus", "carry"),
     _needed_ahead("loss_type", "dapo"),
+    _needed_ahead("dynamic_sampling_max_batches", None),
     Rule(
         lambda s: s.rollouts_ahead and off_the_policy(s),
         lambda s: (
