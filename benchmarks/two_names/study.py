@@ -97,7 +97,7 @@ TASKS = {
 }
 
 ONE, FOUR, AS_IS, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "as it is", "as the paper", "as it is, smaller"
-ONE_ROUND = "one round"
+ONE_ROUND, ONE_BATCH = "one round", "one batch"
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
     FOUR: Arm(GRPO, {}),
@@ -105,6 +105,7 @@ ARMS = {
     AS_PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
     SMALLER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
     ONE_ROUND: Arm(DAPO, {"dynamic_sampling_max_rounds": 1}),  # no step costs more than GRPO's
+    ONE_BATCH: Arm(DAPO, {"dynamic_sampling_max_batches": 1.0}),  # nor here, where screens are not ruled out
 }
 POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
 
@@ -119,8 +120,7 @@ PREDICTIONS = tuple(
         (AS_IS, AS_PAPER, TOKENS[task], -1),
         (SMALLER, AS_IS, TOKENS[task], -1),
         (AS_IS, FOUR, AT_EQUAL, 1),
-        (ONE_ROUND, FOUR, TOKENS[task], -1),
-        (ONE_ROUND, ONE, TOKENS[task], -1),
+        *((arm, other, TOKENS[task], -1) for arm in (ONE_ROUND, ONE_BATCH) for other in (FOUR, ONE)),
     )
 )
 
