@@ -18,7 +18,7 @@ import forks
 
 
 def run_in_terminal(
-    *command: str, timeout: float, interrupt_at: Callable[[str], bool] = lambda written: False
+    *command: object, timeout: float, interrupt_at: Callable[[str], object] = lambda written: False
 ) -> tuple[int, str]:
     """
     Runs a script whose standard streams are a terminal; Ctrl-C is pressed once `interrupt_at` says so of what was
@@ -28,7 +28,7 @@ def run_in_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     tty, server, env = os.ttyname(theirs), forks.of(0, {**os.environ}), {**os.environ}
     written, is_pressed, deadline = b"", False, time.monotonic() + timeout
-    pid = server.start(command=command, env=env, stdin=tty, stdout=tty, stderr=tty)
+    pid = server.start(command=[*map(str, command)], env=env, stdin=tty, stdout=tty, stderr=tty)
     try:
         while ours in (ready := select.select([ours, server.said], [], [], max(deadline - time.monotonic(), 0))[0]):
             written += os.read(ours, 65536)

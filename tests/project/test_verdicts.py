@@ -148,9 +148,6 @@ def test_every_method_that_was_run_has_a_row_and_the_readme_shows_four():
     assert "where it is near 0.9 (one task): it gets as far with a fifth to a third of GRPO's tokens" in README
 
 
-# ---- Two names ----
-
-
 def run(tokens, accuracy=0.6):
     """Two points of a curve that begins at 0.4."""
     points = [(0, 0.4), (tokens, accuracy)]

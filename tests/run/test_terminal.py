@@ -261,7 +261,7 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
 
 
 def test_on_a_terminal_of_80_columns_each_step_is_one_line_of_the_table(tiny_model, tmp_path):
-    status, written = run_in_terminal(str(JOBS), "printed", tiny_model, str(tmp_path), "{}", timeout=200)
+    status, written = run_in_terminal(JOBS, "printed", tiny_model, tmp_path, "{}", timeout=200)
     assert status == 0, written
     lines = lines_of(written)
     rows = [line for line in lines[lines.index(HEADER) + 1 :] if line[:6].strip().isdigit()]
@@ -320,11 +320,8 @@ def train(folder: Path, *options: str) -> list[str]:
 
 
 def test_ctrl_c_ends_a_run_with_one_line_that_says_what_to_resume(tmp_path):
-    def is_second_row(written):
-        return re.search(r"     2 +-?\d", written) is not None
-
-    words = json.dumps(train(tmp_path, "--max_steps", "500"))
-    status, written = run_in_terminal(str(JOBS), "says", str(tmp_path), words, timeout=200, interrupt_at=is_second_row)
+    words, is_second_row = json.dumps(train(tmp_path, "--max_steps", "500")), re.compile(r"     2 +-?\d").search
+    status, written = run_in_terminal(JOBS, "says", tmp_path, words, timeout=200, interrupt_at=is_second_row)
     assert status == 130, written
     assert "Traceback" not in written
     text = " ".join(line.strip() for line in lines_of(written))
