@@ -90,7 +90,7 @@ class Draw:
         return [Ask(*p, n, place=at) for p, n, at in zip(prompts, nums, self.stream.taken_at, strict=True)]
 
 
-def within_rows(asks: list[Ask], most: float, num_generations: int) -> list[Ask]:
+def within_rows(asks: list[Ask], most: int, num_generations: int) -> list[Ask]:
     """Asks first for a few where whole groups would be more completions than the engine takes at once."""
     few = most_first(None, num_generations)
     asks, excess = list(asks), sum(ask.num for ask in asks) - most
