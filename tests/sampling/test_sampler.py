@@ -468,7 +468,7 @@ def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
 
 
 def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_group():
-    sampler = play(new(4, max_batches=1.0), [YES, NO, NO, NO])  # 8 completions of 8
+    sampler = play(new(4, max_batches=1.0, max_rounds=1), [YES, NO, NO, NO])  # 8 completions of 8
     assert sampler.next_prompts() == []
     assert (len(sampler.batch().train), sampler.num_short_rollouts) == (1, 0)
     sampler = play(new(4, max_batches=1.5), [NO] * 4)
@@ -481,27 +481,35 @@ def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_
     # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
     sampler = learn(new(8, num_generations=8, max_batches=1.0, screen=3), 50, 100)
     assert len(sampler.next_prompts()) == 11
+    assert new(10, max_batches=1.15).rollout.num_left(1.15, 10, 25) == 115  # not 1.15 x 100 = 114.99999999999999
 
 
-@pytest.mark.parametrize("num_batches", [1.0, 2.5])
-@pytest.mark.parametrize("options", [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}])
+KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
+KINDS += [{"target": 1, "screen": "auto"}, {"multiple_of": 4, "num_ranks": 32}]
+
+
+@pytest.mark.parametrize("num_batches", [1.0, 1.3, 2.5])
+@pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
-    """A batch is eight groups of eight. Less than a quarter of it stays unasked where the batch is not full."""
-    sampler, rng, limit = (
-        new(8, num_generations=8, max_batches=num_batches, **options),
-        random.Random(0),
-        64 * num_batches,
-    )
+    """Of 8 completions a group. Less than a quarter of a batch stays unasked where it is not full, or than a group."""
+    sampler = Sampler(stream(), num_generations=8, max_batches=num_batches, max_rounds=0, **{"target": 8} | options)
+    batch, rng = sampler.target * 8, random.Random(0)
+    least = max(batch / 4, 8 * sampler.multiple_of)
     for _ in range(40):
         sampler.begin()
-        spent = 0
+        left = int(num_batches * batch)
         while asks := sampler.next_prompts():
-            left = limit - spent if limit - spent >= 16 or sampler.rollout.num_found else 64
-            assert sum(ask.num for ask in asks) <= left
+            num, may_take = sum(ask.num for ask in asks), left if left >= least or sampler.rollout.num_found else batch
+            assert (num <= may_take, num % sampler.num_ranks) == (True, 0)
+            left -= num
             screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])
-            spent += sum(ask.num for ask in asks)
-        assert spent > limit - 16 or not sampler.rollout.shortfall
+        assert left < least or not sampler.rollout.shortfall
+        assert len(sampler.batch().train) > 0
         sampler.carry([])
+    for _ in range(100):
+        sampler.population.update(4, 8)
+    sampler.begin()
+    assert options != {"screen": "auto"} or {ask.num for ask in sampler.next_prompts()} == {8}  # whose rest was lost
 
 
 @pytest.mark.parametrize(("is_few", "least", "most"), [("", 8, 10), ("02468", 12, 14), ("0123456789", 16, 18)])

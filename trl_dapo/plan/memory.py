@@ -160,8 +160,7 @@ def quantized_bytes(shape: ModelShape, bits: int, nested: bool, held: int) -> fl
     if bits == 8:
         linears = list(shape.linears.values())[: 4 if shape.num_stacked else None]
         return num_quantized + rest + sum(4 * outputs * count for _, outputs, count in linears)
-    scale = 1 + 4 / 256 if nested else 4
-    return num_quantized * (0.5 + scale / BLOCK_OF_4_BITS) + rest
+    return num_quantized * (0.5 + (1 + 4 / 256 if nested else 4) / BLOCK_OF_4_BITS) + rest
 
 
 def state_bytes(
@@ -323,5 +322,4 @@ def checkpoint_bytes(
         # Its own files hold the bfloat16 weights a second time.
         return 2 * model + (4 + optimizer_bytes(optim, 4)) * num_trained
     # FSDP2's own files hold the weights beside the model's.
-    again = model if sharding.kind == "fsdp2" else 0
-    return model + again + optimizer_bytes(optim, trained) * num_trained
+    return model * (1 + (sharding.kind == "fsdp2")) + optimizer_bytes(optim, trained) * num_trained

@@ -208,8 +208,9 @@ def assumptions(planned: Plan) -> list[str]:
     if settings.tools:
         found.append("tools take no time")
     if planned.sampling.falls_short:
-        limit = "dynamic_sampling_max_" + ("batches" if settings.dynamic_sampling_max_batches else "rounds")
-        found.append(f"`{limit}: {getattr(settings, limit)}` ends a rollout before it is full")
+        names = ("dynamic_sampling_max_rounds", "dynamic_sampling_max_batches")
+        limits = [f"`{name}: {most}`" for name in names if (most := getattr(settings, name))]
+        found.append(f"{' or '.join(limits)} ends a rollout before it is full")
     if planned.shape.num_other:
         images = "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "
         found.append(f"{images}the layers, such as a vision tower's, only the memory counts")

@@ -281,7 +281,8 @@ class Sampling:
         largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
         most = (settings.dynamic_sampling_max_batches or math.inf) * target
         if needed > most * self.acceptance:
-            return [(max(most / largest, 1.0), min(most, largest))]
+            often, rounds = max(most / largest, 1.0), settings.dynamic_sampling_max_rounds
+            return [(min(often, rounds) if rounds > 0 else often, min(most, largest))]
         if settings.batch_multiplier:
             return self._rounds_of(min(settings.batch_multiplier * target, largest), needed)
         if settings.rollouts_ahead > 1:  # groups one by one, as many as it takes

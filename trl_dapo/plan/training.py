@@ -126,8 +126,7 @@ class Training:
         settings = self.recipe.settings
         corrects = settings.use_vllm and settings.vllm_importance_sampling_correction
         # Of one step the pass with gradient tells the same, and DAPO's own loss asks no other.
-        asks_before = self.batches.num_steps > 1 or (corrects and settings.loss_type != "dapo")
-        return asks_before + (settings.beta != 0)
+        return (self.batches.num_steps > 1 or (corrects and settings.loss_type != "dapo")) + (settings.beta != 0)
 
     @property
     def _num_passed(self) -> float:

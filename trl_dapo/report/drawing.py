@@ -327,8 +327,7 @@ def smooth(values: list[float], window: int | None = None) -> list[float]:
 
 def thin(values: list) -> list:
     """At most `MAX_POINTS` of them, evenly spaced, the last among them: more do not show."""
-    stride = -(-len(values) // MAX_POINTS)
-    return values[::-1][:: max(stride, 1)][::-1]
+    return values[::-1][:: max(-(-len(values) // MAX_POINTS), 1)][::-1]
 
 
 def _draw(axes: Axes, panel: Panel, log_histories: Sequence[list[dict]]) -> None:

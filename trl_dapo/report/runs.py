@@ -154,8 +154,7 @@ def _read_lines(path: Path, notes: list[str]) -> tuple[Path, list[dict], int | N
     if not entries:
         notes.append(f"{path.name} holds no entry yet: what is shown is the newest checkpoint's.")
         return None
-    max_steps = [entry.pop("max_steps", None) for entry in entries][-1]
-    return path, entries, _steps_or_none(max_steps)
+    return path, entries, _steps_or_none([entry.pop("max_steps", None) for entry in entries][-1])
 
 
 def _read_states(run_dir: Path, notes: list[str]) -> tuple[Path, list[dict], int | None] | None:

@@ -41,5 +41,4 @@ def refill(
     train, carry = found[:target], found[target:]
     if mode == "replace" and train and missing(mode, len(found), target, min_replace_ratio) == 0:
         train = list(islice(cycle(train), target))
-    fill = list(islice(cycle(dropped or train), target - len(train)))
-    return Batch(train, fill, carry)
+    return Batch(train, list(islice(cycle(dropped or train), target - len(train))), carry)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rollout has sampled so far, and a run."""
 
-import sys
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,11 +90,11 @@ class Rollout:
     def shortfall(self) -> int:
         return max(self.target - self.num_found, 0)
 
-    def num_left(self, max_batches: float | None, num_generations: int) -> int:
-        """Completions that it may yet ask for: of a batch more where nothing was found."""
+    def num_left(self, max_batches: float | None, num_generations: int, least: float) -> float:
+        """Completions that it may yet ask for: of a batch more where `least` are not left for the first group."""
         batch = self.target * num_generations
-        left = sys.maxsize if max_batches is None else int(max_batches * batch) - self.num_completions
-        return max(left, 0) if left >= batch / 4 or self.num_found else batch
+        left = math.inf if max_batches is None else int(max_batches * batch + 1e-6) - self.num_completions
+        return left if left >= least or self.num_found else batch
 
     @property
     def acceptance_rate(self) -> float:

@@ -51,6 +51,7 @@ class Sampler:
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
+        self._least_left = max(self.target / 4, self.multiple_of) * self.num_generations  # of which a round pays
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
         self.counts_correct = self.memory is not None or self.screen == "auto"
@@ -71,7 +72,9 @@ class Sampler:
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
-        return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
+        left = self.rollout.num_left(self.max_batches, self.num_generations, self._least_left)
+        kinds = self.memory, self.population, self.screen, self.num_generations, self.multiple_of
+        return Draw(self.stream, *kinds, left, self.acceptance.rate)
 
     @property
     def share_completed(self) -> float:
@@ -158,32 +161,29 @@ class Sampler:
 
     def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
         """What a round asks for."""
-        G, ranks = self.num_generations, self.num_ranks
+        G = self.num_generations
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
-        asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G)
-        left = self.rollout.num_left(self.max_batches, G)
-        while (num_rest := sum(ask.num for ask in asks)) > left:
-            asks.pop()
+        new = self._new
+        asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G, new.left)
+        new.left -= (num_rest := sum(ask.num for ask in asks))
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
         is_split, room, num_ahead = self.screen is not None or bool(half), math.inf, 0
         if is_split and most:  # what makes the shares equal has room beside it
-            room = most * G - num_rest - ranks * (ranks > 1 and len(asks) > 0)
-        if (first := num_first(self.screen, self.population.pass_rate(), G)) < G and self._looks_ahead:
+            room = most * G - num_rest - self.num_ranks * (self.num_ranks > 1 and len(asks) > 0)
+        if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
-        if left - num_rest >= self.target * G / 4 and (num := num_missing + num_ahead):
+        if new.left >= self._least_left and (num := num_missing + num_ahead):
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
             else:
                 size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
-            size = self._in_groups(size if is_split else min(size, left // G))
+            size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
-            # What is asked first leaves room for the rest of what passes.
-            room = min(room, (left - num_rest) / (1 + self.acceptance.rate * (G - first) / first))
-            asks += self._new.take(min(size, most or size), num, enough, room, num_ahead / num)
+            asks += new.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
-            asks = in_equal_shares(within_rows(asks, min((most or len(asks)) * G, left), G), G, ranks, self._new.take)
+            return in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, self._new.take)
         return asks
 
     @property
@@ -252,7 +252,8 @@ class Sampler:
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
         # With "mask" a rollout takes what one round brings.
-        fell_short = not batch.train if self.mode == "mask" else self.is_exhausted
+        is_spent = self._new.left < self._least_left
+        fell_short = not batch.train if self.mode == "mask" else self.is_exhausted and not is_spent
         self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
         self.totals.add(rollout, batch)
         if not self.carries:
@@ -312,8 +313,7 @@ class Sampler:
         self.promise.load_state_dict(state["acceptance"].get("promise", state["acceptance"]))  # of an earlier version
         self._completed = state["acceptance"].get("completed", [1.0, 1.0])
         self.num_rollouts, self.num_short_rollouts = state["num_rollouts"], state["num_short_rollouts"]
-        self.sources = list(state["sources"])
-        self.totals = Totals(**state["totals"])
+        self.sources, self.totals = list(state["sources"]), Totals(**state["totals"])
         if self.memory is None:
             self.population.load_state_dict(state["population"])
         elif state["memory"] is not None:

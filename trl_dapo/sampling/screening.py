@@ -38,12 +38,15 @@ def num_first(screen: int | str | None, pass_rate: tuple[float, float], num_gene
     return num_generations if screen is None else int(screen)
 
 
-def rest_of(half: Mapping[Group, Ask], num_missing: int, most: int | None, num_generations: int) -> list[Ask]:
+def rest_of(
+    half: Mapping[Group, Ask], num_missing: int, most: int | None, num_generations: int, left: float = math.inf
+) -> list[Ask]:
     """The rest of as many groups that are half asked as are missing, the oldest first, and no more than `most`."""
-    return [
+    rests = [
         Ask(ask.name, ask.example, num_generations - ask.num, first=group, place=ask.place)
         for group, ask in itertools.islice(half.items(), min(num_missing, most or num_missing))
     ]
+    return [ask for ask, num in zip(rests, itertools.accumulate(ask.num for ask in rests), strict=True) if num <= left]
 
 
 def most_first(screen: int | str | None, num_generations: int) -> int:
@@ -62,6 +65,8 @@ class Draw:
     screen: int | str | None
     num_generations: int
     multiple_of: int  # prompts
+    left: float  # completions that may yet be asked for
+    rate: float  # share of groups that pass, of which all are asked for
 
     def take(
         self, num: int, least: float = 0, enough: float = math.inf, room: float = math.inf, ahead: float = 0.0
@@ -81,9 +86,11 @@ class Draw:
                 expected += (new := memory.expected_acceptance(name, nums[-1]))
                 of_few += new * (nums[-1] < G)
             room -= min(nums[-1], few)
+            self.left -= nums[-1] + self.rate * (G - nums[-1])
             # Of what is asked ahead only first few can wait: whole groups would be surplus of this rollout.
             share = 1.0 - ahead * (1.0 - of_few / expected) if expected else 1.0
             is_found = expected >= share * enough and len(nums) >= share * least
+            is_found = is_found or self.left < self.multiple_of * G
             return (is_found and len(nums) % self.multiple_of == 0) or room < few
 
         prompts = self.stream.take(num if room >= few else 0, skip if memory else None, is_enough)

@@ -88,7 +88,7 @@ RANGES = {
     "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
     # Dynamic sampling
     "dynamic_sampling_max_rounds": Range(-math.inf, is_whole=True),
-    "dynamic_sampling_max_batches": Range(1, or_none=True),
+    "dynamic_sampling_max_batches": Range(1, or_none=True, hint="Leave it out to fill the batch."),
     "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,

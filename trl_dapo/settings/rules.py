@@ -48,7 +48,8 @@ def _some_group_fits(s: SimpleNamespace) -> bool:
 
 def _may_hold_filler(s: SimpleNamespace) -> bool:
     ends = s.dynamic_sampling_max_rounds > 0 or s.dynamic_sampling_stop_after > 0
-    return (s.dynamic_sampling_on_exhausted == "top_up" and ends) or s.dynamic_sampling_mode == "mask"
+    tops_up = s.dynamic_sampling_on_exhausted == "top_up" and ends
+    return tops_up or s.dynamic_sampling_mode == "mask" or s.dynamic_sampling_max_batches is not None
 
 
 def _asks_a_server(s: SimpleNamespace) -> bool:

@@ -73,8 +73,7 @@ def row_lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
     """Columns, `(B, 2)`, that each row needs of its left-padded prompt and right-padded completion."""
 
     def last_one(mask: Tensor) -> Tensor:
-        position = torch.arange(1, mask.size(1) + 1, device=mask.device)
-        return (mask.bool() * position).amax(dim=1)
+        return (mask.bool() * torch.arange(1, mask.size(1) + 1, device=mask.device)).amax(dim=1)
 
     return torch.stack([last_one(prompt_mask.flip(1)), last_one(completion_mask)], dim=1)
 
