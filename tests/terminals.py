@@ -20,10 +20,7 @@ import forks
 def run_in_terminal(
     *command: object, timeout: float, interrupt_at: Callable[[str], object] = lambda written: False
 ) -> tuple[int, str]:
-    """
-    Runs a script whose standard streams are a terminal; Ctrl-C is pressed once `interrupt_at` says so of what was
-    written. Returns its exit status and all that it wrote.
-    """
+    """Exit status of a script and all that it wrote on a terminal; Ctrl-C is pressed once `interrupt_at` is true."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     tty, server, env = os.ttyname(theirs), forks.of(0, {**os.environ}), {**os.environ}

@@ -167,6 +167,7 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_batches=5) == [(4, 64)]
     assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5) == [(2.5, 64)]
     assert rounds(dynamic_sampling_max_batches=2.5) == [(1, 160)]
+    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5, dynamic_sampling_max_rounds=2) == [(2, 64)]
     # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
     assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
     assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]

@@ -469,8 +469,7 @@ def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
 
 def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_group():
     sampler = play(new(4, max_batches=1.0, max_rounds=1), [YES, NO, NO, NO])  # 8 completions of 8
-    assert sampler.next_prompts() == []
-    assert (len(sampler.batch().train), sampler.num_short_rollouts) == (1, 0)
+    assert (sampler.next_prompts(), len(sampler.batch().train), sampler.num_short_rollouts) == ([], 1, 0)
     sampler = play(new(4, max_batches=1.5), [NO] * 4)
     assert len(sampler.next_prompts()) == 2  # 4 completions are left
     assert len(play(sampler, [NO] * 2).next_prompts()) == 4  # none, but nothing was found
@@ -479,8 +478,7 @@ def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_
     assert len(play(new(8, max_batches=1.0), [NO] * 5).next_prompts()) == 3
     assert play(new(8, max_batches=1.0), [YES, *[NO] * 6]).next_prompts() == []
     # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
-    sampler = learn(new(8, num_generations=8, max_batches=1.0, screen=3), 50, 100)
-    assert len(sampler.next_prompts()) == 11
+    assert len(learn(new(8, num_generations=8, max_batches=1.0, screen=3), 50, 100).next_prompts()) == 11
     assert new(10, max_batches=1.15).rollout.num_left(1.15, 10, 25) == 115  # not 1.15 x 100 = 114.99999999999999
 
 

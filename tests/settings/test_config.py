@@ -45,6 +45,7 @@ def test_what_dapo_does_not_name_keeps_trls_default():
             assert ours[field.name] == field.default, field.name
 
 
+DPPO = {"loss_type": "dppo"}
 IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
 
 
@@ -78,8 +79,9 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_rewards": []}, "is empty"),
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
-        ({"loss_type": "dppo"}, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
-        ({"loss_type": "dppo", "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
+        (DPPO, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
+        ({**DPPO, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
+        ({**DPPO, "dynamic_sampling_on_exhausted": "error", "dynamic_sampling_max_batches": 1}, "would weigh in"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
@@ -105,9 +107,9 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         {"max_completion_length": None},
         {"scale_rewards": False},
         # A loss that only a later TRL knows, where no row can be filler.
-        {"loss_type": "dppo", "dynamic_sampling_on_exhausted": "error"},
-        {"loss_type": "dppo", "dynamic_sampling_max_rounds": 0, "dynamic_sampling_stop_after": 0},
-        {"loss_type": "dppo", "use_dynamic_sampling": False},
+        {**DPPO, "dynamic_sampling_on_exhausted": "error"},
+        {**DPPO, "dynamic_sampling_max_rounds": 0, "dynamic_sampling_stop_after": 0},
+        {**DPPO, "use_dynamic_sampling": False},
     ],
     ids=str,
 )
