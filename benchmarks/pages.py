@@ -47,6 +47,7 @@ SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.AS_PAPER,),
     "`DAPOTrainer` as it is": (two_names.AS_IS,),
+    "`DAPOTrainer`, `dynamic_sampling_max_batches=1`": (two_names.ONE_BATCH,),
     "`DAPOTrainer` with as many prompts as teach with GRPO": (two_names.SMALLER,),
 }
 
@@ -138,8 +139,9 @@ def least_tokens(counted, task, arms):
     for (part, arm, _), run in counted.items():
         if part == task and arm in tokens:
             tokens[arm].append(two_names.tokens_to_target(run, task))
-    least, of_arm = min((statistics.median(of_arm), of_arm) for of_arm in tokens.values())
-    return f"{least:,.0f}" + (f" ({len(of_arm)} seeds)" if len(of_arm) < len(two_names.SEEDS) else "")
+    found = [(statistics.median(of_arm), len(of_arm)) for of_arm in tokens.values() if of_arm]
+    least, num = min(found, default=(0, 0))
+    return f"{least:,.0f}" + (f" ({num} seeds)" if num < len(two_names.SEEDS) else "") if num else "not run"
 
 
 def policies_table():
