@@ -493,7 +493,7 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
     sampler = Sampler(stream(), num_generations=8, max_batches=num_batches, max_rounds=0, **{"target": 8} | options)
     batch, rng = sampler.target * 8, random.Random(0)
     least = max(batch / 4, 8 * sampler.multiple_of)
-    for _ in range(40):
+    for _ in range(15):
         sampler.begin()
         left = int(num_batches * batch)
         while asks := sampler.next_prompts():
