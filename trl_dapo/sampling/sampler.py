@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any
 
 from .in_flight import InFlight
@@ -72,9 +72,7 @@ class Sampler:
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
-        left = self.rollout.num_left(self.max_batches, self.num_generations, self._least_left)
-        kinds = self.memory, self.population, self.screen, self.num_generations, self.multiple_of
-        return Draw(self.stream, *kinds, left, self.acceptance.rate)
+        return Draw(self.stream, self.memory, self.population, self.screen, self.num_generations, self.multiple_of)
 
     @property
     def share_completed(self) -> float:
@@ -163,9 +161,9 @@ class Sampler:
         """What a round asks for."""
         G = self.num_generations
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
-        new = self._new
-        asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G, new.left)
-        new.left -= (num_rest := sum(ask.num for ask in asks))
+        left = self.rollout.num_left(self.max_batches, G, self._least_left)
+        asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G, left)
+        left -= (num_rest := sum(ask.num for ask in asks))
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
         is_split, room, num_ahead = self.screen is not None or bool(half), math.inf, 0
         if is_split and most:  # what makes the shares equal has room beside it
@@ -173,7 +171,7 @@ class Sampler:
         if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
-        if new.left >= self._least_left and (num := num_missing + num_ahead):
+        if left >= self._least_left and (num := num_missing + num_ahead):
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
             else:
@@ -181,6 +179,7 @@ class Sampler:
             size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
+            new = replace(self._new, left=left, rate=self.acceptance.rate)
             asks += new.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
             return in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, self._new.take)
@@ -252,7 +251,7 @@ class Sampler:
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
         # With "mask" a rollout takes what one round brings.
-        is_spent = self._new.left < self._least_left
+        is_spent = rollout.num_left(self.max_batches, self.num_generations, self._least_left) < self._least_left
         fell_short = not batch.train if self.mode == "mask" else self.is_exhausted and not is_spent
         self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
         self.totals.add(rollout, batch)

@@ -65,8 +65,8 @@ class Draw:
     screen: int | str | None
     num_generations: int
     multiple_of: int  # prompts
-    left: float  # completions that may yet be asked for
-    rate: float  # share of groups that pass, of which all are asked for
+    left: float = math.inf  # completions that may yet be asked for
+    rate: float = 0.0  # share of groups that pass, of which all are asked for
 
     def take(
         self, num: int, least: float = 0, enough: float = math.inf, room: float = math.inf, ahead: float = 0.0
