@@ -37,7 +37,7 @@ METHODS = {
     "ours, screened": "`DAPOTrainer`, three completions first",
     "ours, auto": '`DAPOTrainer`, `dynamic_sampling_screen="auto"`',
     "ours, carry, memory, screened": "... with carry and memory, three first",
-    "ours, carry, memory, auto": "... with carry, memory and `auto`, as left alone",
+    "ours, carry, memory, auto": "... with carry, memory and `auto`",
     "ours, carry, server": "... with carry, beside a stand-in for a server",
     "ours, carry, ahead": "... the same, one rollout ahead",
 }
@@ -47,8 +47,8 @@ SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
     '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.AS_PAPER,),
     "`DAPOTrainer` as it is": (two_names.AS_IS,),
-    "`DAPOTrainer`, `dynamic_sampling_max_batches=1`": (two_names.ONE_BATCH,),
-    "`DAPOTrainer` with as many prompts as teach with GRPO": (two_names.SMALLER,),
+    "`DAPOTrainer`, `dynamic_sampling_max_batches=0`": (two_names.FILLED,),
+    "the same, with as many prompts as teach with GRPO": (two_names.SMALLER,),
 }
 
 

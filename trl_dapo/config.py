@@ -90,14 +90,15 @@ class DAPOConfig(GRPOConfig):
         > Dynamic sampling
 
         use_dynamic_sampling (`bool`, *optional*, defaults to `True`):
-            Whether to sample prompts until the rollout batch is full of groups that are neither all right nor all
-            wrong. `False` leaves generation to [`~trl.GRPOTrainer`].
+            Whether to train on groups alone that are neither all right nor all wrong, and to sample other prompts in
+            place of the others. `False` leaves generation to [`~trl.GRPOTrainer`].
         dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
             Generation rounds for one rollout batch. `0` or less: no limit. A rollout that finds no group still ends,
             after 10 times `dynamic_sampling_stop_after` rounds.
         dynamic_sampling_max_batches (`float`, *optional*):
             Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`]. It
-            trains on the groups that these brought, or goes on to the first. By default it fills the batch.
+            trains on the groups that these brought, or goes on to the first. `0`: no limit. Defaults to `1.0`, unless
+            another setting asks for full batches.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
             found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.
@@ -122,8 +123,8 @@ class DAPOConfig(GRPOConfig):
             A completion is right if its task reward exceeds this.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
-            `"filter"` samples further prompts in place of dropped groups. `"paper"` does so as the paper does, where
-            nothing is carried, remembered or screened: the three settings below. `"replace"` does so until
+            `"filter"` samples further prompts in place of dropped groups. `"paper"` does so as the paper does, until
+            the batch is full: nothing is carried, remembered or screened, see below. `"replace"` does so until
             `min_replace_ratio` of the batch is accepted, and fills the rest with copies of accepted groups (Polaris).
             `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
@@ -142,9 +143,9 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_screen (`str`, *optional*):
             How many completions of a prompt to ask for first, such as `"4"`. The rest of its group is asked for only
             where these do not agree, together with the next prompts. `"auto"` takes the cheapest number for each
-            prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. When the batch is
-            full, carrying completes started groups in the next rollout. Else they are lost. Defaults to `"auto"`
-            where no reward function compares completions, except with tools, or with transformers on a GPU.
+            prompt, by its pass rate or that of all prompts. `"off"` asks for whole groups at once. Carrying completes
+            started groups in the next rollout. Defaults to `"auto"` where no reward function compares completions,
+            except with tools, or with transformers on a GPU.
         dynamic_sampling_memory (`bool` or `str`, *optional*):
             Whether to remember each prompt's pass rate, and to skip prompts for a while that are likely to be dropped.
             The folder of an evaluation of the training prompts, of an earlier run or of a checkpoint is remembered

@@ -220,7 +220,7 @@ def make_sampler(
         min_replace_ratio=args.min_replace_ratio,
         carries=args.dynamic_sampling_surplus == "carry",
         max_rounds=args.dynamic_sampling_max_rounds,
-        max_batches=args.dynamic_sampling_max_batches,
+        max_batches=args.dynamic_sampling_max_batches or 0.0,
         max_barren_rounds=ROUNDS_OF_A_ROLLOUT * args.dynamic_sampling_stop_after,
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),

@@ -5,7 +5,7 @@
     for each rollout batch:
         sample G completions a prompt and score them        _sample_round
         keep the groups that are neither all right nor all   _judge_groups, Sampler
-        wrong; not full: sample again
+        wrong; neither full nor at the limit: sample again
         advantages within each group                        GRPOTrainer, on the rows that were kept (_train_on)
         for each optimizer step:
             Clip-Higher, token mean                         UpdatePhase
@@ -70,7 +70,7 @@ class DAPOTrainer(Checkpoints):
     A drop-in for [`~trl.GRPOTrainer`]: same constructor, same models, reward functions, tools, environments and launch
     commands. What changes:
 
-    - prompts are sampled until the rollout batch is full of groups that are neither all right nor all wrong;
+    - only groups train that are neither all right nor all wrong, and other prompts are sampled in place of the others;
     - every token of an optimizer step weighs the same, and the clip is wider upwards than downwards;
     - with `overlong_buffer_length` set, a reward function named `soft_overlong_punishment` joins `reward_funcs`.
 

@@ -27,16 +27,19 @@ def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
     # vLLM has half of the GPU; weights, moments and 1.5 GiB are there too.
     assert planned.peak_sampling == 0.5 * 81_559 * 2**20 + 12 * num + 1.5 * GIB
     assert planned.peak_updating == sum(planned.training.memory.values()) + GIB
-    # 64 prompts at 0.4 are 160 groups in the mean, and some for where they are not enough.
-    assert 160 <= planned.sampling.num_groups <= 1.1 * 160
+    # A rollout samples its 64 prompts; to fill it takes 160 in the mean, and some for where they are not enough.
+    assert planned.sampling.num_groups == pytest.approx(64)
+    filled = on_one_gpu({"dynamic_sampling_max_batches": 0}, lengths=(2000, 8192), acceptance=0.4)
+    assert 160 <= filled.sampling.num_groups <= 1.1 * 160
     assert planned.training.checkpoint == 12 * num
     assert planned.batches.num_rollouts == 300
     # 256 rows a step of 2,256 tokens, a tenth of what fits is padding.
     assert planned.batches.num_microbatches == math.ceil(256 * 2_256 / 0.9 / 16_384)
     # Forward, backward (twice as much), and forward again; without checkpointing three of these.
     flops = training_flops(planned.shape, 1_024, planned.lengths, 256, 4, causal=False)
-    assert planned.seconds["update"] == pytest.approx(flops / 0.9 / (0.31 * 989e12))
-    assert planned.seconds["logps"] == pytest.approx(planned.seconds["update"] / 4)
+    assert filled.seconds["update"] == pytest.approx(flops / 0.9 / (0.31 * 989e12))
+    assert planned.seconds["update"] == pytest.approx(0.4 * filled.seconds["update"])
+    assert planned.seconds["logps"] == filled.seconds["logps"] == pytest.approx(filled.seconds["update"] / 4)
     # Weights are copied beside themselves.
     assert planned.seconds["sync"] == pytest.approx(4 * num / (0.7 * 3.35e12))
     # Where vLLM does not sleep, its share stays.
@@ -157,7 +160,9 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
 
 def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     def rounds(**fields):
-        return on_one_gpu({"dynamic_sampling_surplus": "discard", **fields}, acceptance=0.25).sampling.rounds
+        filled = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_max_batches": 0}
+        found = on_one_gpu(filled | fields, acceptance=0.25).sampling.rounds
+        return [(often, size) for often, size in found if often > 1e-6]
 
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
     assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
@@ -174,15 +179,22 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
 
 
 def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(on_one_gpu):
-    planned = on_one_gpu(acceptance=0.001)
+    filled = {"dynamic_sampling_max_batches": 0}
+    planned = on_one_gpu(filled, acceptance=0.001)
     # 64,000 groups are needed; a round is of 32 rollouts at most, 2,048 groups, and there are ten at most.
     ((often, size),) = planned.sampling.rounds
     assert often == 10
     assert 64 < size <= 2_048
     assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
-    enough = on_one_gpu(acceptance=0.01)  # 6,400 groups, surplus is carried
+    enough = on_one_gpu(filled, acceptance=0.01)  # 6,400 groups, surplus is carried
     assert enough.sampling.rounds == [(6_400 / 2_048, 2_048)]
     assert "before it is full" not in describe(enough)
+    # Left alone, a rollout samples 64 groups, and as many more until it has found one: 1.1 times in the mean, since
+    # 0.99^64 = 0.526 find none. With 0.001 it takes 15, but there are ten rounds at most.
+    limited = on_one_gpu(acceptance=0.01).sampling
+    assert limited.rounds == [(1, 64), (pytest.approx(0.526 / 0.474, rel=0.01), 64)]
+    assert limited.num_trained == pytest.approx(16 * 0.01 * 64 / 0.474, rel=0.01)
+    assert on_one_gpu(acceptance=0.001).sampling.rounds == [(1, 64), (9, 64)]
 
 
 ANOTHER_LOSS = {"loss_type": "grpo", "max_tokens_per_microbatch": None}

@@ -81,7 +81,6 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
         (DPPO, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
         ({**DPPO, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
-        ({**DPPO, "dynamic_sampling_on_exhausted": "error", "dynamic_sampling_max_batches": 1}, "would weigh in"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),

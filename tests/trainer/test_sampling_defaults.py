@@ -5,7 +5,7 @@
 from collections import Counter
 
 import pytest
-from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, prompts, right, tiny_config
+from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, tiny_config
 
 from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
 
@@ -19,7 +19,7 @@ def style(completions, **kwargs):
 
 
 def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
-    """The three settings as a run had them, and whether its sampler screened."""
+    """These settings as a run had them, and whether its sampler screened."""
     left_alone = dict.fromkeys(PAPER) | {"max_steps": 1}
     args = tiny_config(tmp_path, **left_alone | settings)
     trainer = ScriptedTrainer(
@@ -33,6 +33,16 @@ def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
 def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_screened(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path) == (CHEAPEST, "auto")
     assert "Off: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "is_within"), [(None, True), (0, False)])
+def test_a_rollout_of_4_x_4_samples_no_more_than_16_completions_unless_told_to(tiny_model, tmp_path, limit, is_within):
+    args = tiny_config(tmp_path, **dict.fromkeys(PAPER) | {"dynamic_sampling_max_batches": limit, "max_steps": 4})
+    of_every_other = {"script": lambda text, i: "right" if number(text) % 2 and i % 2 else "wrong"}
+    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), **of_every_other)
+    trainer.train()
+    sampled = [entry.get("dynamic_sampling/completions_generated", 0) for entry in trainer.state.log_history]
+    assert (max(sampled) <= 16) == is_within
 
 
 def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, capsys):
@@ -49,6 +59,9 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
         ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
         ({"dynamic_sampling_max_rounds": 1}, ["screen"], "leaves no round for the rest"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
+        ({"batch_multiplier": 1.0}, ["max_batches"], "`batch_multiplier=1.0` contradicts `dynamic_sampling_max_b"),
+        ({"dynamic_sampling_on_exhausted": "error"}, ["max_batches"], "ends a rollout before its batch is full"),
+        ({"dynamic_sampling_mode": "replace"}, ["max_batches", "surplus"], "`dynamic_sampling_mode='replace'` contr"),
     ],
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
@@ -60,10 +73,11 @@ def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsy
     assert (line.count("Off: "), why in line) == (len(off), True)
 
 
-@pytest.mark.parametrize("stated", [{"dynamic_sampling_memory": True}, {"dynamic_sampling_surplus": "carry"}])
-def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, stated):
-    with pytest.raises(ValueError, match="contradicts `dynamic_sampling_mode='paper'`"):
-        tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated, dynamic_sampling_mode="paper")
+@pytest.mark.parametrize("name", CHEAPEST)
+def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, name):
+    stated = {name: CHEAPEST[name], "dynamic_sampling_mode": "paper"}
+    with pytest.raises(ValueError, match="contradicts `dynamic_sampling_m"):
+        tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated)
 
 
 def test_off_in_a_recipe_is_no_false(tmp_path):

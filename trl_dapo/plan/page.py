@@ -136,7 +136,7 @@ def _times(planned: Plan) -> list[str]:
         _row("groups sampled", f"{sampling.num_groups:,.0f}"),
         _row("rounds", f"{sum(often for often, _ in sampling.rounds):.2f}"),
         _row("tokens sampled", _count(sampling.num_groups * settings.num_generations * planned.lengths.mean)),
-        _row("tokens trained on", _count(batches.num_rows * planned.lengths.mean)),
+        _row("tokens trained on", _count(sampling.num_trained * planned.lengths.mean)),
         *(_row(PARTS.get(name, name), format_estimate(part)) for name, part in seconds.items()),
         _row(together, format_estimate(planned.rollout_seconds)),
     ]
@@ -160,12 +160,10 @@ def _suggestions(planned: Plan) -> list[str]:
     before, batches = format_estimate(planned.seconds_with_evaluation), planned.batches
     lines = []
     for words, other in suggest(planned):
-        after = format_estimate(other.seconds_a_row * batches.num_rows)
+        after = format_estimate(other.seconds_a_row * planned.sampling.num_trained)
         if planned.fits and after == before:
             continue  # what spares less than the page can show is no help
-        effect = f"{before} -> {after} a rollout"
-        if other.batches.num_rows != batches.num_rows:
-            effect += "'s prompts"
+        effect = f"{before} -> {after} for as many rows as train in a rollout"
         if other.batches.num_steps > batches.num_steps:
             steps = f"{other.batches.num_steps:.3g} optimizer steps a rollout, not {batches.num_steps:.3g}"
             effect += f"; further off-policy: {steps}"
@@ -207,9 +205,9 @@ def assumptions(planned: Plan) -> list[str]:
         found.append("without `vllm_max_model_length` vLLM asks for a cache of the model's whole context: unchecked")
     if settings.tools:
         found.append("tools take no time")
-    if planned.sampling.falls_short:
+    if planned.sampling.num_trained < planned.batches.num_rows and settings.dynamic_sampling_mode != "mask":
         names = ("dynamic_sampling_max_rounds", "dynamic_sampling_max_batches")
-        limits = [f"`{name}: {most}`" for name in names if (most := getattr(settings, name))]
+        limits = [f"`{name}: {most:g}`" for name in names if (most := getattr(settings, name))]
         found.append(f"{' or '.join(limits)} ends a rollout before it is full")
     if planned.shape.num_other:
         images = "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "
@@ -329,10 +327,11 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     if not settings.use_vllm and on_gpus:
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
-        yield change("rounds", batch_multiplier=None)
-        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
+        sized: dict[str, Any] = {"batch_multiplier": None, "dynamic_sampling_max_batches": 1.0}
+        yield change("rounds", **sized)
+        yield change("rounds", **sized, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
-            ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
+            ahead = sized | {"dynamic_sampling_surplus": "carry", "dynamic_sampling_max_batches": 0.0}
             yield change("ahead", rollouts_ahead=1, **ahead)
             if settings.use_peft and not (settings.load_in_4bit or settings.load_in_8bit):
                 yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)

@@ -83,11 +83,13 @@ class Plan:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds of a rollout by part."""
-        syncs = self.recipe.settings.use_vllm
+        syncs, num_rows = self.recipe.settings.use_vllm, self.sampling.num_trained
+        if self.shape.num_other or self.recipe.settings.loss_type != "dapo":  # TRL's micro-batches, with all rows
+            num_rows = self.batches.num_rows
         return {
             "sampling": self.sampling.seconds[0],
             "logps": self.training.logps_seconds,
-            "update": self.training.update_seconds,
+            "update": self.training.update_seconds(num_rows),
             "sync": self.training.sync_seconds(self.sampling.engine.num_gpus) if syncs else 0.0,
         }
 
@@ -153,7 +155,7 @@ class Plan:
     @property
     def seconds_a_row(self) -> float:
         """The same for a row that trains: rollouts of other sizes compare."""
-        return self.seconds_with_evaluation / self.batches.num_rows
+        return self.seconds_with_evaluation / self.sampling.num_trained
 
     # Verdict
 

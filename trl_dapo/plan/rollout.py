@@ -280,9 +280,11 @@ class Sampling:
         carries = settings.dynamic_sampling_surplus == "carry"
         largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
         most = (settings.dynamic_sampling_max_batches or math.inf) * target
-        if needed > most * self.acceptance:
-            often, rounds = max(most / largest, 1.0), settings.dynamic_sampling_max_rounds
-            return [(min(often, rounds) if rounds > 0 else often, min(most, largest))]
+        if needed > most * self.acceptance:  # it ends there, or goes on to the first group, a batch at a time
+            dropped, num, size = 1 - self.acceptance, max(most / largest, 1.0), min(target, largest)
+            further = dropped**most / (1 - dropped**target) * target / size
+            often = self._at_most(num)
+            return [(often, min(most, largest)), (self._at_most(num + further) - often, size)]
         if settings.batch_multiplier:
             return self._rounds_of(min(settings.batch_multiplier * target, largest), needed)
         if settings.rollouts_ahead > 1:  # groups one by one, as many as it takes
@@ -296,19 +298,21 @@ class Sampling:
         return expected_rounds(first, needed, self.acceptance, carries)
 
     def _rounds_of(self, size: float, needed: int) -> list[tuple[float, float]]:
-        num, most = max(1.0, needed / self.acceptance / size), self.recipe.settings.dynamic_sampling_max_rounds
+        num = max(1.0, needed / self.acceptance / size)
         num = num if self.recipe.settings.dynamic_sampling_surplus == "carry" else math.ceil(num - 1e-9)
-        return [(min(num, most) if most > 0 else num, size)]
+        return [(self._at_most(num), size)]
+
+    def _at_most(self, num_rounds: float) -> float:
+        most = self.recipe.settings.dynamic_sampling_max_rounds
+        return min(num_rounds, most) if most > 0 else num_rounds
 
     @property
-    def falls_short(self) -> bool:
-        """Whether a rollout ends before it has found the groups that it needs."""
-        settings = self.recipe.settings
-        if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
-            return False
-        needed = self.batches.num_rows // settings.num_generations
-        needed *= settings.min_replace_ratio if settings.dynamic_sampling_mode == "replace" else 1
-        return self.num_groups * self.acceptance < 0.99 * needed
+    def num_trained(self) -> float:
+        """Rows of a rollout that train, copies among them."""
+        settings, num_rows = self.recipe.settings, self.batches.num_rows
+        found = max(self.num_groups * self.acceptance, 1.0) * settings.num_generations
+        enough = 0.99 * num_rows * (settings.min_replace_ratio if settings.dynamic_sampling_mode == "replace" else 1)
+        return found if settings.use_dynamic_sampling and found < enough else num_rows
 
     @property
     def num_groups(self) -> float:

@@ -139,9 +139,8 @@ class Training:
         each = self.pass_seconds(self.batches.num_rows, self.lengths, 1, self._num_passed)
         return self.num_without_gradient * each
 
-    @property
-    def update_seconds(self) -> float:
-        """Of all updates on a rollout."""
+    def update_seconds(self, num_rows: float) -> float:
+        """Of all updates on a rollout of which so many rows train."""
         settings, kind, num_trained = self.recipe.settings, self.recipe.sharding.kind, self.weights.num_trained
         # Of gradients a GPU sends or receives each once where they are sharded, else twice; at every micro-batch with
         # ZeRO-2 and 3, else once an optimizer step.
@@ -149,7 +148,7 @@ class Training:
         reduced /= 1 if kind in ("zero2", "zero3") else self.batches.num_microbatches
         # With an adapter the weights' own gradients, a pass of their own, are not computed.
         passes = 2 + min(1.0, num_trained / self.shape.num_parameters) + settings.gradient_checkpointing
-        each = self.pass_seconds(self.batches.num_rows, self.lengths, passes, self._num_passed, 2, reduced)
+        each = self.pass_seconds(num_rows, self.lengths, passes, self._num_passed, 2, reduced)
         return settings.num_iterations * each
 
     def sync_seconds(self, num_shards: int) -> float:

@@ -67,7 +67,7 @@ ACCEPTANCE = Panel(
     title="Acceptance rate",
     unit="share of groups sampled",
     metrics={"dynamic_sampling/acceptance_rate": "accepted"},
-    caption="A falling rate makes every step cost more: see in the next picture what takes the groups away.",
+    caption="Where it falls, fewer groups train, or a step costs more: the next picture says what takes them away.",
     top=1.0,
 )
 OUTCOMES = Panel(
@@ -75,8 +75,7 @@ OUTCOMES = Panel(
     title="What became of the groups sampled",
     unit="share of groups sampled",
     metrics={f"dynamic_sampling/dropped/{reason}": reason for reason in REASONS},
-    caption="A growing all_correct means that the prompts become too easy, all_wrong that they are too hard, masked "
-    "that completions are cut off.",
+    caption="Where all_correct grows, prompts become too easy; all_wrong: too hard; masked: completions are cut off.",
     top=1.0,
 )
 LENGTH = Panel(
@@ -84,8 +83,7 @@ LENGTH = Panel(
     title="Completion length",
     unit="tokens",
     metrics={"completions/mean_length": "mean", "completions/max_length": "longest"},
-    caption="A mean that runs up to the limit without more reward is padding; one that collapses has found a short "
-    "cut.",
+    caption="A mean up to the limit without more reward is padding; one that collapses has found a short cut.",
 )
 ENTROPY = Panel(
     name="entropy",
@@ -106,9 +104,8 @@ TIMELINE = Panel(
         "timeline/wait_seconds": "the trainer's wait for the server",
         "timeline/idle_seconds": "the server's wait for the trainer",
     },
-    caption="The updates of the rollout before (other: evaluations and checkpoints), then sampling and rewards. With "
-    "a server it stands above, the trainer below: where the trainer waits, more GPUs should sample, and where the "
-    "server idles, more should train.",
+    caption="Updates of the rollout before, then sampling and rewards. With a server it stands above, the trainer "
+    "below: where the trainer waits, more GPUs should sample; where the server idles, more should train.",
 )
 IN_FLIGHT = Panel(
     name="in_flight",
@@ -122,8 +119,7 @@ REWARDS = Panel(
     title="Reward by function",
     unit="mean reward",
     metrics={"rewards/(.*)/mean": r"\1"},
-    caption="Before the filter and before weights. Where one rises and the one that matters does not, their sum hides "
-    "it.",
+    caption="Before filter and weights. Where one rises and the one that matters does not, their sum hides it.",
     bottom=None,
 )
 SOURCES = Panel(
@@ -131,8 +127,7 @@ SOURCES = Panel(
     title="Acceptance rate by source",
     unit="share of groups sampled",
     metrics={},
-    caption="A source that falls to zero has nothing left to teach, or is beyond the model: the share of right "
-    "completions below says which.",
+    caption="At zero a source has nothing left to teach, or is beyond the model: the share right below says which.",
     top=1.0,
 )
 PANELS = (
@@ -178,8 +173,7 @@ PANELS = (
             "clip_ratio/low_mean": "at the lower clip",
             "clip_ratio/dual_mean": "at the dual clip",
         },
-        caption="All zero with one optimizer step a rollout batch and no carried rows; a share that climbs says the "
-        "steps are too large.",
+        caption="All zero with one step a rollout and no carried rows; where a share climbs, steps are too large.",
     ),
     Panel(
         name="gradient",

@@ -193,8 +193,7 @@ def _beside_grpo(log_history: Sequence[dict]) -> str:
     tokens = full * total("completions_generated") / total("completions_trained")
     # What the memory skips is likely to be dropped.
     groups = full * (total("groups_generated") + total("skipped_by_memory")) / accepted
-    beside = f"{tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
-    return f": {beside}; as many tokens with {1 / tokens:.2g} times the prompts a rollout"
+    return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
 
 
 def summarize(

@@ -90,10 +90,10 @@ class Rollout:
     def shortfall(self) -> int:
         return max(self.target - self.num_found, 0)
 
-    def num_left(self, max_batches: float | None, num_generations: int, least: float) -> float:
+    def num_left(self, max_batches: float, num_generations: int, least: float) -> float:
         """Completions that it may yet ask for: of a batch more where `least` are not left for the first group."""
         batch = self.target * num_generations
-        left = math.inf if max_batches is None else int(max_batches * batch + 1e-6) - self.num_completions
+        left = int(max_batches * batch + 1e-6) - self.num_completions if max_batches else math.inf
         return left if left >= least or self.num_found else batch
 
     @property

@@ -37,7 +37,7 @@ class Sampler:
     min_replace_ratio: float = 0.3
     carries: bool = False  # whether accepted groups beyond the batch train in the next rollout
     max_rounds: int = 10  # of a rollout; zero or less: no limit
-    max_batches: float | None = None  # of completions that a rollout asks for, once it has found a group
+    max_batches: float = 0.0  # of completions that a rollout asks for, once it has found a group; zero: no limit
     max_barren_rounds: int = 0  # of a rollout that has found nothing, where `max_rounds` is no limit; zero: no limit
     max_round_size: int | None = None  # prompts, rounded down to `multiple_of`, but never below it
     multiple_of: int = 1  # groups; of a round, and of what is carried

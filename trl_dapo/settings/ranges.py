@@ -22,6 +22,7 @@ class Range(NamedTuple):
     is_whole: bool = False
     is_open: bool = False  # `least` itself is out
     or_none: bool = False
+    or_zero: bool = False
     hint: str = ""  # what else to say of a value that is out
 
     def __contains__(self, value: Any) -> bool:
@@ -30,8 +31,8 @@ class Range(NamedTuple):
         kind: Any = Integral if self.is_whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        is_finite = -math.inf < value < math.inf
-        return is_finite and self.least <= value <= self.most and not (self.is_open and value == self.least)
+        is_within = self.least <= value <= self.most and not (self.is_open and value == self.least)
+        return -math.inf < value < math.inf and (is_within or (self.or_zero and value == 0))
 
     def __str__(self) -> str:
         if self.least == -math.inf:
@@ -88,7 +89,7 @@ RANGES = {
     "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
     # Dynamic sampling
     "dynamic_sampling_max_rounds": Range(-math.inf, is_whole=True),
-    "dynamic_sampling_max_batches": Range(1, or_none=True, hint="Leave it out to fill the batch."),
+    "dynamic_sampling_max_batches": Range(1, or_none=True, or_zero=True, hint="0 is no limit."),
     "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,

@@ -49,7 +49,7 @@ def _some_group_fits(s: SimpleNamespace) -> bool:
 def _may_hold_filler(s: SimpleNamespace) -> bool:
     ends = s.dynamic_sampling_max_rounds > 0 or s.dynamic_sampling_stop_after > 0
     tops_up = s.dynamic_sampling_on_exhausted == "top_up" and ends
-    return tops_up or s.dynamic_sampling_mode == "mask" or s.dynamic_sampling_max_batches is not None
+    return tops_up or s.dynamic_sampling_mode == "mask" or bool(s.dynamic_sampling_max_batches)
 
 
 def _asks_a_server(s: SimpleNamespace) -> bool:
@@ -94,28 +94,45 @@ def off_the_policy(s: Any) -> dict[str, str]:
     return moved
 
 
-def _counted_by_sampling(name: str) -> Rule:
-    return Rule(
-        lambda s: getattr(s, name) is not None and not s.use_dynamic_sampling,
-        f"`{name}={{{name}}}` is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. Set "
-        "`max_steps` or `num_train_epochs` in its place.",
-    )
+def _ruled_out(where: Callable[[SimpleNamespace], Any], said: str, name: str, *harmless: Any, **facts: Any) -> Rule:
+    """A setting that others rule out, unless it has one of these values."""
+    return Rule(lambda s: where(s) and getattr(s, name) not in harmless, f"`{name}={{{name}!r}}` {said}", **facts)
 
 
-def _idle_with_mask(name: str, *harmless: Any) -> Rule:
-    return Rule(
-        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask" and getattr(s, name) not in harmless,
-        f"`{name}={{{name}!r}}` has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. "
-        f"Leave it at {harmless[0]!r} or use `dynamic_sampling_mode='filter'`.",
-    )
-
-
-def _not_in_the_paper(name: str, *harmless: Any) -> Rule:
-    return Rule(
-        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "paper" and getattr(s, name) not in harmless,
-        f"`{name}={{{name}!r}}` contradicts `dynamic_sampling_mode='paper'`, which asks for whole groups of every "
-        "prompt and discards the surplus. Leave it out, or use `dynamic_sampling_mode='filter'`.",
-    )
+_counted_by_sampling = partial(
+    _ruled_out,
+    lambda s: not s.use_dynamic_sampling,
+    "is counted by dynamic sampling, which `use_dynamic_sampling=False` turns off. Set `max_steps` in its place.",
+)
+_idle_with_mask = partial(
+    _ruled_out,
+    lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "mask",
+    "has no effect with `dynamic_sampling_mode='mask'`, which samples every prompt once. Leave one of them out.",
+)
+_not_in_the_paper = partial(
+    _ruled_out,
+    lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "paper",
+    "contradicts `dynamic_sampling_mode='paper'`, which asks for whole groups of every prompt and discards the "
+    "surplus. Leave it out, or use `dynamic_sampling_mode='filter'`.",
+)
+_always_full = partial(
+    _ruled_out,
+    lambda s: s.use_dynamic_sampling and s.dynamic_sampling_max_batches,
+    "contradicts `dynamic_sampling_max_batches={dynamic_sampling_max_batches:g}`, which ends a rollout before its "
+    "batch is full. Leave one of them out.",
+)
+_no_rounds_ahead = partial(
+    _ruled_out,
+    lambda s: s.rollouts_ahead > 1,
+    "has no effect with `rollouts_ahead={rollouts_ahead}`, which asks for groups one by one, as many as the "
+    "acceptance rate says. Leave it out, or set `rollouts_ahead=1`.",
+)
+_idle_beside_a_filter = partial(
+    _ruled_out,
+    lambda s: s.has_group_filter,
+    "has no effect beside a `group_filter`, which alone decides which groups train. Leave one of them out.",
+    facts=("has_group_filter",),
+)
 
 
 def _needed_ahead(name: str, needed: Any) -> Rule:
@@ -123,14 +140,6 @@ def _needed_ahead(name: str, needed: Any) -> Rule:
         lambda s: s.rollouts_ahead and getattr(s, name) not in (needed, None),
         f"`rollouts_ahead={{rollouts_ahead}}` needs `{name}={needed!r}`, got {{{name}!r}}: what is sampled ahead "
         "is carried, and fills batches to come. Set it, or `rollouts_ahead=0`.",
-    )
-
-
-def _no_rounds_ahead(name: str) -> Rule:
-    return Rule(
-        lambda s: s.rollouts_ahead > 1 and getattr(s, name) is not None,
-        f"`{name}={{{name}}}` has no effect with `rollouts_ahead={{rollouts_ahead}}`, which asks for groups one by "
-        "one, as many as the acceptance rate says. Leave it out, or set `rollouts_ahead=1`.",
     )
 
 
@@ -157,15 +166,6 @@ def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> 
             "prompts. Lower it, or set `use_vllm=True` or `use_transformers_continuous_batching=True`."
         ),
         ("groups_per_rollout",),
-    )
-
-
-def _idle_beside_a_filter(name: str, default: Any) -> Rule:
-    return Rule(
-        lambda s: s.has_group_filter and getattr(s, name) not in (default, None),
-        f"`{name}={{{name}}}` has no effect beside a `group_filter`, which alone decides which groups train. Leave it "
-        f"at {default}, or leave out `group_filter`.",
-        ("has_group_filter",),
     )
 
 
@@ -215,25 +215,24 @@ RULES: tuple[Rule, ...] = (
         "for all but the length penalty.",
     ),
     # ---- How prompts are sampled ----
-    _counted_by_sampling("max_passes"),
-    _counted_by_sampling("max_tokens_generated"),
+    _counted_by_sampling("max_passes", None),
+    _counted_by_sampling("max_tokens_generated", None),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
     _idle_with_mask("dynamic_sampling_max_round_size", None),
     _idle_with_mask("dynamic_sampling_screen", None, "off"),
-    _idle_with_mask("dynamic_sampling_max_batches", None),
     _idle_with_mask("batch_multiplier", None),
     _not_in_the_paper("dynamic_sampling_surplus", None, "discard"),
     _not_in_the_paper("dynamic_sampling_memory", None, False),
     _not_in_the_paper("dynamic_sampling_screen", None, "off"),
-    Rule(
-        lambda s: (
-            s.use_dynamic_sampling
-            and s.min_replace_ratio != DEFAULT_REPLACE_RATIO
-            and s.dynamic_sampling_mode != "replace"
-        ),
-        "`min_replace_ratio={min_replace_ratio}` has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`."
-        " Set `dynamic_sampling_mode='replace'`.",
+    _always_full("dynamic_sampling_mode", "filter"),
+    _always_full("dynamic_sampling_on_exhausted", "top_up"),
+    _always_full("batch_multiplier", None),
+    _always_full("rollouts_ahead", 0),
+    _ruled_out(
+        lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode != "replace",
+        "has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`. Set `dynamic_sampling_mode='replace'`.",
+        *("min_replace_ratio", DEFAULT_REPLACE_RATIO),
     ),
     Rule(
         lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
@@ -281,7 +280,6 @@ RULES: tuple[Rule, ...] = (
     _needed_ahead("dynamic_sampling_mode", "filter"),
     _needed_ahead("dynamic_sampling_surplus", "carry"),
     _needed_ahead("loss_type", "dapo"),
-    _needed_ahead("dynamic_sampling_max_batches", None),
     Rule(
         lambda s: s.rollouts_ahead and off_the_policy(s),
         lambda s: (
@@ -290,8 +288,8 @@ RULES: tuple[Rule, ...] = (
             "`rollouts_ahead=0`."
         ),
     ),
-    _no_rounds_ahead("batch_multiplier"),
-    _no_rounds_ahead("dynamic_sampling_max_round_size"),
+    _no_rounds_ahead("batch_multiplier", None),
+    _no_rounds_ahead("dynamic_sampling_max_round_size", None),
     Rule(_why_no_kwarg),
     # ---- Overlong completions ----
     Rule(
@@ -333,10 +331,7 @@ RULES: tuple[Rule, ...] = (
         "loss is a mean over the tokens of all of them. Set another, such as `optim='adafactor'` or "
         "`optim='apollo_adamw'`.",
     ),
-    Rule(
-        lambda s: s.vllm_lora_sync is not None and not s.use_vllm,
-        "`vllm_lora_sync={vllm_lora_sync!r}` has no effect without vLLM. Set `use_vllm=True`.",
-    ),
+    _ruled_out(lambda s: not s.use_vllm, "has no effect without vLLM. Set `use_vllm=True`.", "vllm_lora_sync", None),
     Rule(
         lambda s: s.reward_scaling is not None and len(s.reward_scaling) != 4,
         "`reward_scaling` takes four numbers, source minimum, source maximum, target minimum and target maximum; got "
@@ -397,9 +392,9 @@ RULES: tuple[Rule, ...] = (
         ("has_group_filter",),
     ),
     Rule(_why_names_are_shared, facts=("has_group_filter", "reward_names")),
-    _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0),
-    _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0),
-    _idle_beside_a_filter("dynamic_sampling_memory", False),
+    _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0, None),
+    _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0, None),
+    _idle_beside_a_filter("dynamic_sampling_memory", False, None),
     _not_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
     _not_ahead("has_environments", "environments, which are reset when their round begins"),
     _not_ahead("has_tools", "tools, which are called between two requests"),

@@ -9,13 +9,18 @@ from typing import Any
 from .rules import why_refused
 
 
-CHEAPEST = {"dynamic_sampling_surplus": "carry", "dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
-PAPER = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_memory": False, "dynamic_sampling_screen": "off"}
-DOES = ("surplus trains later", "prompts likely to be dropped are skipped", "a few completions are sampled first")
+CHEAPEST = {"dynamic_sampling_max_batches": 1.0, "dynamic_sampling_surplus": "carry"}
+CHEAPEST |= {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
+PAPER = dict(zip(CHEAPEST, (0.0, "discard", False, "off"), strict=True))
+DOES: tuple[str, ...] = (
+    "a rollout samples at most {dynamic_sampling_max_batches:g} x its batch",
+    "surplus trains later",
+)
+DOES += ("prompts likely to be dropped are skipped", "a few completions are sampled first")
 
 
 class SamplingChoice:
-    """Settles those of three settings that were left alone; `whys` are reasons against one, `facts` the rules'."""
+    """Settles those of these settings that were left alone; `whys` are reasons against one, `facts` the rules'."""
 
     def __init__(self, settings: Any, whys: Mapping[str, str | None], **facts: Any) -> None:
         self._settings = settings
@@ -36,7 +41,8 @@ class SamplingChoice:
 
     def describe(self) -> str:
         """One line for the start of a run: how prompts are sampled, and what is off, why."""
-        does = [what for what, name in zip(DOES, PAPER, strict=True) if getattr(self._settings, name) != PAPER[name]]
+        settings, pairs = vars(self._settings), zip(DOES, PAPER, strict=True)
+        does = [what.format(**settings) for what, name in pairs if settings[name] != PAPER[name]]
         line = f"Dynamic sampling: {', '.join(does)}. `dynamic_sampling_mode='paper'` turns this off."
         if not does:
             line = "Dynamic sampling: surplus is discarded and every group is sampled whole, as in the paper."

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""axolotl's plugin, over what axolotl adds to TRL's trainer and makes of its arguments."""
+"""axolotl's plugin, over what axolotl adds to TRL's trainer and makes of its arguments; and Unsloth's trainer."""
 
 import importlib
 import inspect
@@ -14,7 +14,7 @@ import pytest
 import torch
 import trl
 import yaml
-from helpers import prompts
+from helpers import prompts, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_dapo import DAPOConfig, DAPOTrainer
@@ -171,3 +171,24 @@ def test_axolotls_own_arguments_are_refused_with_the_plugins_name(tiny_model, tm
     type(args).__module__ = "axolotl.core.trainers.grpo.args"
     with pytest.raises(TypeError, match=r"plugins: \[trl_dapo.integrations.axolotl.DAPOPlugin\]"):
         DAPOTrainer(tiny_model, length, args, train_dataset=prompts(8))
+
+
+# ---- Unsloth puts a trainer of its own in the place of TRL's ----
+
+
+class UnslothGRPOTrainer(trl.GRPOTrainer):
+    """In unsloth/models/rl_replacements.py `compute_loss` is another, and never asks for `_compute_loss`."""
+
+
+class ImportedAfterwards(DAPOTrainer, UnslothGRPOTrainer):
+    """What `DAPOTrainer` is where `unsloth` was imported first: its base is Unsloth's."""
+
+
+def test_unsloths_trainer_is_refused_as_a_base_and_where_it_is_imported_later(tiny_model, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="Unsloth has put `UnslothGRPOTrainer` in the place of TRL's") as error:
+        ImportedAfterwards(tiny_model, length, tiny_config(tmp_path), train_dataset=prompts(8))
+    assert "Train in a process that does not import `unsloth`" in str(error.value)
+    assert "qwen3_4b_qlora_1gpu" in str(error.value)
+    monkeypatch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)  # as `patch_trl_rl_trainers` does
+    with pytest.raises(ValueError, match="Unsloth has put `UnslothGRPOTrainer`"):
+        DAPOTrainer(tiny_model, length, tiny_config(tmp_path), train_dataset=prompts(8))
