@@ -71,6 +71,7 @@ def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsy
     assert screen == (None if "screen" in off else "auto")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling: ")]
     assert (line.count("Off: "), why in line) == (len(off), True)
+    assert ("Others are sampled in place of dropped groups with" in line) == ({"memory", "screen"} <= {*off})
 
 
 @pytest.mark.parametrize("name", CHEAPEST)

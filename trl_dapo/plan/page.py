@@ -231,7 +231,7 @@ def _row(name: str, value: str) -> str:
 def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
     """
     At most so many changes that spare time where the recipe fits, or make it fit, the best first: each in words, and
-    the plan with it. Time is compared for as many prompts; of one setting's values the best counts. Where no change
+    the plan with it. Time is compared for as many rows; of one setting's values the best counts. Where no change
     makes it fit, what does: several changes, more GPUs, a larger one, a smaller model, at most one of each.
     """
     best: dict[str, tuple[tuple, Plan]] = {}
@@ -301,6 +301,8 @@ def _changed(recipe: Recipe, **fields: Any) -> Recipe:
 def _words(before: Recipe, after: Recipe) -> str:
     """What differs, as a command line and a recipe say it."""
     changed = {name: value for name, value in vars(after.settings).items() if value != getattr(before.settings, name)}
+    if changed.keys() & {"batch_multiplier", "rollouts_ahead"}:  # by which it is settled where it is left alone
+        changed["dynamic_sampling_max_batches"] = after.settings.dynamic_sampling_max_batches
     words = [f"{name}: {_yaml(value)}" for name, value in changed.items()]
     words += [f"--gpus {after.cluster}"] if after.cluster != before.cluster else []
     words += [f"--accelerate_config {CONFIGS[after.sharding.kind]}"] if after.sharding != before.sharding else []
@@ -327,11 +329,11 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     if not settings.use_vllm and on_gpus:
         yield change("engine", **colocate)
     if settings.use_dynamic_sampling and settings.dynamic_sampling_mode == "filter":
-        sized: dict[str, Any] = {"batch_multiplier": None, "dynamic_sampling_max_batches": 1.0}
-        yield change("rounds", **sized)
-        yield change("rounds", **sized, dynamic_sampling_surplus="carry")
+        yield change("rounds", batch_multiplier=None)
+        yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
-            ahead = sized | {"dynamic_sampling_surplus": "carry", "dynamic_sampling_max_batches": 0.0}
+            ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
+            ahead["dynamic_sampling_max_batches"] = 0.0
             yield change("ahead", rollouts_ahead=1, **ahead)
             if settings.use_peft and not (settings.load_in_4bit or settings.load_in_8bit):
                 yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)

@@ -83,14 +83,14 @@ class Plan:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds of a rollout by part."""
-        syncs, num_rows = self.recipe.settings.use_vllm, self.sampling.num_trained
-        if self.shape.num_other or self.recipe.settings.loss_type != "dapo":  # TRL's micro-batches, with all rows
+        settings, num_rows = self.recipe.settings, self.sampling.num_trained
+        if self.shape.num_other or settings.loss_type != "dapo":  # TRL's micro-batches have all rows
             num_rows = self.batches.num_rows
         return {
             "sampling": self.sampling.seconds[0],
-            "logps": self.training.logps_seconds,
+            "logps": self.training.logps_seconds(num_rows),
             "update": self.training.update_seconds(num_rows),
-            "sync": self.training.sync_seconds(self.sampling.engine.num_gpus) if syncs else 0.0,
+            "sync": self.training.sync_seconds(self.sampling.engine.num_gpus) if settings.use_vllm else 0.0,
         }
 
     @property

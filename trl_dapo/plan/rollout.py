@@ -275,16 +275,21 @@ class Sampling:
         settings, target = self.recipe.settings, self.batches.num_rows // self.recipe.settings.num_generations
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
             return [(1.0, target)]
-        replaces = settings.dynamic_sampling_mode == "replace"
+        largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
+        filling, most = self._filling(target, largest), (settings.dynamic_sampling_max_batches or math.inf) * target
+        if sum(often * size for often, size in filling) <= most:
+            return filling
+        # It ends at the limit, or goes on to the first group, a batch at a time.
+        num, size = self._at_most(max(1.0, math.ceil(most / largest))), min(target, largest)
+        dropped, num_left = 1 - self.acceptance, self._at_most(math.inf) - num
+        further = dropped**most * (1 - dropped ** (num_left * size)) / (1 - dropped**size)
+        return [(num, min(most / num, largest)), (further, size)]
+
+    def _filling(self, target: int, largest: float) -> list[tuple[float, float]]:
+        """The same of a rollout without a limit."""
+        settings, replaces = self.recipe.settings, self.recipe.settings.dynamic_sampling_mode == "replace"
         needed = max(1, math.ceil(settings.min_replace_ratio * target)) if replaces else target
         carries = settings.dynamic_sampling_surplus == "carry"
-        largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
-        most = (settings.dynamic_sampling_max_batches or math.inf) * target
-        if needed > most * self.acceptance:  # it ends there, or goes on to the first group, a batch at a time
-            dropped, num, size = 1 - self.acceptance, max(most / largest, 1.0), min(target, largest)
-            further = dropped**most / (1 - dropped**target) * target / size
-            often = self._at_most(num)
-            return [(often, min(most, largest)), (self._at_most(num + further) - often, size)]
         if settings.batch_multiplier:
             return self._rounds_of(min(settings.batch_multiplier * target, largest), needed)
         if settings.rollouts_ahead > 1:  # groups one by one, as many as it takes
@@ -310,7 +315,7 @@ class Sampling:
     def num_trained(self) -> float:
         """Rows of a rollout that train, copies among them."""
         settings, num_rows = self.recipe.settings, self.batches.num_rows
-        found = max(self.num_groups * self.acceptance, 1.0) * settings.num_generations
+        found = self.num_groups * self.acceptance * settings.num_generations
         enough = 0.99 * num_rows * (settings.min_replace_ratio if settings.dynamic_sampling_mode == "replace" else 1)
         return found if settings.use_dynamic_sampling and found < enough else num_rows
 

@@ -133,14 +133,12 @@ class Training:
         """Micro-batches of a rollout that a pass over its rows takes."""
         return self.batches.num_microbatches * self.batches.num_steps / self.recipe.settings.num_iterations
 
-    @property
-    def logps_seconds(self) -> float:
-        """Of the passes without gradient over a rollout."""
-        each = self.pass_seconds(self.batches.num_rows, self.lengths, 1, self._num_passed)
-        return self.num_without_gradient * each
+    def logps_seconds(self, num_rows: float) -> float:
+        """Of the passes without gradient over a rollout of which so many rows train."""
+        return self.num_without_gradient * self.pass_seconds(num_rows, self.lengths, 1, self._num_passed)
 
     def update_seconds(self, num_rows: float) -> float:
-        """Of all updates on a rollout of which so many rows train."""
+        """Of all updates on these rows."""
         settings, kind, num_trained = self.recipe.settings, self.recipe.sharding.kind, self.weights.num_trained
         # Of gradients a GPU sends or receives each once where they are sharded, else twice; at every micro-batch with
         # ZeRO-2 and 3, else once an optimizer step.

@@ -76,10 +76,7 @@ class Run:
 
 
 def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
-    """
-    Reads runs from their output folders, one that is named twice once. A label is the folder's name, with the parent
-    folders that make it unique. Raises `FileNotFoundError` if a folder holds no log.
-    """
+    """Reads runs from their output folders. A label is a folder's name, with the parents that make it unique."""
     folders = list(dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs))
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):

@@ -260,7 +260,7 @@ def describe_passes(args: DAPOConfig, num_steps: int) -> str | None:
         return None
     return (
         f"`num_train_epochs={args.num_train_epochs:g}` is {num_steps:,} optimizer steps. Prompts sampled in place of "
-        "dropped groups make further passes over the dataset (`dynamic_sampling/passes`): `max_passes="
+        "dropped groups may make further passes over the dataset (`dynamic_sampling/passes`): `max_passes="
         f"{args.num_train_epochs:g}` ends the run by passes."
     )
 

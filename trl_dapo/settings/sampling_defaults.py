@@ -12,11 +12,8 @@ from .rules import why_refused
 CHEAPEST = {"dynamic_sampling_max_batches": 1.0, "dynamic_sampling_surplus": "carry"}
 CHEAPEST |= {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
 PAPER = dict(zip(CHEAPEST, (0.0, "discard", False, "off"), strict=True))
-DOES: tuple[str, ...] = (
-    "a rollout samples at most {dynamic_sampling_max_batches:g} x its batch",
-    "surplus trains later",
-)
-DOES += ("prompts likely to be dropped are skipped", "a few completions are sampled first")
+DOES = ["a rollout ends once it has sampled {dynamic_sampling_max_batches:g} x its batch and found a group"]
+DOES += ["surplus trains later", "prompts likely to be dropped are skipped", "a few completions are sampled first"]
 
 
 class SamplingChoice:
@@ -46,4 +43,6 @@ class SamplingChoice:
         line = f"Dynamic sampling: {', '.join(does)}. `dynamic_sampling_mode='paper'` turns this off."
         if not does:
             line = "Dynamic sampling: surplus is discarded and every group is sampled whole, as in the paper."
+        elif [settings[name] for name in CHEAPEST if not name.endswith("surplus")] == [1, False, "off"]:
+            line += " Others are sampled in place of dropped groups with `dynamic_sampling_max_batches=0`."
         return " ".join(filter(None, [line, self.known, *(f"Off: {why}." for why in self.reasons.values())]))
