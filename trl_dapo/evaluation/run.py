@@ -103,7 +103,7 @@ def evaluate(
             server the name under which it serves the model.
         dataset (`str`, `os.PathLike` or [`~datasets.Dataset`]):
             A file, also in the folder that `TRL_DAPO_DATA` names, or a hub id; or a dataset as
-            [`~trl_dapo.data.load_math_dataset`] returns it. `id` and `source` may be missing.
+            [`~trl_dapo.data.load_math_dataset`] returns it. Prompts may be text, `id` and `source` be missing.
         output_dir (`str` or `os.PathLike`):
             Folder of this evaluation.
         split (`str`, *optional*, defaults to `"train"`):
