@@ -42,7 +42,6 @@ PARTS = {
     "sync": "weight sync",
 }
 _count = partial(format_count, billion="B")
-# Of what would help.
 LEAST_EFFECT = 0.01
 MOST_STEPS = 16  # optimizer steps of a rollout, as in the paper: 512 / 32
 LORA = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
@@ -266,17 +265,15 @@ def _alternatives(planned: Plan) -> Iterator[Plan]:
     on_gpus = cluster.gpu.name != "CPU"
     shards = recipe.sharding if recipe.sharding.shards_weights else Sharding(_sharded(recipe.settings))
     many = [Cluster(cluster.gpu, n * cluster.num_train, n * cluster.num_serve) for n in MORE_GPUS if on_gpus]
-    larger = sorted((gpu.memory, n) for n, gpu in GPUS.items() if on_gpus and gpu.memory > cluster.gpu.memory)
+    sizes = sorted((gpu.memory, n) for n, gpu in GPUS.items() if on_gpus and gpu.memory > cluster.gpu.memory)
+    larger = [replace(cluster, gpu=GPUS[n]) for _, n in sizes]
     shapes = [(model.split("-")[0] == name.split("-")[0], shape_of(PUBLISHED[model]), model) for model in PUBLISHED]
     smaller = [found for found in shapes if found[1].num_parameters < planned.shape.num_parameters]
     smaller.sort(key=lambda found: (found[0], found[1].num_parameters), reverse=True)
     for kind in (
         (_together(planned, without) for without in (LATER, LATER[1:])),
         (_together(_replan(planned, replace(recipe, cluster=more, sharding=shards)), LATER) for more in many),
-        (
-            _together(_replan(planned, replace(recipe, cluster=replace(cluster, gpu=GPUS[n]))), LATER)
-            for _, n in larger
-        ),
+        (_together(_replan(planned, replace(recipe, cluster=other)), LATER) for other in larger),
         (_together(_replan(planned, _changed(recipe, model_name_or_path=n), shape), LATER) for _, shape, n in smaller),
     ):
         yield from islice(filter(None, kind), 1)
@@ -295,15 +292,13 @@ def _together(planned: Plan | None, without: tuple[str, ...]) -> Plan | None:
 
 
 def _changed(recipe: Recipe, **fields: Any) -> Recipe:
-    return replace(recipe, settings=SimpleNamespace(**{**vars(recipe.settings), **fields}))
+    return replace(recipe, stated=SimpleNamespace(**{**vars(recipe.stated), **fields}))
 
 
 def _words(before: Recipe, after: Recipe) -> str:
     """What differs, as a command line and a recipe say it."""
-    changed = {name: value for name, value in vars(after.settings).items() if value != getattr(before.settings, name)}
-    if changed.keys() & {"batch_multiplier", "rollouts_ahead"}:  # by which it is settled where it is left alone
-        changed["dynamic_sampling_max_batches"] = after.settings.dynamic_sampling_max_batches
-    words = [f"{name}: {_yaml(value)}" for name, value in changed.items()]
+    stated = vars(before.stated)
+    words = [f"{name}: {_yaml(value)}" for name, value in vars(after.stated).items() if value != stated[name]]
     words += [f"--gpus {after.cluster}"] if after.cluster != before.cluster else []
     words += [f"--accelerate_config {CONFIGS[after.sharding.kind]}"] if after.sharding != before.sharding else []
     return ", ".join(words)
@@ -320,10 +315,8 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     together, on_gpus = cluster.num_train + cluster.num_serve, cluster.gpu.name != "CPU"
     in_prompts = settings.prompts_per_rollout is not None or settings.prompts_per_step is not None
 
-    def change(
-        about: str, cluster: Cluster = cluster, sharding: Sharding = recipe.sharding, **fields: Any
-    ) -> tuple[str, Recipe]:
-        return about, replace(_changed(recipe, **fields), sharding=sharding, cluster=cluster)
+    def change(about: str, on: Cluster = cluster, by: Sharding = recipe.sharding, **fields: Any) -> tuple[str, Recipe]:
+        return about, replace(_changed(recipe, **fields), cluster=on, sharding=by)
 
     colocate: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     if not settings.use_vllm and on_gpus:
@@ -332,8 +325,8 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         yield change("rounds", batch_multiplier=None)
         yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
-            ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
-            ahead["dynamic_sampling_max_batches"] = 0.0
+            ahead: dict[str, Any] = {"batch_multiplier": None, "dynamic_sampling_max_batches": None}  # 0, that is
+            ahead["dynamic_sampling_surplus"] = recipe.stated.dynamic_sampling_surplus and "carry"
             yield change("ahead", rollouts_ahead=1, **ahead)
             if settings.use_peft and not (settings.load_in_4bit or settings.load_in_8bit):
                 yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)
@@ -350,8 +343,7 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         for share in (settings.vllm_gpu_memory_utilization + step for step in (0.1, 0.2, -0.1, -0.2)):
             if 0.1 <= share <= 0.9:
                 yield change("share", vllm_gpu_memory_utilization=round(share, 2))
-        for shards in (1, 2, 4, 8):
-            yield change("shards", vllm_tensor_parallel_size=shards)
+        yield from (change("shards", vllm_tensor_parallel_size=shards) for shards in (1, 2, 4, 8))
     if budget := settings.max_tokens_per_microbatch:
         yield change("micro-batch", max_tokens_per_microbatch=2 * budget)
         yield change("micro-batch", max_tokens_per_microbatch=budget // 2)
@@ -367,7 +359,7 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         syncs_each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         yield change("reduction", accelerator_config={**options, **syncs_each})
     if recipe.sharding.kind == "ddp":
-        yield from (change("sharding", sharding=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
+        yield from (change("sharding", by=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
     if on_gpus and recipe.sharding.kind != "fsdp2" and not settings.use_peft and "8bit" not in (settings.optim or ""):
         yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
     if not planned.fits:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -48,9 +48,7 @@ TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
 CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
-# Of `trl-dapo plan` itself.
-OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")
-# Of the GPUs.
+OPTIONS = ("config", "gpus", "lengths", "acceptance", "accelerate_config")  # of `trl-dapo plan` itself
 GPUS_PER_MACHINE = 8
 PCIE = 32e9  # bytes/s in one direction: PCIe 4.0 x16
 OWN = "Of another GPU write memory, name, bandwidth and bfloat16 operations: 2x48GB:A6000:0.77TB/s:155TFLOPs."
@@ -174,11 +172,17 @@ class Recipe:
     """What a plan knows of a run."""
 
     name: str
-    settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
+    stated: SimpleNamespace  # every field of a recipe; what it leaves out has its default
     sharding: Sharding
     cluster: Cluster
     prompt: float  # tokens, in the mean
     longest_prompt: float
+
+    @cached_property
+    def settings(self) -> SimpleNamespace:
+        """What a run makes of them."""
+        SamplingChoice(settings := SimpleNamespace(**vars(self.stated)), {})
+        return settings
 
     @property
     def asks_a_server(self) -> bool:
@@ -259,7 +263,6 @@ def read(
             raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
-    SamplingChoice(settings, {})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
     if cluster is None:

@@ -246,8 +246,7 @@ class Sampling:
             if cluster.num_train % shards:
                 raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {cluster.num_train} GPUs.")
         if self.shape.num_heads % shards:
-            heads = f"{self.shape.num_heads} attention heads"
-            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide the model's {heads}.")
+            raise ValueError(f"`vllm_tensor_parallel_size={shards}` does not divide {self.shape.num_heads} heads.")
         cache = vllm_cache_tokens(self.shape, cluster.gpu.memory, self._utilization, shards)
         return Engine(cluster.gpu, shards, num_engines, cache, sequences)
 
@@ -333,5 +332,4 @@ class Sampling:
         """The same of a rollout, in the mean."""
         num = self.recipe.settings.num_generations
         found = [(often, self.seconds_of(groups * num, num)) for often, groups in self.rounds]
-        seconds, tail = (sum(often * each[part] for often, each in found) for part in (0, 1))
-        return seconds, tail
+        return sum(often * each[0] for often, each in found), sum(often * each[1] for often, each in found)

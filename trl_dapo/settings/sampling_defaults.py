@@ -9,11 +9,18 @@ from typing import Any
 from .rules import why_refused
 
 
-CHEAPEST = {"dynamic_sampling_max_batches": 1.0, "dynamic_sampling_surplus": "carry"}
-CHEAPEST |= {"dynamic_sampling_memory": True, "dynamic_sampling_screen": "auto"}
-PAPER = dict(zip(CHEAPEST, (0.0, "discard", False, "off"), strict=True))
-DOES = ["a rollout ends once it has sampled {dynamic_sampling_max_batches:g} x its batch and found a group"]
-DOES += ["surplus trains later", "prompts likely to be dropped are skipped", "a few completions are sampled first"]
+# What costs least, what the paper does, and what the first is in words.
+WAYS: dict[str, tuple[Any, Any, Any]] = {
+    "dynamic_sampling_max_batches": (
+        1.0,
+        0.0,
+        "a rollout ends once it has sampled {:g} x its batch and found a group",
+    ),
+    "dynamic_sampling_surplus": ("carry", "discard", "surplus trains later"),
+    "dynamic_sampling_memory": (True, False, "prompts likely to be dropped are skipped"),
+    "dynamic_sampling_screen": ("auto", "off", "a few completions are sampled first"),
+}
+CHEAPEST, PAPER, IN_WORDS = ({name: way[column] for name, way in WAYS.items()} for column in range(3))
 
 
 class SamplingChoice:
@@ -38,11 +45,11 @@ class SamplingChoice:
 
     def describe(self) -> str:
         """One line for the start of a run: how prompts are sampled, and what is off, why."""
-        settings, pairs = vars(self._settings), zip(DOES, PAPER, strict=True)
-        does = [what.format(**settings) for what, name in pairs if settings[name] != PAPER[name]]
+        values = {name: getattr(self._settings, name) for name in WAYS}
+        does = [words.format(values[name]) for name, words in IN_WORDS.items() if values[name] != PAPER[name]]
         line = f"Dynamic sampling: {', '.join(does)}. `dynamic_sampling_mode='paper'` turns this off."
         if not does:
             line = "Dynamic sampling: surplus is discarded and every group is sampled whole, as in the paper."
-        elif [settings[name] for name in CHEAPEST if not name.endswith("surplus")] == [1, False, "off"]:
+        elif values | {"dynamic_sampling_surplus": "discard"} == PAPER | {"dynamic_sampling_max_batches": 1}:
             line += " Others are sampled in place of dropped groups with `dynamic_sampling_max_batches=0`."
         return " ".join(filter(None, [line, self.known, *(f"Off: {why}." for why in self.reasons.values())]))
