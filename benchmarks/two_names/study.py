@@ -96,7 +96,7 @@ TASKS = {
 }
 
 ONE, FOUR, FILLED, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "filled", "as the paper", "filled, smaller"
-ONE_ROUND, AS_IS = "one round", "as it is"
+ONE_ROUND, AS_IS, AGAIN = "one round", "as it is", "full batch again"
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
     FOUR: Arm(GRPO, {}),
@@ -105,6 +105,7 @@ ARMS = {
     SMALLER: Arm(DAPO, {"dynamic_sampling_max_batches": 0.0}),  # with the task's `fewer_prompts`
     ONE_ROUND: Arm(DAPO, {"dynamic_sampling_max_rounds": 1}),  # no step costs more than GRPO's
     AS_IS: Arm(DAPO, {}),  # nor here, where screens are not ruled out
+    AGAIN: Arm(DAPO, {"dynamic_sampling_mode": "paper", "batch_multiplier": 1.0}),  # as others resample
 }
 POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
 
@@ -114,13 +115,12 @@ PREDICTIONS = tuple(
     Prediction(task, mine, other, quantity, direction, "this package's own")
     for task in TASKS
     for mine, other, quantity, direction in (
-        (FILLED, FOUR, TOKENS[task], -1),
-        (FILLED, ONE, TOKENS[task], -1),
-        (FILLED, AS_PAPER, TOKENS[task], -1),
+        *((FILLED, other, TOKENS[task], -1) for other in (FOUR, ONE, AS_PAPER)),
         (SMALLER, FILLED, TOKENS[task], -1),
         (FILLED, FOUR, AT_EQUAL, 1),
         *((arm, other, TOKENS[task], -1) for arm in (ONE_ROUND, AS_IS) for other in (FOUR, ONE)),
         (AS_IS, FOUR, AT_EQUAL, 1),
+        (AS_IS, AGAIN, TOKENS[task], -1),
     )
 )
 
