@@ -75,8 +75,9 @@ def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *
         screen = screen or "a group of two has no first few"
     if waits:
         screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
-    whys = {"dynamic_sampling_memory": task.why_refused("`dynamic_sampling_memory=True`")}
-    choice = SamplingChoice(args, whys | {"dynamic_sampling_screen": screen}, **facts)
+    memory = task.why_refused("`dynamic_sampling_memory=True`")
+    whys = {"dynamic_sampling_memory": memory, "dynamic_sampling_screen": screen}
+    choice = SamplingChoice(args, whys, **facts)
     check_rules(args)
     check_rules(args, **facts)
     return choice

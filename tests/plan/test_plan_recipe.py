@@ -5,6 +5,7 @@
 import dataclasses
 
 import pytest
+from helpers import tiny_config
 from plan_helpers import ROOT, TINY_RUN
 from trl import ModelConfig
 
@@ -13,13 +14,10 @@ from trl_dapo.cli.train import LaunchArguments, make_parser
 from trl_dapo.plan.recipe import declared_fields, read, read_sharding
 
 
-@pytest.mark.parametrize(
-    ("file", "kind"),
-    [("single_gpu", "none"), ("multi_gpu", "ddp"), ("fsdp2", "fsdp2"), ("zero2", "zero2"), ("zero3", "zero3")],
-)
-def test_sharding_is_read_from_accelerates_file(file, kind):
-    found = read_sharding(ROOT / "recipes" / "accelerate" / f"{file}.yaml", num_processes=1 if kind == "none" else 8)
-    assert (found.kind, found.offloads_optimizer, found.offloads_weights) == (kind, False, False)
+def test_sharding_is_read_from_accelerates_file():
+    for file, kind in {"single_gpu": "none", "multi_gpu": "ddp", "fsdp2": "fsdp2", "zero2": "zero2"}.items():
+        found = read_sharding(ROOT / "recipes" / "accelerate" / f"{file}.yaml", 1 if kind == "none" else 8)
+        assert (found.kind, found.offloads_optimizer, found.offloads_weights) == (kind, False, False)
 
 
 def test_what_a_plan_does_not_know_of_accelerate_is_refused(tmp_path):
@@ -41,8 +39,7 @@ def test_fields_and_defaults_are_those_of_the_configs():
     declared = declared_fields()
     assert {field.name for field in configs if field.init} == declared.keys()
     for field in configs:
-        # What is no literal reads as `None`.
-        assert declared[field.name] == field.default or declared[field.name] is None, field.name
+        assert declared[field.name] in (field.default, None), field.name  # `None` is for what is no literal
 
 
 def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configuration_is(write):
@@ -52,3 +49,9 @@ def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configur
     assert read(write("8 GPUs of 80 GB", {**fields, "config_file": "zero3"})).sharding.kind == "zero3"
     with pytest.raises(ValueError, match="`use_fsdp`"):
         read(write("8 GPUs of 80 GB", {**fields, "use_fsdp": True}))
+
+
+def test_off_in_a_recipe_is_no_false(write, tmp_path):
+    off = {"dynamic_sampling_screen": False, "dynamic_sampling_memory": False}  # as YAML reads them
+    for settings in (tiny_config(tmp_path, **off), read(write("any CPU", {**TINY_RUN, **off})).settings):
+        assert (settings.dynamic_sampling_screen, settings.dynamic_sampling_memory) == ("off", False)

@@ -27,12 +27,8 @@ def test_what_would_help_is_planned_anew_and_does_help(write):
     planned = plan(path)
     found = suggest(planned)
     assert len(found) == 3
-    gains = [other.seconds_a_row for _, other in found]
-    assert gains == sorted(gains)
-    assert max(gains) < planned.seconds_a_row
-    for words, other in found:
-        again = replanned(words, path)
-        assert (again.seconds_with_evaluation, again.fits) == (pytest.approx(other.seconds_with_evaluation), True)
+    times = [other.seconds_a_row for _, other in found] + [planned.seconds_a_row]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +41,9 @@ def test_what_would_help_is_planned_anew_and_does_help(write):
         ("8 GPUs of 80 GB", {**ONE_GPU, "loss_type": "grpo", "max_tokens_per_microbatch": None}),
         ("4 GPUs of 80 GB train, 4 serve", {**ONE_GPU, "vllm_mode": "server", "vllm_request_timeout": 60}),
         ("one GPU of 80 GB trains, one serves", {**ONE_GPU, "vllm_mode": "server", "use_dynamic_sampling": False}),
+        ("64 GPUs of 80 GB train with ZeRO-3, 8 more serve vLLM", NINE_MACHINES),
+        ("2 GPUs of 80 GB train, 2 serve", {**ONE_GPU, "vllm_mode": "server", "use_peft": True, "load_in_4bit": True}),
+        ("2 GPUs of 80 GB train, 2 serve", {**ONE_GPU, "vllm_mode": "server", "tools": ["json.loads"]}),
     ],
     ids=lambda value: getattr(value, "stem", value) if not isinstance(value, dict) else "",
 )
@@ -54,8 +53,10 @@ def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, f
     assert found or path.endswith("smollm2_135m_cpu.yaml")  # a run of minutes
     assert all(replanned(words, path).seconds_a_row == pytest.approx(other.seconds_a_row) for words, other in found)
     for words, other in found:
+        after = other.recipe.settings
+        assert not (after.rollouts_ahead and (after.load_in_4bit or after.tools)), words  # a run refuses it
         changed = re.findall(r"(\w+): ", re.sub(r"\{.*\}", "", words))
-        given = {**recipe, **{name: getattr(other.recipe.stated, name) for name in changed}}
+        given = {**recipe, **{name: getattr(after, name) for name in changed}}
         copy = Path(write("any CPU", given))
         launched_on(other.recipe.cluster.num_train)
         _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])

@@ -79,7 +79,3 @@ def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, name):
     stated = {name: CHEAPEST[name], "dynamic_sampling_mode": "paper"}
     with pytest.raises(ValueError, match=r"contradicts `dynamic_sampling_mode='paper'`|e='paper'` contradicts"):
         tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated)
-
-
-def test_off_in_a_recipe_is_no_false(tmp_path):
-    assert tiny_config(tmp_path, dynamic_sampling_screen=False).dynamic_sampling_screen == "off"

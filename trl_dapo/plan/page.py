@@ -42,6 +42,7 @@ PARTS = {
     "sync": "weight sync",
 }
 _count = partial(format_count, billion="B")
+# Of what would help.
 LEAST_EFFECT = 0.01
 MOST_STEPS = 16  # optimizer steps of a rollout, as in the paper: 512 / 32
 LORA = {"use_peft": True, "lora_r": 32, "lora_target_modules": "all-linear", "learning_rate": 1e-5}
@@ -249,8 +250,10 @@ def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
 
 def _replan(planned: Plan, recipe: Recipe, shape: ModelShape | None = None) -> Plan | None:
     """The plan of another recipe; `None` where it is refused, or its sizes do not divide."""
-    other = replace(planned, recipe=recipe, shape=shape or planned.shape)
-    if why_refused(recipe.settings) or why_refused(recipe.settings, has_images=bool(other.shape.num_other)):
+    other, settings = replace(planned, recipe=recipe, shape=shape or planned.shape), recipe.settings
+    facts = {"has_images": other.shape.num_other > 0, "has_tools": bool(settings.tools)}
+    facts["is_quantized"] = settings.load_in_4bit or settings.load_in_8bit
+    if why_refused(settings) or why_refused(settings, **facts):
         return None
     try:
         _ = other.seconds_a_row if other.fits else None
@@ -292,13 +295,15 @@ def _together(planned: Plan | None, without: tuple[str, ...]) -> Plan | None:
 
 
 def _changed(recipe: Recipe, **fields: Any) -> Recipe:
-    return replace(recipe, stated=SimpleNamespace(**{**vars(recipe.stated), **fields}))
+    return replace(recipe, settings=SimpleNamespace(**{**vars(recipe.settings), **fields}))
 
 
 def _words(before: Recipe, after: Recipe) -> str:
     """What differs, as a command line and a recipe say it."""
-    stated = vars(before.stated)
-    words = [f"{name}: {_yaml(value)}" for name, value in vars(after.stated).items() if value != stated[name]]
+    changed = {name: value for name, value in vars(after.settings).items() if value != getattr(before.settings, name)}
+    if changed.keys() & {"batch_multiplier", "rollouts_ahead"}:  # by which it is settled where it is left alone
+        changed["dynamic_sampling_max_batches"] = after.settings.dynamic_sampling_max_batches
+    words = [f"{name}: {_yaml(value)}" for name, value in changed.items()]
     words += [f"--gpus {after.cluster}"] if after.cluster != before.cluster else []
     words += [f"--accelerate_config {CONFIGS[after.sharding.kind]}"] if after.sharding != before.sharding else []
     return ", ".join(words)
@@ -315,8 +320,10 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
     together, on_gpus = cluster.num_train + cluster.num_serve, cluster.gpu.name != "CPU"
     in_prompts = settings.prompts_per_rollout is not None or settings.prompts_per_step is not None
 
-    def change(about: str, on: Cluster = cluster, by: Sharding = recipe.sharding, **fields: Any) -> tuple[str, Recipe]:
-        return about, replace(_changed(recipe, **fields), cluster=on, sharding=by)
+    def change(
+        about: str, cluster: Cluster = cluster, sharding: Sharding = recipe.sharding, **fields: Any
+    ) -> tuple[str, Recipe]:
+        return about, replace(_changed(recipe, **fields), sharding=sharding, cluster=cluster)
 
     colocate: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     if not settings.use_vllm and on_gpus:
@@ -325,10 +332,10 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         yield change("rounds", batch_multiplier=None)
         yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
-            ahead: dict[str, Any] = {"batch_multiplier": None, "dynamic_sampling_max_batches": None}  # 0, that is
-            ahead["dynamic_sampling_surplus"] = recipe.stated.dynamic_sampling_surplus and "carry"
+            ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
+            ahead["dynamic_sampling_max_batches"] = 0.0
             yield change("ahead", rollouts_ahead=1, **ahead)
-            if settings.use_peft and not (settings.load_in_4bit or settings.load_in_8bit):
+            if settings.use_peft:
                 yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)
     if recipe.asks_a_server:
         colocate |= {"rollouts_ahead": 0, "vllm_gpu_memory_utilization": 0.7, "vllm_request_timeout": None}
@@ -359,7 +366,7 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         syncs_each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         yield change("reduction", accelerator_config={**options, **syncs_each})
     if recipe.sharding.kind == "ddp":
-        yield from (change("sharding", by=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
+        yield from (change("sharding", sharding=Sharding(kind)) for kind in sorted({_sharded(settings), "zero2"}))
     if on_gpus and recipe.sharding.kind != "fsdp2" and not settings.use_peft and "8bit" not in (settings.optim or ""):
         yield change("optimizer", optim="adamw_8bit")  # bitsandbytes' know no sharded tensors
     if not planned.fits:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -172,17 +172,11 @@ class Recipe:
     """What a plan knows of a run."""
 
     name: str
-    stated: SimpleNamespace  # every field of a recipe; what it leaves out has its default
+    settings: SimpleNamespace  # every field of a recipe; what it leaves out has its default
     sharding: Sharding
     cluster: Cluster
     prompt: float  # tokens, in the mean
     longest_prompt: float
-
-    @cached_property
-    def settings(self) -> SimpleNamespace:
-        """What a run makes of them."""
-        SamplingChoice(settings := SimpleNamespace(**vars(self.stated)), {})
-        return settings
 
     @property
     def asks_a_server(self) -> bool:
@@ -219,17 +213,16 @@ def _read_as(annotation: str, name: str, value: Any) -> Any:
     if type(value).__name__.removesuffix("Type") in types:
         return value
     kind = next((kind for kind in KINDS if kind in types), "dict")
-    try:
+    with suppress(KeyError, TypeError, ValueError):
         if kind in ("float", "int"):
             return value if isinstance(value, (int, float)) else {"float": float, "int": int}[kind](value)
         if kind == "bool":
             return TRUTH[str(value).lower()]
-    except (KeyError, TypeError, ValueError):
-        pass
     if kind == "list" and not isinstance(value, (dict, NoneType)):
         return [value]
     if kind == "str" and not isinstance(value, (list, dict, NoneType)):
-        return "no" if value is False and "Strategy" in annotation else value if value is True else str(value)
+        off = "no" if "Strategy" in annotation else "off" if name == "dynamic_sampling_screen" else False
+        return off if value is False else value if value is True else str(value)
     raise ValueError(f"`{name}` must be {KINDS[kind]}, got {value!r}.")
 
 
@@ -263,6 +256,7 @@ def read(
             raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
+    SamplingChoice(settings, {})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
     if cluster is None:
@@ -313,10 +307,9 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    try:
+    with suppress(yaml.YAMLError):
         return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text  # such as a path that begins with a bracket
+    return text  # such as a path that begins with a bracket
 
 
 def _find_sharding(header: dict[str, str], accelerate_config: str | None, cluster: Cluster) -> Sharding:
