@@ -15,7 +15,8 @@ from trl_dapo.plan.recipe import declared_fields, read, read_sharding
 
 
 def test_sharding_is_read_from_accelerates_file():
-    for file, kind in {"single_gpu": "none", "multi_gpu": "ddp", "fsdp2": "fsdp2", "zero2": "zero2"}.items():
+    same = ((kind, kind) for kind in ("fsdp2", "zero2", "zero3"))
+    for file, kind in (("single_gpu", "none"), ("multi_gpu", "ddp"), *same):
         found = read_sharding(ROOT / "recipes" / "accelerate" / f"{file}.yaml", 1 if kind == "none" else 8)
         assert (found.kind, found.offloads_optimizer, found.offloads_weights) == (kind, False, False)
 

@@ -9,13 +9,10 @@ from typing import Any
 from .rules import why_refused
 
 
+LIMITED = "a rollout ends once it has sampled {:g} x its batch and found a group"
 # What costs least, what the paper does, and what the first is in words.
 WAYS: dict[str, tuple[Any, Any, Any]] = {
-    "dynamic_sampling_max_batches": (
-        1.0,
-        0.0,
-        "a rollout ends once it has sampled {:g} x its batch and found a group",
-    ),
+    "dynamic_sampling_max_batches": (1.0, 0.0, LIMITED),
     "dynamic_sampling_surplus": ("carry", "discard", "surplus trains later"),
     "dynamic_sampling_memory": (True, False, "prompts likely to be dropped are skipped"),
     "dynamic_sampling_screen": ("auto", "off", "a few completions are sampled first"),
