@@ -65,7 +65,7 @@ def compare_sizes(seed, target=32, num_rollouts=93):
             how = MODES["carry and memory"] | {"num_generations": size}
             found[size].append(price_of([step for step, _ in play(rate_N, "auto", target, num_rollouts, draw, **how)]))
         rows.append([name, *(f"{np.mean(prices):.2f} ({max(prices):.2f})" for prices in found.values())])
-        dearest = max(dearest, np.mean(found[NUM_GENERATIONS]))
+        dearest = max(dearest, np.mean(found[NUM_GENERATIONS]).item())
     title = f"carry, memory, auto: generated / trained by completions a group, mean and most of {NUM_JUDGED} draws"
     print_table(title, ("pass rates", *map(str, found)), rows, left=3)
     return dearest

@@ -11,6 +11,7 @@ from .settings.batch_sizes import describe_batches, describe_torn_group, size_ba
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
 from .settings.rules import check_rules
+from .settings.sampling_defaults import WAYS, as_given
 from .settings.warnings import leave_out_renaming_warnings
 
 
@@ -56,8 +57,7 @@ class DAPOConfig(GRPOConfig):
         beta (`float`, *optional*, defaults to `0.0`):
             Weight of the KL term. DAPO has none.
         loss_type (`str`, *optional*, defaults to `"dapo"`):
-            `"dapo"`: every token of an optimizer step weighs the same. Any other value of TRL's is left to
-            [`~trl.GRPOTrainer`].
+            `"dapo"`: every token of an optimizer step weighs the same. Other values are TRL's.
         delta (`float`, *optional*):
             TRL's bound on the unclipped ratio, the dual clip. Where the advantage is negative, a token's loss does not
             grow once its ratio passes this. Use at least `1 + epsilon_high`. verl, SkyRL and NeMo RL call it
@@ -159,8 +159,8 @@ class DAPOConfig(GRPOConfig):
             log-probabilities of the policy that sampled them. Needs `vllm_mode="server"` and
             `dynamic_sampling_surplus="carry"`. `0` takes turns.
         vllm_request_timeout (`float`, *optional*):
-            Seconds that a request to the server may take. Defaults to nine tenths of `ddp_timeout`, which is how long
-            the other processes wait. (`vllm_server_timeout` bounds the wait for the server's start.)
+            Seconds that a request to the server may take. Defaults to nine tenths of `ddp_timeout`, for which the
+            other processes wait. (`vllm_server_timeout` bounds its start.)
 
         > Overlong completions
 
@@ -196,8 +196,8 @@ class DAPOConfig(GRPOConfig):
             once. With `dynamic_sampling_screen` it is called some twelve times, on three examples, to see whether it
             compares completions. `True` leaves this out, for functions that are costly or have side effects.
         logging_style (`str`, *optional*, defaults to `"table"`):
-            What is printed at each logging step. `"table"`: one line of the most telling metrics. `"full"`: every
-            metric. `log_history.jsonl` and the trackers get every metric either way.
+            What is printed at each logging step: `"table"` is a line of the most telling metrics, `"full"` all of
+            them. `log_history.jsonl` and the trackers get all either way.
 
         > Logging
 
@@ -263,10 +263,8 @@ class DAPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.dynamic_sampling_screen is not None:  # a recipe's is a number, and its `off` is false
-            self.dynamic_sampling_screen = str(self.dynamic_sampling_screen or "off")
-        if str(self.dynamic_sampling_memory).lower() in ("true", "false"):  # of a command line
-            self.dynamic_sampling_memory = str(self.dynamic_sampling_memory).lower() == "true"  # type: ignore[assignment]
+        for name in WAYS:
+            setattr(self, name, as_given(name, getattr(self, name)))
         check_rules(self)
         if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
             self.epsilon_high = None  # TRL takes `epsilon`

@@ -123,8 +123,7 @@ def test_the_rule_book_knows_the_losses_of_the_objective():
 @pytest.mark.parametrize("name", ["overlong_filtering", "mask_truncated_completions"])
 def test_overlong_filtering_and_trls_name_for_it_are_one_setting_in_a_config_made_anew_too(tmp_path, name):
     assert tiny_config(tmp_path, **{name: True}).mask_truncated_completions is True
-    off = tiny_config(tmp_path, overlong_filtering=False)
-    assert off.mask_truncated_completions is False
+    assert tiny_config(tmp_path, overlong_filtering=False).mask_truncated_completions is False
     on = dataclasses.replace(tiny_config(tmp_path), **{name: True})
     assert on.mask_truncated_completions is True
     assert dataclasses.replace(on, mask_truncated_completions=False).mask_truncated_completions is False

@@ -22,7 +22,7 @@ from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, check_choice, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules
-from ..settings.sampling_defaults import SamplingChoice
+from ..settings.sampling_defaults import SamplingChoice, as_given
 
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
@@ -111,8 +111,7 @@ def parse_gpus(text: str) -> Cluster:
     """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
     if match is None or match[1] == "0":
-        said = "cannot be read. Write 8xH100-80GB, or 64+8xH100-80GB: 64 train, 8 serve."
-        raise ValueError(f"`--gpus {text}` {said} {OWN}")
+        raise ValueError(f"`--gpus {text}` is neither like 8xH100-80GB nor 64+8xH100-80GB, of which 8 serve. {OWN}")
     num_train, num_serve, name = match.groups()
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
     models = [key.split("-")[0] for key in known]
@@ -205,10 +204,11 @@ def declared_fields() -> dict:
 
 def read_values(given: dict[str, Any]) -> dict[str, Any]:
     """What a recipe gives its fields, as their types have it: to YAML `1e-6` is text, and `no` is false."""
-    return {name: _read_as(ast.unparse(_declarations()[name].annotation), name, given[name]) for name in given}
+    return {name: as_given(name, _read_as(name, value)) for name, value in given.items()}
 
 
-def _read_as(annotation: str, name: str, value: Any) -> Any:
+def _read_as(name: str, value: Any) -> Any:
+    annotation = ast.unparse(_declarations()[name].annotation)
     types = set(re.findall(r"\w+", re.sub(r"\[.*?\]", "", annotation)))  # without those of a list's elements
     if type(value).__name__.removesuffix("Type") in types:
         return value
@@ -221,8 +221,8 @@ def _read_as(annotation: str, name: str, value: Any) -> Any:
     if kind == "list" and not isinstance(value, (dict, NoneType)):
         return [value]
     if kind == "str" and not isinstance(value, (list, dict, NoneType)):
-        off = "no" if "Strategy" in annotation else "off" if name == "dynamic_sampling_screen" else False
-        return off if value is False else value if value is True else str(value)
+        value = "no" if value is False and "Strategy" in annotation else value
+        return value if isinstance(value, bool) else str(value)
     raise ValueError(f"`{name}` must be {KINDS[kind]}, got {value!r}.")
 
 

@@ -9,15 +9,20 @@ from typing import Any
 from .rules import why_refused
 
 
-LIMITED = "a rollout ends once it has sampled {:g} x its batch and found a group"
 # What costs least, what the paper does, and what the first is in words.
 WAYS: dict[str, tuple[Any, Any, Any]] = {
-    "dynamic_sampling_max_batches": (1.0, 0.0, LIMITED),
+    "dynamic_sampling_max_batches": (1.0, 0.0, "a rollout ends once it sampled {:g} x its batch and found a group"),
     "dynamic_sampling_surplus": ("carry", "discard", "surplus trains later"),
     "dynamic_sampling_memory": (True, False, "prompts likely to be dropped are skipped"),
     "dynamic_sampling_screen": ("auto", "off", "a few completions are sampled first"),
 }
 CHEAPEST, PAPER, IN_WORDS = ({name: way[column] for name, way in WAYS.items()} for column in range(3))
+
+
+def as_given(name: str, value: Any) -> Any:
+    """The value of one as it was meant: to YAML `off` is false and `4` no text, a command line's `true` is a text."""
+    value = {"true": True, "false": False}.get(str(value).lower(), value)
+    return str(value or "off") if name == "dynamic_sampling_screen" and value is not None else value
 
 
 class SamplingChoice:
