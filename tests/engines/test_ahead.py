@@ -329,14 +329,14 @@ def fail_at(step_to_fail, error):
     ids=["Ctrl-C", "exception", "goes out after its session was closed"],
 )
 def test_an_exception_and_ctrl_c_end_the_request_under_way(make, error, attempt):
-    trainer = make()
+    trainer, before = make(), {*threading.enumerate()}  # another test's may wait on
     calls = answer_when_interrupted(trainer, attempt)
     trainer.add_callback(fail_at(1, error))
     with pytest.raises(type(error)):
         trainer.train()  # the answer would have been held back for ever
     assert calls[:attempt] == [True] * attempt
     assert trainer.client.in_flight == 0
-    assert "vllm-request" not in [thread.name for thread in threading.enumerate()]
+    assert "vllm-request" not in [thread.name for thread in {*threading.enumerate()} - before]
 
 
 def test_the_prompts_of_a_round_that_was_cancelled_are_asked_for_again(make):
