@@ -167,8 +167,8 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
     assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
     assert rounds(batch_multiplier=3, dynamic_sampling_surplus="carry") == [(pytest.approx(4 / 3), 192)]
-    assert rounds(use_dynamic_sampling=False) == [(1, 64)]
-    assert rounds(dynamic_sampling_mode="mask") == [(1, 64)]
+    assert rounds(use_dynamic_sampling=False) == rounds(dynamic_sampling_mode="mask") == [(1, 64)]
+    assert rounds(dynamic_sampling_mode="replace") == rounds()[:1]  # it asks for all, and needs a third
     assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_batches=5) == [(4, 64)]
     assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5) == [(3, 160 / 3)]
     assert rounds(dynamic_sampling_max_batches=2.5) == [(1, 160)]

@@ -296,10 +296,10 @@ class Sampling:
         rate = AcceptanceRate()
         for _ in range(20):  # as sure of the rate as a run is after some rollouts
             rate.update(round(1000 * self.acceptance), 1000)
-        first = rate.round_size(needed, target, carries=carries, is_rare=bool(settings.rollouts_ahead))
+        first = rate.round_size(target, target, carries=carries, is_rare=bool(settings.rollouts_ahead))
         if first > largest or self.acceptance < MIN_RATE:  # where the sizes of rounds end
             return self._rounds_of(min(first, largest), needed)
-        return expected_rounds(first, needed, self.acceptance, carries)
+        return expected_rounds(first, needed, self.acceptance, carries and not replaces)
 
     def _rounds_of(self, size: float, needed: int) -> list[tuple[float, float]]:
         num = max(1.0, needed / self.acceptance / size)
