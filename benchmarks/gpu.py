@@ -106,9 +106,7 @@ def main(repeats=3, rows_per_microbatch=4):
         model = make_model(SHAPES[-1], **tokens)
     results = measure(model, lengths, rows_per_microbatch, repeats)
     title = f"{torch.cuda.get_device_name()}, {NUM_ROWS} completions, micro-batches of {rows_per_microbatch}"
-    rows = [
-        [name, f"{cost['seconds']:.2f}", f"{cost['peak_memory'] / 2**30:.1f} GiB"] for name, cost in results.items()
-    ]
+    rows = [[name, f"{of['seconds']:.2f}", f"{of['peak_memory'] / 2**30:.1f} GiB"] for name, of in results.items()]
     print_table(title, ("trainer", "seconds a step", "peak memory"), rows)
     seconds, memory = (
         results["DAPOTrainer"][what] / results["GRPOTrainer"][what] for what in ("seconds", "peak_memory")

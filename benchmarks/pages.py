@@ -24,6 +24,7 @@ ROOT = HERE.parent
 PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 LADDER = ROOT / "recipes" / "ablation" / "ladder.csv"
 TASKS = ("quickstart", "one in ten")
+RATED = (*TASKS, "Countdown")
 TITLES = {"one in ten": "one prompt in ten can be learnt"}
 KEY = "part", "arm", "seed"  # of the larger task's runs and the real model's
 METHODS = {
@@ -133,6 +134,15 @@ def results_table():
     return markdown(["generated tokens to more points right", *columns], rows)
 
 
+def rates_table():
+    """Tokens to the target at each rate, of those tasks that have it."""
+    results = two_names.STUDY.read()
+    keys = [*itertools.product(RATED, (two_names.FOUR, two_names.AS_IS))]
+    cells = zip(*(two_names.tokens_by_rate(results, *key) for key in keys), strict=True)
+    rows = [[f"{factor:g}", *row] for factor, row in zip(sorted(two_names.FACTORS), cells, strict=True)]
+    return markdown(["times GRPO's rate", *map(", ".join, keys)], rows)
+
+
 def least_tokens(counted, task, arms):
     """Median tokens to the target of the best of the arms, of the runs that count."""
     tokens = {arm: [] for arm in arms}
@@ -194,6 +204,7 @@ def rungs_table():
 
 TABLES = {
     "results": results_table,
+    "rates": rates_table,
     "real model": real_model_table,
     "time to accuracy": time_table,
     "ladder": ladder_table,

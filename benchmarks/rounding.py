@@ -38,15 +38,8 @@ def moved(before, after):
 
 def train(model, dtype, rate, num_rollouts):
     """The weights after a few rollouts."""
-    settings = {
-        "use_peft": False,
-        "dtype": dtype,
-        "learning_rate": rate,
-        "eval_strategy": "no",
-        "eval_on_start": False,
-        "save_strategy": "no",
-        "max_steps": num_rollouts,
-    }
+    never = {"use_peft": False, "eval_strategy": "no", "eval_on_start": False, "save_strategy": "no"}
+    settings = {"dtype": dtype, "learning_rate": rate, "max_steps": num_rollouts, **never}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Job("rounding", MEMORY, 0, settings), model, Path(folder))
         trainer.train()

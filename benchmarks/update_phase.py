@@ -202,9 +202,7 @@ def trainer_of(way, lengths, hidden_size, output_dir):
         # accelerate shards over accelerators only, though nothing in FSDP2 keeps it from sharding over CPUs.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         rank = PartialState().process_index
-        rollout = {
-            key: value[rank::WORLD_SIZE].contiguous() if value.dim() else value for key, value in rollout.items()
-        }
+        rollout = {name: it[rank::WORLD_SIZE].contiguous() if it.dim() else it for name, it in rollout.items()}
     sizes = {"hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "head_dim": hidden_size // 4}
     tokenizer, dataset = build_tokenizer(), Dataset.from_dict({"prompt": ["a"] * NUM_ROWS})
     model = build_model(tokenizer, seed=0, vocab_size=VOCAB_SIZE, num_hidden_layers=4, **sizes)

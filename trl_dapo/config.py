@@ -192,9 +192,8 @@ class DAPOConfig(GRPOConfig):
         > What a run checks and says
 
         skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before anything is generated, each reward function is called on made-up completions of the first example,
-            once. With `dynamic_sampling_screen` it is called some twelve times, on three examples, to see whether it
-            compares completions. `True` leaves this out, for functions that are costly or have side effects.
+            Before anything is generated, each reward function is called on made-up completions: once, or with
+            `dynamic_sampling_screen` some twelve times, to see whether it compares them. `True` leaves this out.
         logging_style (`str`, *optional*, defaults to `"table"`):
             What is printed at each logging step: `"table"` is a line of the most telling metrics, `"full"` all of
             them. `log_history.jsonl` and the trackers get all either way.

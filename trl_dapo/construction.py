@@ -75,8 +75,8 @@ def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *
         screen = screen or "a group of two has no first few"
     if waits:
         screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
-    memory = task.why_refused("`dynamic_sampling_memory=True`")
-    whys = {"dynamic_sampling_memory": memory, "dynamic_sampling_screen": screen}
+    whys = {"dynamic_sampling_memory": task.why_refused("`dynamic_sampling_memory=True`")}
+    whys["dynamic_sampling_screen"] = screen
     choice = SamplingChoice(args, whys, **facts)
     check_rules(args)
     check_rules(args, **facts)
@@ -143,7 +143,6 @@ def choose_task_reward(
         max_accuracy=args.dynamic_sampling_max_accuracy,
         accuracy_threshold=args.dynamic_sampling_accuracy_threshold,
         best=1.0 if args.reward_scaling is None else args.reward_scaling[3],
-        drops_groups=args.use_dynamic_sampling,
         models=[n for n, func in zip(reward_names, reward_funcs, strict=False) if isinstance(func, torch.nn.Module)],
     )
     if args.reward_scaling is not None and task.knows_right and len(task.names) == 1:
@@ -198,12 +197,11 @@ def make_sampler(
     num_ranks: int,
 ) -> Sampler:
     """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
-    if args.dynamic_sampling_memory:
-        task.require_right("`dynamic_sampling_memory=True`")
-    assert args.dynamic_sampling_screen is not None
-    if (screen := args.dynamic_sampling_screen) == "auto":
-        task.require_right("`dynamic_sampling_screen='auto'`")
+    screen, memory = args.dynamic_sampling_screen or "off", args.dynamic_sampling_memory
     assert args.num_generations is not None
+    for name, value in {"memory": memory, "screen": screen if screen == "auto" else None}.items():
+        if value and (message := task.why_refused(f"`dynamic_sampling_{name}={value!r}`")):
+            raise ValueError(message)
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
         lower = "`per_device_train_batch_size` or `steps_per_generation`"
@@ -227,7 +225,7 @@ def make_sampler(
         # The least number of groups whose rows all ranks can share equally.
         multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
         batch_multiplier=args.batch_multiplier,
-        memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
+        memory=PromptMemory(seed=args.seed) if memory else None,
         screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,
         num_ranks=num_ranks,
         ahead=args.rollouts_ahead,

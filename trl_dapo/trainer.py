@@ -295,9 +295,9 @@ class DAPOTrainer(Checkpoints):
         self._ask_ahead(sampler)
         rollouts = self._train_on(sampler, batch)
         # Metrics of one rollout: TRL's own over everything sampled, and the sampler's.
-        sampling = {"tokens_trained": float(rollouts["num_items_in_batch"]), "skipped_by_memory": sampler.num_skipped}
+        sampling = {"tokens_trained": float(rollouts["num_items_in_batch"]), "skipped_by_memory": len(sampler.skipped)}
         log = rollout_log(sampler, batch, self.reward_func_names, self.reward_weights, sampling)
-        log |= self._task.metrics([round_.rewards_BF for round_ in sampler.rollout.sampled])
+        log |= self._task.metrics(map(sampler.rollout.rewards_of, sampler.rollout.sampled_groups), sampler.skipped)
         num_waited = self._ahead.end_lap()
         if self.args.rollouts_ahead:
             log["overlap/waited_for"] = num_waited
@@ -334,7 +334,7 @@ class DAPOTrainer(Checkpoints):
             return ask_group_filter(self._group_filter, round_, self.reward_func_names), None
         masked_B = round_.truncated_B if self.mask_truncated_completions else None
         reasons = self._task.drop_reasons(round_.rewards_BF, masked_B, round_.num_generations)
-        if not sampler.counts_correct:
+        if not (sampler.counts_correct and self._task.tells_right):
             return reasons, None
         return reasons, self._task.count_correct(round_.rewards_BF, masked_B, reasons, round_.num_known)
 

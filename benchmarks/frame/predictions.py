@@ -92,9 +92,7 @@ def by_holm(results, predictions):
     run = [prediction for prediction in predictions if seeds_of_both(results, prediction)]
     tested = {prediction: check(prediction, results) for prediction in run if not prediction.by_construction}
     adjusted = dict(zip(tested, holm([outcome.p for outcome in tested.values()]), strict=True))
-    held = {
-        prediction: tested[prediction].verdict if p <= LEVEL else "not shown" for prediction, p in adjusted.items()
-    }
+    held = {each: tested[each].verdict if p <= LEVEL else "not shown" for each, p in adjusted.items()}
     return [held.get(prediction, "not counted") for prediction in predictions]
 
 

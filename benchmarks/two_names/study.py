@@ -174,19 +174,20 @@ STUDY = Study(
 fill_in = STUDY.fill_in
 
 
-def print_tokens(results, task):
-    """Tokens to the target at each rate: median (lowest to highest), of how many seeds; a star at the best rate."""
-    counted = at_best(results)
-
-    def describe_seeds(arm, rate):
+def tokens_by_rate(results, task, arm):
+    """Tokens to the target at each rate, the lowest first: median (lowest to highest); a star where it counts."""
+    counted, cells = at_best(results), []
+    for rate in (f"{factor:g}" for factor in sorted(FACTORS)):
         runs = {seed: results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results}
         star = "*" if any(run is counted.get((task, arm, seed)) for seed, run in runs.items()) else ""
-        costs = [tokens_to_target(run, task) for run in runs.values()]
-        return f"{spread(costs)}{star}, {len(runs)} seeds" if runs else ""
+        few = f" of {len(runs)}" if len(runs) < len(SEEDS) else ""
+        cells.append(f"{spread([tokens_to_target(run, task) for run in runs.values()])}{star}{few}" if runs else "")
+    return cells
 
-    rates = [f"{factor:g}" for factor in sorted(FACTORS)]
-    rows = [[arm, *(describe_seeds(arm, rate) for rate in rates)] for arm in ARMS]
-    print_table(f"{task}: tokens to the target", ("arm", *(f"{rate} x" for rate in rates)), rows, left=5)
+
+def print_tokens(results, task):
+    rows = [[arm, *tokens_by_rate(results, task, arm)] for arm in ARMS]
+    print_table(f"{task}: tokens to the target", ("arm", *(f"{rate:g} x" for rate in sorted(FACTORS))), rows, left=5)
 
 
 def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_processes=2, output_dir=OUTPUT):
@@ -208,5 +209,5 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
             run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, AS_IS)))
     for name in TASKS:
         print_tokens(results, name)
-    say("* the best rate with seed 100; - for never, with seed 100 for not before an earlier rate")
+    say("medians of five seeds; * the best rate with seed 100; - for never")
     STUDY.report()

@@ -71,8 +71,7 @@ def test_what_a_layer_keeps_of_a_token_by_hand():
     # Under autocast the norms pass on float32, and each of the five layers makes a copy.
     assert layer_bytes(SMALL, held=4, computed=2) == 2 * (16 + 16 + 4) + 5 * 2 * 4 + 48 + 8 + 40
     # Normalized queries and keys: 4 + 2 bytes of 6 + 3 numbers, and 4 for each of 3 heads.
-    normalized = dataclasses.replace(SMALL, has_qk_norm=True)
-    assert layer_bytes(normalized, held=2, computed=2) == 168 + 6 * 9 + 12
+    assert layer_bytes(dataclasses.replace(SMALL, has_qk_norm=True), held=2, computed=2) == 168 + 6 * 9 + 12
     # An adapter on the output projection: what it reads, 6 numbers, and the rank, 2. Frozen layers keep no input.
     adapted = layer_bytes(SMALL, held=2, computed=2, adapter=Adapter(2, ("o_proj",)))
     assert adapted == 2 * (16 + 4) + 48 + 8 + 3 * 2 * 5 + 2 * (6 + 2)
@@ -221,7 +220,6 @@ def test_a_second_round_comes_as_often_as_the_first_falls_short():
     (always, first), (often, second) = expected_rounds(192, 64, 1 / 3, carries=False)
     assert (always, first, often) == (1, 192, pytest.approx(0.5))
     assert often * second == pytest.approx(3 * 6.532 * 0.3989, rel=1e-3)
-    carried = expected_rounds(192, 64, 1 / 3, carries=True)
-    assert sum(often * groups for often, groups in carried) == pytest.approx(192)
+    assert sum(often * groups for often, groups in expected_rounds(192, 64, 1 / 3, carries=True)) == pytest.approx(192)
     # Two standard deviations above: 2.3 %.
     assert expected_rounds(200, 100 - 2 * 50**0.5, 0.5, carries=False)[1][0] == pytest.approx(0.0228, abs=1e-3)

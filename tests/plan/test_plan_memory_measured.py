@@ -110,8 +110,7 @@ def test_activations_are_what_autograd_keeps_and_a_step_allocates(precision, lor
     assert planned["activations"] == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.1)
     kept.clear()
     gc.collect()
-    peak = peak_bytes(lambda: forward().log_probs.sum().backward())
-    assert sum(planned.values()) == pytest.approx(peak, rel=0.1)
+    assert sum(planned.values()) == pytest.approx(peak_bytes(lambda: forward().log_probs.sum().backward()), rel=0.1)
 
 
 def tensor_bytes(tensors) -> int:
@@ -175,6 +174,5 @@ def test_weights_gradients_state_and_checkpoint_are_those_of_a_run(tmp_path, kin
     measured["gradients"] = gradients.num_bytes
     for part, num_bytes in measured.items():
         assert planned.training.memory[part] == pytest.approx(num_bytes, rel=0.01), part
-    files = (tmp_path / "out" / "checkpoint-1").rglob("*")
-    written = sum(file.stat().st_size for file in files if file.is_file())
+    written = sum(file.stat().st_size for file in (tmp_path / "out" / "checkpoint-1").rglob("*") if file.is_file())
     assert planned.training.checkpoint == pytest.approx(written, rel=0.1)

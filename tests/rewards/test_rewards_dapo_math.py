@@ -112,8 +112,7 @@ def test_the_reward_reads_plain_and_conversational_completions():
         {"role": "assistant", "content": "Answer: 34"},
     ]
     silent = [{"role": "assistant", "content": None}]
-    completions = ["Answer: 34", conversation, silent, []]
-    assert dapo_math_reward(completions, ["34"] * 4) == [1.0, 1.0, -1.0, -1.0]
+    assert dapo_math_reward(["Answer: 34", conversation, silent, []], ["34"] * 4) == [1.0, 1.0, -1.0, -1.0]
 
 
 @pytest.mark.parametrize("reward", [dapo_math_reward, math_verify_reward])

@@ -44,14 +44,20 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
         choose(["accuracy", "format"], **options)
     assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
-    with pytest.raises(ValueError, match=r"memory needs to know .* `dynamic_sampling_rewards`"):
-        choose(["accuracy", "format"]).require_right("the memory")
+    why = choose(["accuracy", "format"]).why_refused("the memory")
+    assert "memory needs to know which completions are right, but several" in why
 
 
-def test_a_length_penalty_alone_decides_nothing_unless_no_group_is_dropped():
-    with pytest.raises(ValueError, match="only reward function, 'soft_overlong_punishment', is a length penalty"):
-        choose(["soft_overlong_punishment"])
-    assert not choose(["soft_overlong_punishment"], drops_groups=False).knows_right
+def test_a_length_penalty_alone_decides_and_nothing_is_right_by_it():
+    alone = choose(["soft_overlong_punishment"])
+    assert (alone.names, alone.knows_right) == (("soft_overlong_punishment",), False)
+
+
+def test_each_prompt_counts_once_in_the_accuracy_and_one_that_was_skipped_as_was_expected():
+    groups = [torch.tensor([[1.0], [0.0]]), torch.ones(4, 1), torch.full((2, 1), math.nan)]
+    assert choose(["accuracy"]).metrics(groups, [0.3]) == {"task_accuracy": pytest.approx((0.5 + 1 + 0.3) / 3)}
+    why = choose(["score"], models=["score"]).why_refused("the memory")
+    assert "'score' gives scores. Set `dynamic_sampling_accuracy_threshold`" in why
 
 
 def test_the_best_reward_tells_all_correct_from_constant():

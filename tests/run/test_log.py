@@ -93,5 +93,4 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(made, tmp_pat
     holding = {path.name for path in left for secret in planted if secret.encode() in path.read_bytes()}
     assert holding == set()
     assert "gpu-7:8000" in (tmp_path / "run" / "settings.json").read_text()
-    said = "".join(capfd.readouterr())
-    assert not [secret for secret in planted if secret in said]
+    assert not [secret for secret in planted if secret in "".join(capfd.readouterr())]

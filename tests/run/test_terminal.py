@@ -196,8 +196,8 @@ def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
         for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
     ]
     lines = summed_up(history, Totals(16, 8, 640))
-    # 80 completions where GRPO has 3 x 40; 8 groups of 16 asked and 4 skipped are accepted, and 13 of 15 train.
-    times = "0.7 times those of GRPOTrainer's steps, with about 2.2 times their groups that teach"
+    # 80 completions where GRPO has 3 x 40; 4 groups of 8 and of 12 would teach, 5 in 12, and 13 of 15 train.
+    times = "0.7 times those of GRPOTrainer's steps, with about 2.1 times their groups that teach"
     assert f"Tokens:    640 generated: {times}." in lines
 
 

@@ -72,8 +72,7 @@ def test_a_prompt_without_an_id_is_named_by_its_content_in_every_pass(kind, miss
     first, second = (dict(zip(texts(taken), ids(taken), strict=True)) for taken in (stream.take(20), stream.take(20)))
     assert first == second
     assert len({*first.values()}) == 20
-    without = PromptStream(kind(20), seed=0)
-    assert len({*ids(without.take(20))}) == 20
+    assert len({*ids(PromptStream(kind(20), seed=0).take(20))}) == 20
 
 
 def test_a_prompt_keeps_its_name_when_the_dataset_is_reordered_or_grows():

@@ -47,8 +47,7 @@ def test_what_was_recorded_is_replayed():
 
 def test_images_are_found_in_the_messages_they_were_moved_into():
     messages = [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "?"}]}]
-    rows = Rows.from_generated(generated([1, 1]), [messages, "text only"])
-    assert rows.images == [["cat.png"], None]
+    assert Rows.from_generated(generated([1, 1]), [messages, "text only"]).images == [["cat.png"], None]
 
 
 def test_messages_that_a_reward_function_changes_are_remembered_as_they_were():
@@ -87,8 +86,7 @@ def test_three_first_of_eight_fill_the_place_of_a_whole_group_and_no_more(monkey
 def test_a_row_whose_tools_returned_images_is_not_cut():
     round_ = round_of([5, 5])
     round_.rows.tool_images = [["plot.png"], None]
-    rows = assign_to_ranks([round_], [], [Group(0, 0)], 2, CPU)
-    assert [len(ids) for ids in rows.completion_ids] == [5, 1]
+    assert [len(ids) for ids in assign_to_ranks([round_], [], [Group(0, 0)], 2, CPU).completion_ids] == [5, 1]
 
 
 def test_rows_are_put_in_the_order_of_their_places():

@@ -372,8 +372,7 @@ def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screen
     sampler = Sampler(stream(), target=4, num_generations=8, num_ranks=2)
     sampler.carry([], half)
     sampler.begin()
-    sizes = [ask.num for ask in sampler.next_prompts()]
-    assert sizes == [5, 8, 8, 8, 3]
+    assert [ask.num for ask in sampler.next_prompts()] == [5, 8, 8, 8, 3]
 
 
 def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
@@ -645,8 +644,7 @@ def test_what_was_drawn_ahead_is_the_next_rollouts_first_round():
 def test_a_round_asks_for_the_first_few_of_the_next_batch_where_it_may_carry_them():
     options = {"num_generations": 4, "carries": True, "screen": 1}
     others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
-    nums = [len(new(4, **options | other).next_prompts()) for other in others]
-    assert nums == [8, 4, 4, 4, 4]
+    assert [len(new(4, **options | other).next_prompts()) for other in others] == [8, 4, 4, 4, 4]
     sampler = new(4, **options)
     assert sampler._draw(half_asked(sampler.stream, 5, num=1), 0) == []  # five of them are known
 
@@ -727,20 +725,21 @@ def test_what_the_memory_passed_over_ahead_is_counted_once_and_not_asked_twice()
 
         def draw_skip(self, prompt_id, num_generations, may_skip):
             self.asked += 1
-            return int(prompt_id) % 2 == 0
+            self.skipped += [0.5] * (skips := int(prompt_id) % 2 == 0)
+            return skips
 
     sampler = new(2, carries=True, batch_multiplier=1.0, ahead=1, memory=SkipsEven(seed=0))
     play(sampler, [YES] * 2, [(1, 2)] * 2)
     sampler.carry([])
-    assert sampler.num_skipped == 0
+    assert sampler.skipped == []
     sampler.draw_ahead()
     assert names(sampler.in_flight) == ["1", "3"]
     other, _ = resumed(sampler.state_dict(), target=2, batch_multiplier=1.0, memory=SkipsEven(seed=0))
     assert other.memory.asked == 0
-    assert sampler.num_skipped == 2  # prompts 0 and 2
+    assert len(sampler.skipped) == 2  # prompts 0 and 2
     for either in (sampler, other):
         either.begin()
-        assert either.num_skipped == 0
+        assert either.skipped == []
         assert names(either.next_prompts()) == ["1", "3"]
 
 
@@ -803,8 +802,7 @@ def test_what_is_accepted_beyond_two_batches_overflows_and_is_counted(monkeypatc
     assert len(play_asked(sampler, [YES] * 14)) == 14
     batch = end_rollout(sampler)
     assert len(batch.train) == len(batch.carry) == 4  # no more than one rollout can train
-    log = rollout_log(sampler, batch, ["right"], torch.ones(1), {})
-    assert log["overlap/overflow"] == 6.0
+    assert rollout_log(sampler, batch, ["right"], torch.ones(1), {})["overlap/overflow"] == 6.0
 
 
 def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):

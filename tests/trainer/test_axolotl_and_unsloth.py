@@ -128,8 +128,7 @@ def test_axolotls_plugin_trains_dapo_over_what_axolotl_adds(axolotl, tiny_model,
     assert trainer.state.global_step == 1
     assert "dynamic_sampling/acceptance_rate" in trainer.state.log_history[0]
     trainer.save_model(str(tmp_path))
-    saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    assert type(saved) is type(trainer.args)
+    assert type(torch.load(tmp_path / "training_args.bin", weights_only=False)) is type(trainer.args)
 
 
 def test_the_configuration_on_the_page_about_migrating_is_one_that_the_plugin_takes(axolotl):

@@ -64,8 +64,7 @@ def test_one_and_two_processes_train_on_the_same_groups_and_end_with_the_same_we
 
 
 def test_a_reward_function_that_fails_on_one_rank_ends_every_rank_with_its_error(tiny_model, tmp_path):
-    result = launch("reward_fails_on_one_rank", tiny_model, tmp_path, num_processes=2)
-    assert result.returncode != 0
+    assert launch("reward_fails_on_one_rank", tiny_model, tmp_path, num_processes=2).returncode != 0
     assert (tmp_path / "error-1").read_text() == "KeyError: 'no such column'"
     assert (tmp_path / "error-0").read_text() == (
         "RuntimeError: The reward functions failed on process 1: KeyError: 'no such column'"
@@ -79,8 +78,7 @@ def test_a_reward_function_that_hangs_on_one_rank_ends_the_job_at_the_ddp_timeou
 
 
 def test_ranks_that_drew_different_prompts_end_with_one_error(tiny_model, tmp_path):
-    result = launch("shuffled_differently", tiny_model, tmp_path, num_processes=2)
-    assert result.returncode != 0
+    assert launch("shuffled_differently", tiny_model, tmp_path, num_processes=2).returncode != 0
     for rank in (0, 1):
         assert "their training datasets differ" in (tmp_path / f"error-{rank}").read_text()
 
@@ -141,8 +139,7 @@ def test_two_processes_train_rollouts_ahead_as_one_and_resume(tiny_model, tmp_pa
 
 
 def test_a_server_that_is_lost_with_a_round_in_flight_ends_every_process(tiny_model, tmp_path):
-    result = launch("server_is_lost_ahead", tiny_model, tmp_path, num_processes=2)
-    assert result.returncode != 0
+    assert launch("server_is_lost_ahead", tiny_model, tmp_path, num_processes=2).returncode != 0
     errors = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
     assert "The vLLM server at" in errors[0]
     assert errors[1].startswith("The main process could not sample: RuntimeError: The vLLM server at")

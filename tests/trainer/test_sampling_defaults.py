@@ -18,6 +18,10 @@ def style(completions, **kwargs):
     return [0.5] * len(completions)
 
 
+def grade(completions, **kwargs):
+    return [i % 3 / 2 for i in range(len(completions))]
+
+
 def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
     """These settings as a run had them, and whether its sampler screened."""
     left_alone = dict.fromkeys(PAPER) | {"max_steps": 1}
@@ -33,6 +37,13 @@ def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
 def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_screened(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path) == (CHEAPEST, "auto")
     assert "Off: " not in capsys.readouterr().out
+
+
+def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
+    args = tiny_config(tmp_path, **dict.fromkeys(PAPER) | {"max_steps": 1, "skip_preflight": True})
+    trainer = ScriptedTrainer(tiny_model, grade, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
+    trainer.train()
+    assert (trainer.args.dynamic_sampling_memory, trainer._sampler.memory.prompts) == (True, set())
 
 
 @pytest.mark.parametrize(("limit", "is_within"), [(None, True), (0, False)])

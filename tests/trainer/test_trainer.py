@@ -523,8 +523,7 @@ def test_evaluation_reports_avg_pass_and_maj_at_k_of_each_source(tiny_model, tmp
     assert metrics["eval_avg@4/hard"] == 1 / 8
     assert (metrics["eval_pass@4/easy"], metrics["eval_pass@4/hard"]) == (1.0, 1 / 2)
     assert (metrics["eval_maj@4/easy"], metrics["eval_maj@4/hard"]) == (1.0, 0.0)
-    again = trainer.evaluate(prompts(1))
-    assert again["eval_avg@4"] == 3 / 4  # nothing is left of the first evaluation
+    assert trainer.evaluate(prompts(1))["eval_avg@4"] == 3 / 4  # nothing is left of the first evaluation
 
 
 def test_a_run_whose_last_step_evaluates_ends_with_its_summary(tiny_model, tmp_path):

@@ -111,7 +111,7 @@ def parse_gpus(text: str) -> Cluster:
     """Reads `--gpus`: `8xH100-80GB`, or `64+8xH100-80GB` where 64 train and 8 serve vLLM. Raises `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)(?:\+(\d+))?x)?([A-Za-z].*|[\d.]+(?i:GB):.*)", text.strip())
     if match is None or match[1] == "0":
-        raise ValueError(f"`--gpus {text}` is neither like 8xH100-80GB nor 64+8xH100-80GB, of which 8 serve. {OWN}")
+        raise ValueError(f"`--gpus {text}` cannot be read as 8xH100-80GB or 64+8xH100-80GB can, where 8 serve. {OWN}")
     num_train, num_serve, name = match.groups()
     known = {known.lower(): gpu for known, gpu in GPUS.items()} | {"cpu": cpu()}
     models = [key.split("-")[0] for key in known]

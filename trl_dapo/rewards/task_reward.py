@@ -3,7 +3,7 @@
 """The task reward: what decides whether a group trains, and what counts as right, in training and in evaluation."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,7 +64,6 @@ class TaskReward:
         max_accuracy: float = 1.0,
         accuracy_threshold: float = 0.0,
         best: float = 1.0,
-        drops_groups: bool = True,
         models: Collection[str] = (),
     ) -> "TaskReward":
         """Those decide that are `chosen`, or all but length penalties and those of weight 0."""
@@ -96,13 +95,7 @@ class TaskReward:
                     "nothing to the weighted sum that decides. Name it alone, give it a weight, or leave it out."
                 )
         knows_right = chosen is not None or len(deciding) == 1
-        if not deciding and not drops_groups:  # a length penalty may stand alone: nothing is right by it
-            deciding = list(names)
-        if not deciding:
-            raise ValueError(
-                f"The only reward function, {names[0]!r}, is a length penalty, which cannot decide whether a group is "
-                "accepted. Add a task reward, or set `use_dynamic_sampling=False`."
-            )
+        deciding = deciding or list(names)  # a length penalty may stand alone: nothing is right by it
         is_task_F = torch.tensor([name in deciding for name in names])
         if is_task_F.sum() == 1:
             weights_F = torch.where(is_task_F, 1.0 - 2.0 * (weights_F < 0), weights_F)
@@ -133,11 +126,11 @@ class TaskReward:
 
     def why_refused(self, setting: str) -> str | None:
         """Why a setting cannot be that needs a right and a wrong, where there is none."""
-        return None if self.knows_right else _ambiguous(setting, ", ".join(map(repr, self.names)))
-
-    def require_right(self, setting: str) -> None:
-        if (message := self.why_refused(setting)) is not None:
-            raise ValueError(message)
+        names = ", ".join(map(repr, self.names))
+        if self.knows_right and self.is_graded:
+            needs = f"{setting} needs to know which completions are right, and {names} gives scores"
+            return f"{needs}. Set `dynamic_sampling_accuracy_threshold`: a score above it is right."
+        return None if self.knows_right else _ambiguous(setting, names)
 
     def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
@@ -168,15 +161,14 @@ class TaskReward:
     def is_right(self, rewards_BF: Tensor) -> Tensor:
         return is_correct(self.of(rewards_BF), self.criterion)
 
-    def metrics(self, rounds: list[Tensor]) -> dict[str, float]:
-        """The share of scored completions that are right; nothing where none is scored, or none is called right."""
-        if not (self.tells_right and rounds):
+    def metrics(self, groups: Iterable[Tensor], skipped: Iterable[float] = ()) -> dict[str, float]:
+        """The share of a prompt's completions that is right, in the mean; of skipped prompts what was expected."""
+        if not self.tells_right:
             return {}
-        # Of all rounds at once: their mean would also weigh completions that were not scored.
-        rewards_BF = torch.cat(rounds)
-        is_scored_B = ~self.of(rewards_BF).isnan()
-        right_B = self.is_right(rewards_BF)[is_scored_B].double()
-        return {"task_accuracy": right_B.mean().item()} if len(right_B) else {}
+        # Hard prompts are sampled oftener, and more of each: completions would be counted by what they have taught.
+        rights = (self.is_right(rewards_BF)[~self.of(rewards_BF).isnan()].double() for rewards_BF in groups)
+        shares = [*skipped, *(right_B.mean().item() for right_B in rights if len(right_B))]
+        return {"task_accuracy": sum(shares) / len(shares)} if shares else {}
 
     def describe(self, filtered: bool = False) -> str:
         """One line for the start of a run: what decides, by what threshold, and what only shapes."""

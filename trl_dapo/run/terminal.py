@@ -182,17 +182,20 @@ def _beside_grpo(log_history: Sequence[dict]) -> str:
     # All of what trains may be carried: then nothing was sampled, and no share accepted.
     known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained") is not None]
 
-    def total(name: str) -> float:
-        return sum(entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known)
+    def each(name: str) -> list[float]:
+        return [entry.get(f"dynamic_sampling/{name}") or 0.0 for entry in known]
 
-    rates = [entry.get("dynamic_sampling/acceptance_rate") or 0.0 for entry in known]
-    accepted = sum(rate * e["dynamic_sampling/groups_generated"] for rate, e in zip(rates, known, strict=True))
-    if not (accepted and total("completions_trained")):
+    def total(name: str) -> float:
+        return sum(each(name))
+
+    # Of GRPO's groups the share that would teach: what the memory skips is likely to be dropped.
+    asked = zip(each("acceptance_rate"), each("groups_generated"), each("skipped_by_memory"), strict=True)
+    shares = [rate * num / (num + skipped) for rate, num, skipped in asked if num]
+    if not (sum(shares) and total("completions_trained")):
         return ""
     full = total("groups_trained") / (total("groups_trained") + total("shortfall"))
     tokens = full * total("completions_generated") / total("completions_trained")
-    # What the memory skips is likely to be dropped.
-    groups = full * (total("groups_generated") + total("skipped_by_memory")) / accepted
+    groups = full * len(shares) / sum(shares)
     return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
 
 

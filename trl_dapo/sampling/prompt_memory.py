@@ -100,6 +100,7 @@ class PromptMemory:
         self._num_draws = 0
         self._age = 0  # how often all that was known lost half its weight
         self._surprise = 0.0
+        self.skipped: list[float] = []  # pass rates expected of prompts passed over, since the sampler cleared it
 
     def expected_acceptance(self, prompt_id: str, num_generations: int) -> float:
         """Of a new group of this prompt, as a probability."""
@@ -111,7 +112,8 @@ class PromptMemory:
         if record is None:
             return False
         unseen = expected_acceptance(*self.population.pass_rate(), num_generations)
-        promise = self.expected_acceptance(prompt_id, num_generations)
+        correct, wrong = self.pass_rate(prompt_id)
+        promise = expected_acceptance(correct, wrong, num_generations)
         looks_per_pass = (promise / unseen) ** self.LOOKS_POWER if promise < unseen else 1.0
         looks_per_pass = max(looks_per_pass, 2 / (self.longest_wait + 1))
         # Waits are uniform over 1, 2, ... 2 / looks_per_pass - 1 passes: as often on average, but bounded.
@@ -120,6 +122,7 @@ class PromptMemory:
         # The draw ends a wait, not the look: a round may go over the dataset again before it is looked at.
         record.num_skipped = record.num_skipped + 1 if skip else 0
         record.num_passes += skip
+        self.skipped += [correct / (correct + wrong)] * skip
         return skip
 
     def update(self, prompt_id: str, num_correct: int, num_scored: int, step: int, is_rest: bool = False) -> None:

@@ -64,8 +64,7 @@ def source_metrics(rollout: Rollout, sources: Sequence[str], weights_F: Tensor) 
 
 def _total_rewards(rollout: Rollout, group: Group, weights_F: Tensor) -> Tensor:
     """Of the completions of a group that were scored."""
-    round_, rows = rollout.round_of(group).piece(group.index)
-    rewards_BF = round_.rewards_BF[rows.start : rows.stop].double()
+    rewards_BF = rollout.rewards_of(group).double()
     return (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)[~rewards_BF.isnan().all(dim=1)]
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from .refill import Batch, Group
 from .rounds import Ask, Round
 
@@ -24,7 +26,6 @@ class Rollout:
     drop_reasons: dict[Group, str] = field(default_factory=dict)
     half: dict[Group, Ask] = field(default_factory=dict)  # whose first few completions do not agree
     sampled: list[Round] = field(default_factory=list)  # the rounds that it sampled itself, as they were asked for
-    num_skipped_before: int = 0  # prompts passed over before it began
 
     @property
     def num_rounds(self) -> int:
@@ -52,6 +53,10 @@ class Rollout:
 
     def round_of(self, group: Group) -> Round:
         return self.rounds[group.round]
+
+    def rewards_of(self, group: Group) -> Tensor:
+        round_, rows = self.round_of(group).piece(group.index)
+        return round_.rewards_BF[rows.start : rows.stop]
 
     def number_of(self, group: Group) -> int:
         """In which of the rounds that were sampled it was, or was made whole, from 1; 0 in none."""

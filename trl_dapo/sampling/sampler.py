@@ -82,13 +82,13 @@ class Sampler:
     def begin(self, step: int = 0) -> None:
         self.rollout, self.num_rollouts = self.next_rollout(), self.num_rollouts + 1
         self._is_open, self._step = True, step
+        self.skipped.clear()
         self.in_flight.begin(self.rollout.number, step)
 
     def next_rollout(self) -> Rollout:
         """The rollout that begins next, with the groups carried into it."""
         whole, half = [Group(0, i) for i in range(self._num_carried)], dict(self._half)
-        rounds, before = [*self._carried], self.stream.num_skipped
-        return Rollout(self.target, self.num_rollouts, rounds, whole, half=half, num_skipped_before=before)
+        return Rollout(self.target, self.num_rollouts, [*self._carried], whole, half=half)
 
     @property
     def _num_carried(self) -> int:
@@ -192,9 +192,9 @@ class Sampler:
         return self.stream.passes if place is None else self.stream.passes_at(*place)
 
     @property
-    def num_skipped(self) -> int:
-        """Prompts passed over for this rollout so far."""
-        return self.stream.num_skipped - self.rollout.num_skipped_before
+    def skipped(self) -> list[float]:
+        """Of each prompt passed over since the rollout began, the pass rate that was expected."""
+        return [] if self.memory is None else self.memory.skipped
 
     def add_round(
         self,
@@ -220,8 +220,7 @@ class Sampler:
             self.acceptance.update(num_accepted * (self.share_completed if is_half else 1.0), len(reasons))
         if num_accepted:
             self._passes_at_last_group = self.stream.passes_taken
-        if self.memory is not None:
-            assert counts is not None
+        if self.memory is not None and counts is not None:
             if not round_.num_known:
                 promises = [self.memory.expected_acceptance(name, round_.num_generations) for name in round_.prompts]
                 self.promise.update(sum(promises), len(reasons))

@@ -16,12 +16,13 @@ WAYS: dict[str, tuple[Any, Any, Any]] = {
     "dynamic_sampling_memory": (True, False, "prompts likely to be dropped are skipped"),
     "dynamic_sampling_screen": ("auto", "off", "a few completions are sampled first"),
 }
+MEANT = {"": None} | dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 CHEAPEST, PAPER, IN_WORDS = ({name: way[column] for name, way in WAYS.items()} for column in range(3))
 
 
 def as_given(name: str, value: Any) -> Any:
-    """The value of one as it was meant: to YAML `off` is false and `4` no text, a command line's `true` is a text."""
-    value = {"true": True, "false": False}.get(str(value).lower(), value)
+    """What was meant by a value of these: to YAML `off` is false and `4` no text, to a command line all is text."""
+    value = MEANT.get(str(value).lower(), value) if name in WAYS else value
     return str(value or "off") if name == "dynamic_sampling_screen" and value is not None else value
 
 
