@@ -201,9 +201,8 @@ class DAPOConfig(GRPOConfig):
         > Logging
 
         log_groups (`int`, *optional*, defaults to `4`):
-            The ledger, `rollouts/` in the output folder, has a row for every group, trained or not. Of so many groups
-            a rollout, dropped ones among them, it keeps prompt and completions as text. `trl-dapo report` shows them.
-            See [`~trl_dapo.run.ledger`]. TRL's `log_completions` shows what is in the batch.
+            The ledger, `rollouts/` in the output folder, has a row for every group. Of so many a rollout, dropped ones
+            too, it keeps prompt and completions as text; `trl-dapo report` shows them. See [`~trl_dapo.run.ledger`].
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message says what to change.

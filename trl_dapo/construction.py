@@ -26,7 +26,7 @@ from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
 from .settings.rules import check_rules
-from .settings.sampling_defaults import SamplingChoice
+from .settings.sampling_defaults import SamplingChoice, why_not_screened
 
 
 ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
@@ -69,15 +69,11 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
 def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *, waits: bool) -> SamplingChoice:
     """Settles how prompts are sampled, and refuses what contradicts; a round may wait for its longest completion."""
     screen = task.why_refused("`dynamic_sampling_screen='auto'`")
-    if args.skip_preflight or facts["has_tools"] or facts["has_environments"]:
-        screen = screen or "nothing can tell beforehand whether a reward function compares completions: no screening"
-    if args.num_generations == 2:
-        screen = screen or "a group of two has no first few"
+    screen = screen or why_not_screened(args, facts["has_tools"] or facts["has_environments"])
     if waits:
         screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
-    whys = {"dynamic_sampling_memory": task.why_refused("`dynamic_sampling_memory=True`")}
-    whys["dynamic_sampling_screen"] = screen
-    choice = SamplingChoice(args, whys, **facts)
+    memory = task.why_refused("`dynamic_sampling_memory=True`")
+    choice = SamplingChoice(args, {"dynamic_sampling_memory": memory, "dynamic_sampling_screen": screen}, **facts)
     check_rules(args)
     check_rules(args, **facts)
     return choice

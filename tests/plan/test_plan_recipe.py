@@ -52,8 +52,9 @@ def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configur
         read(write("8 GPUs of 80 GB", {**fields, "use_fsdp": True}))
 
 
-@pytest.mark.parametrize("no", [False, "false"])  # of YAML, and of a command line
-def test_off_in_a_recipe_is_no_false(write, tmp_path, no):
+@pytest.mark.parametrize("no", [False, "false", "no"])  # of YAML, and of a command line
+def test_off_in_a_recipe_is_no_false_and_a_run_with_tools_is_planned_as_it_samples(write, tmp_path, no):
     off = dict.fromkeys(("dynamic_sampling_screen", "dynamic_sampling_memory"), no)
     for settings in (tiny_config(tmp_path, **off), read(write("any CPU", {**TINY_RUN, **off})).settings):
         assert (settings.dynamic_sampling_screen, settings.dynamic_sampling_memory) == ("off", False)
+    assert read(write("any CPU", {**TINY_RUN, "tools": ["json.loads"]})).settings.dynamic_sampling_screen == "off"

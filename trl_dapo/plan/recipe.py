@@ -22,7 +22,7 @@ from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, check_choice, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules
-from ..settings.sampling_defaults import SamplingChoice, as_given
+from ..settings.sampling_defaults import SamplingChoice, as_given, why_not_screened
 
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
@@ -256,7 +256,7 @@ def read(
             raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
-    SamplingChoice(settings, {})
+    SamplingChoice(settings, {"dynamic_sampling_screen": why_not_screened(settings, bool(settings.tools))})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
     if cluster is None:

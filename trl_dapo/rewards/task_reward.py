@@ -126,11 +126,10 @@ class TaskReward:
 
     def why_refused(self, setting: str) -> str | None:
         """Why a setting cannot be that needs a right and a wrong, where there is none."""
-        names = ", ".join(map(repr, self.names))
         if self.knows_right and self.is_graded:
-            needs = f"{setting} needs to know which completions are right, and {names} gives scores"
+            needs = f"{setting} needs to know which completions are right, and {self.names[0]!r} gives scores"
             return f"{needs}. Set `dynamic_sampling_accuracy_threshold`: a score above it is right."
-        return None if self.knows_right else _ambiguous(setting, names)
+        return None if self.knows_right else _ambiguous(setting, ", ".join(map(repr, self.names)))
 
     def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)

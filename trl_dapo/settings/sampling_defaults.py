@@ -26,6 +26,13 @@ def as_given(name: str, value: Any) -> Any:
     return str(value or "off") if name == "dynamic_sampling_screen" and value is not None else value
 
 
+def why_not_screened(settings: Any, has_tools: bool) -> str | None:
+    if settings.num_generations == 2:
+        return "a group of two has no first few"
+    is_tried = not (settings.skip_preflight or has_tools)
+    return None if is_tried else "nothing can tell whether a reward function compares completions: no screening"
+
+
 class SamplingChoice:
     """Settles those of these settings that were left alone; `whys` are reasons against one, `facts` the rules'."""
 
