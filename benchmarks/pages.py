@@ -136,9 +136,9 @@ def results_table():
 
 def rates_table():
     """Tokens to the target at each rate, of those tasks that have it."""
-    results = two_names.STUDY.read()
+    counted = two_names.at_best(results := two_names.STUDY.read())
     keys = [*itertools.product(RATED, (two_names.FOUR, two_names.AS_IS))]
-    cells = zip(*(two_names.tokens_by_rate(results, *key) for key in keys), strict=True)
+    cells = zip(*(two_names.tokens_by_rate(results, counted, *key) for key in keys), strict=True)
     rows = [[f"{factor:g}", *row] for factor, row in zip(sorted(two_names.FACTORS), cells, strict=True)]
     return markdown(["times GRPO's rate", *map(", ".join, keys)], rows)
 

@@ -174,9 +174,9 @@ STUDY = Study(
 fill_in = STUDY.fill_in
 
 
-def tokens_by_rate(results, task, arm):
+def tokens_by_rate(results, counted, task, arm):
     """Tokens to the target at each rate, the lowest first: median (lowest to highest); a star where it counts."""
-    counted, cells = at_best(results), []
+    cells = []
     for rate in (f"{factor:g}" for factor in sorted(FACTORS)):
         runs = {seed: results[task, arm, rate, seed] for seed in SEEDS if (task, arm, rate, seed) in results}
         star = "*" if any(run is counted.get((task, arm, seed)) for seed, run in runs.items()) else ""
@@ -186,7 +186,8 @@ def tokens_by_rate(results, task, arm):
 
 
 def print_tokens(results, task):
-    rows = [[arm, *tokens_by_rate(results, task, arm)] for arm in ARMS]
+    counted = at_best(results)
+    rows = [[arm, *tokens_by_rate(results, counted, task, arm)] for arm in ARMS]
     print_table(f"{task}: tokens to the target", ("arm", *(f"{rate:g} x" for rate in sorted(FACTORS))), rows, left=5)
 
 

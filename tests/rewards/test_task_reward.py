@@ -46,6 +46,7 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
     why = choose(["accuracy", "format"]).why_refused("the memory")
     assert "memory needs to know which completions are right, but several" in why
+    assert "`dynamic_sampling_rewards`" in why
 
 
 def test_a_length_penalty_alone_decides_and_nothing_is_right_by_it():

@@ -92,4 +92,5 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(made, tmp_pat
     assert {"settings.json", "log_history.jsonl", "dapo_state.json"} <= {path.name for path in left}
     assert not {path.name for path in left for secret in planted if secret.encode() in path.read_bytes()}
     assert "gpu-7:8000" in (tmp_path / "run" / "settings.json").read_text()
-    assert not [secret for secret in planted if secret in "".join(capfd.readouterr())]
+    said = "".join(capfd.readouterr())
+    assert not [secret for secret in planted if secret in said]

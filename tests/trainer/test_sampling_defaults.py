@@ -77,8 +77,7 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
     values, screen = trained(tiny_model, tmp_path, **settings)
-    names = [f"dynamic_sampling_{name}" for name in off]
-    assert values == CHEAPEST | {name: PAPER[name] for name in names}
+    assert values == CHEAPEST | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
     assert screen == (None if "screen" in off else "auto")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling: ")]
     assert (line.count("Off: "), why in line) == (len(off), True)

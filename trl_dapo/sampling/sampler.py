@@ -220,11 +220,11 @@ class Sampler:
             self.acceptance.update(num_accepted * (self.share_completed if is_half else 1.0), len(reasons))
         if num_accepted:
             self._passes_at_last_group = self.stream.passes_taken
-        if self.memory is not None:
-            if not round_.num_known:
-                promises = [self.memory.expected_acceptance(name, round_.num_generations) for name in round_.prompts]
-                self.promise.update(sum(promises), len(reasons))
-            for name, (num_correct, num_scored) in zip(round_.prompts, counts or (), strict=bool(counts)):
+        if self.memory is not None and not round_.num_known:
+            promises = [self.memory.expected_acceptance(name, round_.num_generations) for name in round_.prompts]
+            self.promise.update(sum(promises), len(reasons))
+        if self.memory is not None and counts is not None:
+            for name, (num_correct, num_scored) in zip(round_.prompts, counts, strict=True):
                 self.memory.update(name, num_correct, num_scored, step, is_rest=round_.num_known > 0)
         elif counts is not None and not round_.num_known:
             self.population.fade(AcceptanceRate.DECAY)
