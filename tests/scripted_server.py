@@ -145,8 +145,7 @@ class SleepingEngine:
     def __init__(self, model, **settings):
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.calls = []
-        worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
-        executor = SimpleNamespace(driver_worker=worker)
+        executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=SimpleNamespace(model=self)))
         self.llm_engine = SimpleNamespace(model_executor=executor)
 
     def load_weights(self, named):

@@ -164,8 +164,7 @@ def test_rows_without_a_gold_answer_are_counted_and_named_or_left_out_on_request
     way_out = rf"Bad rows: {seven}\. Correct .*`on_bad_rows=\"skip\"`"
     with pytest.raises(ValueError, match=rf"line 2 .*`answer` is 'proof', expected an answer\. {way_out}"):
         load_math_dataset(path)
-    dataset = load_math_dataset(path, on_bad_rows="skip")
-    assert dataset["solution"][:] == ["1", "2"]
+    assert load_math_dataset(path, on_bad_rows="skip")["solution"][:] == ["1", "2"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "2 problems from 9 rows; removed 0 duplicates" in record.message

@@ -82,8 +82,7 @@ def test_attention_beside_the_weights_of_qwen3_4b():
     # Weights that a token is multiplied with: 36 x (2560 x 128 x (32 + 8) x 2 + 3 x 2560 x 9728) + 2560 x 151936
     # = 4,022,272,000. Pairs: 2 x 36 x 32 x 128 = 294,912.
     expected = 294_912 / 4_022_272_000
-    shape = ModelShape(2560, 36, 32, 8, 128, 151_936, 9728)
-    assert shape.attention_cost == pytest.approx(expected, rel=1e-12)
+    assert ModelShape(2560, 36, 32, 8, 128, 151_936, 9728).attention_cost == pytest.approx(expected, rel=1e-12)
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
     sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "vocab_size": 151936}
     assert attention_cost_of(Qwen3Config(**heads, **sizes)) == pytest.approx(expected, rel=1e-12)

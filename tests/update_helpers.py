@@ -195,8 +195,7 @@ def reference_gradient(rows):
     model = tiny_policy()
     num_tokens = sum(sum(row.loss_mask) for row in rows)
     for row in rows:
-        ids = torch.tensor([row.prompt + row.completion])
-        logits = model(ids).logits[0, len(row.prompt) - 1 : -1]
+        logits = model(torch.tensor([row.prompt + row.completion])).logits[0, len(row.prompt) - 1 : -1]
         logps = logits.log_softmax(-1)[range(len(row.completion)), row.completion]
         ratio = torch.exp(logps - (logps.detach() if row.old is None else torch.tensor(row.old)))
         surrogate = torch.min(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage)

@@ -96,9 +96,9 @@ class DAPOConfig(GRPOConfig):
             Generation rounds for one rollout batch. `0` or less: no limit. A rollout that finds no group still ends,
             after 10 times `dynamic_sampling_stop_after` rounds.
         dynamic_sampling_max_batches (`float`, *optional*):
-            Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`]. It
-            trains on the groups that these brought, or goes on to the first. `0`: no limit. Defaults to `1.0`, unless
-            another setting asks for full batches.
+            Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`], but
+            for under two a process that make their shares equal. It trains on the groups that these brought, or goes
+            on to the first. `0`: no limit. Defaults to `1.0`, unless another setting asks for full batches.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
             found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.

@@ -4,8 +4,8 @@
 
 import copy
 import inspect
-import math
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -25,11 +25,12 @@ from .rewards.task_reward import TaskReward
 from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
-from .settings.rules import check_rules
-from .settings.sampling_defaults import SamplingChoice, why_not_screened
+from .settings.rules import DEFAULT_MAX_ROUNDS, check_rules
+from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
 
-ROUNDS_OF_A_ROLLOUT = 10  # as many as `dynamic_sampling_max_rounds` allows by default
+OF_SAMPLING = "dynamic_sampling_", "batch_multiplier", "min_replace_ratio"
+OF_REWARDS = "dynamic_sampling_rewards", "dynamic_sampling_accuracy_threshold"  # which say what is right, too
 
 
 def check_loss_is_ours(trainer: type) -> None:
@@ -66,16 +67,16 @@ def settings_of(args: object, model: str | PreTrainedModel | PeftModel, trainer:
     return copy.copy(args)  # what is left alone is settled for one trainer, and may be otherwise for the next
 
 
-def choose_sampling(args: DAPOConfig, task: TaskReward, facts: dict[str, Any], *, waits: bool) -> SamplingChoice:
-    """Settles how prompts are sampled, and refuses what contradicts; a round may wait for its longest completion."""
-    screen = task.why_refused("`dynamic_sampling_screen='auto'`")
-    screen = screen or why_not_screened(args, facts["has_tools"] or facts["has_environments"])
-    if waits:
-        screen = screen or "screening takes more rounds, each as long as its longest completion without vLLM"
-    memory = task.why_refused("`dynamic_sampling_memory=True`")
-    choice = SamplingChoice(args, {"dynamic_sampling_memory": memory, "dynamic_sampling_screen": screen}, **facts)
+def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) -> SamplingChoice:
+    """Settles how prompts are sampled, and refuses what contradicts."""
+    no_screen = why_not_screened(args, facts["has_tools"] or facts["has_environments"], on_cpu)
+    choice = SamplingChoice(args, no_screen, **facts)
     check_rules(args)
     check_rules(args, **facts)
+    names = [field.name for field in fields(DAPOConfig) if field.name.startswith(OF_SAMPLING)]
+    for name in () if args.use_dynamic_sampling else (name for name in names if name not in OF_REWARDS):
+        if (value := getattr(args, name)) not in (getattr(DAPOConfig, name), PAPER.get(name)):
+            choice.idle.append(f"`{name}={value!r}`")
     return choice
 
 
@@ -110,6 +111,12 @@ def check_rewards_and_data(
             check_reward_columns(reward_funcs, reward_names, columns, dataset=name, has_environments=has_environments)
 
 
+def rows_of(dataset: Any) -> Any:
+    """The dataset with examples of plain values, where its format makes a table of each."""
+    is_table = isinstance(dataset, Dataset) and dataset.format["type"] in ("arrow", "pandas", "polars")
+    return dataset.with_format(None) if is_table else dataset
+
+
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:
     """Refuses a row without a prompt: neither tokenizers nor models say which it was."""
     place = 0
@@ -142,8 +149,7 @@ def choose_task_reward(
         models=[n for n, func in zip(reward_names, reward_funcs, strict=False) if isinstance(func, torch.nn.Module)],
     )
     if args.reward_scaling is not None and task.knows_right and len(task.names) == 1:
-        weight = task.weights_F[task.is_task_F].item()
-        worst, best = sorted(weight * end for end in args.reward_scaling[2:])
+        worst, best = sorted(task.weights_F[task.is_task_F].item() * end for end in args.reward_scaling[2:])
         threshold = args.dynamic_sampling_accuracy_threshold
         if not worst <= threshold < best:
             verdict = "right" if threshold < worst else "wrong"
@@ -185,7 +191,6 @@ def trains_bfloat16(model: torch.nn.Module) -> bool:
 def make_sampler(
     args: DAPOConfig,
     dataset: Dataset | IterableDataset,
-    task: TaskReward,
     *,
     shuffle: bool,
     kept_columns: Collection[str] | None,
@@ -195,9 +200,6 @@ def make_sampler(
     """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
     screen, memory = args.dynamic_sampling_screen or "off", args.dynamic_sampling_memory
     assert args.num_generations is not None
-    for name, value in {"memory": memory, "screen": screen if screen == "auto" else None}.items():
-        if value and (message := task.why_refused(f"`dynamic_sampling_{name}={value!r}`")):
-            raise ValueError(message)
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
         lower = "`per_device_train_batch_size` or `steps_per_generation`"
@@ -215,11 +217,9 @@ def make_sampler(
         carries=args.dynamic_sampling_surplus == "carry",
         max_rounds=args.dynamic_sampling_max_rounds,
         max_batches=args.dynamic_sampling_max_batches or 0.0,
-        max_barren_rounds=ROUNDS_OF_A_ROLLOUT * args.dynamic_sampling_stop_after,
+        max_barren_rounds=DEFAULT_MAX_ROUNDS * args.dynamic_sampling_stop_after,
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
-        # The least number of groups whose rows all ranks can share equally.
-        multiple_of=num_ranks // math.gcd(num_generations, num_ranks),
         batch_multiplier=args.batch_multiplier,
         memory=PromptMemory(seed=args.seed) if memory else None,
         screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,

@@ -213,5 +213,4 @@ def context_length(config: "PreTrainedConfig") -> int | None:
 def _rope_parameters(config: "PreTrainedConfig") -> list[dict]:
     """A config's rope parameters; some models have one for each type of layer."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return nested or ([parameters] if parameters else [])
+    return [value for value in parameters.values() if isinstance(value, dict)] or ([parameters] if parameters else [])

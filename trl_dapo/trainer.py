@@ -142,6 +142,7 @@ class DAPOTrainer(Checkpoints):
             steps_in_bfloat16 = not (self.is_deepspeed_enabled or copies) and construction.trains_bfloat16(self.model)
             for message in warnings_at_start(args, context_length(self.model.config), steps_in_bfloat16):
                 logger.warning(message)
+        self.train_dataset = construction.rows_of(self.train_dataset)
         self._check_data()
         if args.overlong_buffer_length is not None:
             # As TRL adds an environment's own reward: a further column of weight 1.
@@ -157,13 +158,11 @@ class DAPOTrainer(Checkpoints):
             self.reward_processing_classes.append(None)  # type: ignore[arg-type]  # as TRL has it for a function
             self.reward_weights = torch.cat([self.reward_weights, torch.ones(1)])
         self._choose_task()
-        waits = not self._engine_schedules and self.accelerator.device.type != "cpu"
-        self._choice = construction.choose_sampling(args, self._task, self._facts, waits=waits)
+        self._choice = construction.choose_sampling(args, self._facts, on_cpu=self.accelerator.device.type == "cpu")
         if args.use_dynamic_sampling:
             self._sampler = construction.make_sampler(
                 args,
                 self.train_dataset,
-                self._task,
                 shuffle=bool(self.shuffle_dataset),
                 kept_columns=self._kept_columns(),
                 schedules=self._engine_schedules,
@@ -220,6 +219,7 @@ class DAPOTrainer(Checkpoints):
             "has_rollout_func": bool(self.rollout_func),
             "has_environments": bool(self.environment_factories),
             "has_tools": bool(self.tools),
+            "no_verdict": self._task.no_verdict,
             "groups_per_rollout": self.args.groups_per_rollout,
         }
 
@@ -356,8 +356,7 @@ class DAPOTrainer(Checkpoints):
             rollouts = super()._generate_and_score_completions(inputs)
         for name, given_B in zip(self.reward_func_names, given.T, strict=True):
             self._logs["rewards"][name].extend(given_B.tolist())  # the table holds one batch: in place of the NaN
-        num_train = min(max(len(batch.train) * G - mine.start, 0), len(rows))
-        mark_filler(rollouts, num_train)
+        mark_filler(rollouts, min(max(len(batch.train) * G - mine.start, 0), len(rows)))
         loss_mask = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         rollouts["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
         if any(round_.is_stale for round_ in sampled):

@@ -83,8 +83,7 @@ def test_trls_fields_are_fields_here_and_its_script_is_handed_what_it_expects():
 def test_a_file_names_a_configuration_of_accelerates_and_the_command_line_decides_over_it(
     command, sums, launched, made
 ):
-    words = command(ACCELERATED, "--dataset_name", sums, "--num_processes=2")
-    assert launch(words) == 0
+    assert launch(command(ACCELERATED, "--dataset_name", sums, "--num_processes=2")) == 0
     (asked,) = launched
     assert (Path(asked.config_file).name, asked.num_processes) == ("zero2.yaml", 2)
     (trainer,) = made

@@ -76,8 +76,7 @@ def test_problems_are_read_where_they_are_asked_for_and_columns_renamed(given, w
 
 
 def test_a_file_without_prompts_is_one_of_problems(given, capsys):
-    rows = [{"problem": "1 + 1?", "answer": "2"}]
-    assert given(train=rows)["train_dataset"]["solution"][:] == ["2"]
+    assert given(train=[{"problem": "1 + 1?", "answer": "2"}])["train_dataset"]["solution"][:] == ["2"]
     with pytest.raises(ValueError, match="none of the known schemas: found columns `text`; expected ") as told:
         given(train=[{"text": "1 + 1?"}])
     tell_mistake(told.value)

@@ -80,8 +80,7 @@ def test_every_recipe_parses_into_the_batches_of_its_header_on_the_processes_it_
     # The first score to compare with is that of the model before training.
     assert training_args.eval_on_start == (training_args.eval_strategy != "no")
     # A process on every GPU, and no GPU beside them; engines within a machine of eight.
-    hardware = read_header(recipe)["Hardware"]
-    (num_gpus,) = re.findall(r"^(any CPU|one GPU|\d+ GPUs)", hardware)
+    (num_gpus,) = re.findall(r"^(any CPU|one GPU|\d+ GPUs)", read_header(recipe)["Hardware"])
     assert num_processes == {"any CPU": 1, "one GPU": 1}.get(num_gpus) or int(num_gpus.split()[0])
     assert num_processes % training_args.vllm_tensor_parallel_size == 0
     assert training_args.vllm_tensor_parallel_size <= min(8, num_processes)
@@ -295,8 +294,7 @@ def test_sizes_in_prompts_stay_what_they_were_in_two_processes_and_through_a_res
     assert launch([*command, "--resume_from_checkpoint", "true", "--max_steps", "4"]) == 0
     output = "".join(capfd.readouterr())
     assert "16 rows = 1 process x 4 rows x 4 micro-batches; 2 optimizer steps of 2 prompts" in output
-    logs = logs_of(tmp_path / "out", 4)
-    rollouts = [log for log in logs if "dynamic_sampling/groups_trained" in log]
+    rollouts = [log for log in logs_of(tmp_path / "out", 4) if "dynamic_sampling/groups_trained" in log]
     assert [log["step"] for log in rollouts] == [1, 3]
     assert [log["dynamic_sampling/completions_trained"] for log in rollouts] == [16, 16]
 

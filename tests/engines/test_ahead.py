@@ -257,8 +257,7 @@ def test_a_run_that_is_resumed_with_a_round_in_flight_goes_on_bit_by_bit(make, t
     assert torch.equal(weights(resumed), weights(straight))
     assert untimed(resumed.state.log_history) == untimed(straight.state.log_history)
     # The answer is the checkpoint's: it was not asked for again.
-    num = len(resumed.client.asked)
-    assert sorted(resumed.client.asked) == sorted(straight.client.asked[-num:])
+    assert sorted(resumed.client.asked) == sorted(straight.client.asked[-len(resumed.client.asked) :])
     assert resumed.client.kinds[0] == "push"
 
 

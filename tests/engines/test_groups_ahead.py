@@ -219,8 +219,7 @@ def test_a_run_that_takes_turns_again_trains_first_on_what_the_checkpoint_holds(
     first.add_callback(OnStep(lambda step: wait_for_the_others(first, 0)))
     first.train()
     for num_rollouts in (0, 1):
-        settings = {**SAVES, "rollouts_ahead": num_rollouts}
-        resumed = make(f"{num_rollouts} ahead", **settings)
+        resumed = make(f"{num_rollouts} ahead", **{**SAVES, "rollouts_ahead": num_rollouts})
         resumed.train(resume_from_checkpoint=str(tmp_path / "ahead/checkpoint-2"))
         assert resumed.state.global_step == 5
         assert in_one(resumed.trained)[:6] == [13, 14, 16, 17, 19, 20]

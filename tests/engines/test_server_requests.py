@@ -189,8 +189,7 @@ class InNoGroup(VLLMClient):
 
 
 def client_of(server, kind=BoundClient, seconds=30.0):
-    facts = {"request_seconds": seconds, "vocab_size": 8}
-    client = type("Client", (kind, InNoGroup), facts)(base_url=server.url)
+    client = type("Client", (kind, InNoGroup), {"request_seconds": seconds, "vocab_size": 8})(base_url=server.url)
     for adapter in client.session.adapters.values():
         adapter.max_retries.backoff_factor = 0
     return client
@@ -404,7 +403,6 @@ def test_what_a_killed_run_of_the_same_folder_left_is_cleared(server, tmp_path):
     for root in (ours, theirs):
         (root / "v7").mkdir(parents=True)
     client_of(server, AdapterClient).clear(ours)
-    unloaded = [body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter"]
-    assert unloaded == ["trl-policy-a"]
+    assert [body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter"] == ["trl-policy-a"]
     assert not ours.exists()
     assert theirs.exists()

@@ -122,8 +122,7 @@ def texts(*num_correct):
 
 def test_a_comparison_by_hand(serve, tmp_path):
     base = evaluated(serve, tmp_path / "base", *texts(2, 1, 4))
-    trained = evaluated(serve, tmp_path / "trained", *texts(3, 4, 3), temperature=0.6)
-    change = compare(base, trained / "summary.json")
+    change = compare(base, evaluated(serve, tmp_path / "trained", *texts(3, 4, 3), temperature=0.6) / "summary.json")
     avg = change["metrics"]["avg@4"]
     assert (avg["base"], avg["trained"]) == pytest.approx((7 / 12, 10 / 12))
     assert avg["difference"] == estimate_mean([1 / 4, 3 / 4, -1 / 4], (-1, 1))._asdict()
@@ -142,8 +141,7 @@ def test_a_comparison_by_hand(serve, tmp_path):
 
 def test_problems_are_paired_by_id_not_by_position(serve, tmp_path):
     base = evaluated(serve, tmp_path / "base", *texts(0, 1, 4))
-    trained = evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1])
-    change = compare(base, trained)
+    change = compare(base, evaluated(serve, tmp_path / "trained", *texts(0, 1, 4), order=[2, 0, 1]))
     assert change["metrics"]["avg@4"]["difference"]["mean"] == change["metrics"]["avg@4"]["num_differing"] == 0
     assert change["gained"] == change["lost"] == []
 

@@ -176,8 +176,7 @@ def test_a_server_that_goes_down_is_one_error_and_costs_nothing(serve, tmp_path)
     server = serve(script)
     with pytest.raises(ConnectionError) as error:
         ask(server, sums(4), tmp_path, num_retries=2)
-    message = re.escape(f"{server.url} does not answer (asked 3 times): ")
-    assert re.match(message, str(error.value))
+    assert re.match(re.escape(f"{server.url} does not answer (asked 3 times): "), str(error.value))
     assert "5 of 16 completions are in" in str(error.value)
     assert not (tmp_path / "summary.json").exists()
     again = serve(lambda body: "Answer: 2")
@@ -197,8 +196,7 @@ def test_hostile_completions_are_kept_and_scored(serve, tmp_path):
         "{" * 100_000,
         "\u202eright to left\nAnswer: 2",
     ]
-    summary = ask(serve(Deal(only=hostile)), sums(1), tmp_path, k=8)
-    assert summary["problems"][0]["num_correct"] == 4
+    assert ask(serve(Deal(only=hostile)), sums(1), tmp_path, k=8)["problems"][0]["num_correct"] == 4
     with open(tmp_path / "completions.jsonl", encoding="ascii") as file:
         kept = [json.loads(line)["text"] for line in file.read().split("\n")[1:-1]]
     assert sorted(kept) == sorted(hostile)
@@ -214,8 +212,7 @@ def test_a_server_that_keeps_what_the_model_wrote_from_the_text_is_a_warning(ser
         message = {"role": "assistant", "content": content, field: "1 and 1 make 2"}
         return 200, {"choices": [{"message": message, "finish_reason": "length"}]}
 
-    summary = ask(serve(script), mixed_prompts(2), tmp_path, max_completion_length=77)
-    assert summary["metrics"]["avg@4"]["mean"] == 0.0
+    assert ask(serve(script), mixed_prompts(2), tmp_path, max_completion_length=77)["metrics"]["avg@4"]["mean"] == 0.0
     # One line, not one a completion.
     (record,) = [record for record in caplog.records if "reasoning" in record.getMessage()]
     assert "has put what the model wrote into `reasoning_content`, which is not scored" in record.getMessage()
@@ -232,7 +229,6 @@ def test_reasoning_beside_an_answer_is_no_warning(serve, tmp_path, caplog):
 
 
 def test_lengths_that_a_server_does_not_say_are_not_made_up(serve, tmp_path):
-    server = serve(lambda body: (200, {"choices": [{"text": "Answer: 2"}]}))
-    summary = ask(server, sums(1), tmp_path)
+    summary = ask(serve(lambda body: (200, {"choices": [{"text": "Answer: 2"}]})), sums(1), tmp_path)
     assert (summary["mean_length"], summary["truncated"]) == (None, 0.0)
     assert summary["metrics"]["avg@4"]["mean"] == 1.0

@@ -43,8 +43,7 @@ def test_a_killed_evaluation_continues_without_asking_for_anything_twice(serve, 
         withheld.release()
         is_over.wait()
 
-    server = serve(answers_ten_and_no_more)
-    command = [sys.executable, "-c", KILLED, str(problems), str(tmp_path / "run"), server.url]
+    command = [sys.executable, "-c", KILLED, str(problems), str(tmp_path / "run"), serve(answers_ten_and_no_more).url]
     environment = {**os.environ, "PYTHONPATH": str(Path(evaluation.__file__).parents[2])}
     with subprocess.Popen(command, env=environment) as process:
         # No thread asks before its last answer is on disk: once all three wait, all ten are.
@@ -68,8 +67,7 @@ def test_more_completions_of_each_problem_continue_a_finished_evaluation(serve, 
     ask(server, sums(3), tmp_path / "raised", k=2)
     raised = ask(server, sums(3), tmp_path / "raised", k=8)
     assert len(server.requests) == len(set(server.asked)) == 3 * 8
-    at_once = ask(server, sums(3), tmp_path / "at once", k=8)
-    assert raised == at_once
+    assert raised == ask(server, sums(3), tmp_path / "at once", k=8)
     assert 0 < raised["metrics"]["avg@8"]["mean"] < 1
     # fewer are among those that are there
     assert ask(server, sums(3), tmp_path / "raised", k=2)["problems"][0]["num_completions"] == 2
@@ -93,8 +91,7 @@ def test_a_row_without_a_gold_answer_can_be_left_out_and_the_evaluation_goes_on(
         file.write('{"problem": "Show that 2 is even.", "answer": "proof"}\n')
     with pytest.raises(ValueError, match=r"line 3 .*`answer` is 'proof'"):
         ask(server, problems_file, tmp_path / "run")
-    again = ask(server, problems_file, tmp_path / "run", on_bad_rows="skip")
-    assert again["metrics"] == first["metrics"]
+    assert ask(server, problems_file, tmp_path / "run", on_bad_rows="skip")["metrics"] == first["metrics"]
     assert len(server.requests) == 2 * 4
 
 
@@ -135,8 +132,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_both_values(serve, t
 
 def test_another_training_of_the_same_name_is_refused(serve, tmp_path, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    server = serve(lambda body: "Answer: 2")
-    settings = {"base_url": server.url, "k": 1, "progress": False}
+    settings = {"base_url": serve(lambda body: "Answer: 2").url, "k": 1, "progress": False}
     model.save_pretrained(tmp_path / "trained")
     evaluate(tmp_path / "trained", sums(1), tmp_path / "eval", **settings)
     with torch.no_grad():

@@ -37,8 +37,7 @@ def test_the_summary_by_hand(serve, tmp_path):
     easy = summary["sources"]["easy"]
     assert (easy["num_problems"], easy["metrics"]["avg@4"]["mean"], easy["truncated"]) == (2, 3 / 8, 1 / 8)
     # one problem, solved, says next to nothing
-    maj = summary["sources"]["hard"]["metrics"]["maj@4"]
-    assert maj == pytest.approx({"mean": 1, "low": 0, "high": 1}, abs=1e-3)
+    assert summary["sources"]["hard"]["metrics"]["maj@4"] == pytest.approx({"mean": 1, "low": 0, "high": 1}, abs=1e-3)
     second = {"id": "id2", "source": "easy", "num_correct": 1, "num_completions": 4, "maj": 0.0}
     assert summary["problems"][1] == second
     written = json.loads((tmp_path / "summary.json").read_text())
@@ -70,8 +69,7 @@ def test_every_completion_is_a_row_of_the_parquet_file(serve, tmp_path):
 
 def test_equal_ids_of_two_sources_are_two_problems(serve, tmp_path):
     dataset = sums(2, id=["1", "1"], source=["easy", "hard"])
-    texts = {"first": ["Answer: 2"] * 4, "second": ["Answer: 0"] * 4}
-    base = ask(serve(Deal(**texts)), dataset, tmp_path / "base")
+    base = ask(serve(Deal(**{"first": ["Answer: 2"] * 4, "second": ["Answer: 0"] * 4})), dataset, tmp_path / "base")
     assert base["metrics"]["avg@4"]["mean"] == 0.5
     assert [base["sources"][source]["metrics"]["avg@4"]["mean"] for source in ("easy", "hard")] == [1.0, 0.0]
     ask(serve(lambda body: "Answer: 3"), dataset, tmp_path / "trained")

@@ -61,8 +61,7 @@ def test_a_problem_has_its_id_and_none_is_no_id():
 )
 def test_a_source_that_is_no_name_tells_no_scores_apart(tiny_model, tmp_path, sources):
     trainer = make(tiny_model, tmp_path, Answers(prompt_0="7", prompt_1="3", prompt_2="73"))
-    metrics = trainer.evaluate(prompts(3, source=sources))
-    assert scores_of(metrics) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
+    assert scores_of(trainer.evaluate(prompts(3, source=sources))) == {"avg@4": 0.5, "pass@4": 2 / 3, "maj@4": 0.5}
 
 
 def test_prompts_with_an_image_and_no_id_are_not_taken_for_one_another():
@@ -164,8 +163,7 @@ def test_predictions_have_scores_of_their_own_and_they_and_what_is_aborted_leave
 
 
 def test_where_nothing_says_what_is_right_there_are_no_scores(tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, Answers(prompt_0="7733"), [is_seven, is_formatted])
-    metrics = trainer.evaluate(prompts(1))
+    metrics = make(tiny_model, tmp_path, Answers(prompt_0="7733"), [is_seven, is_formatted]).evaluate(prompts(1))
     assert scores_of(metrics) == {}
     assert metrics["eval_rewards/is_seven/mean"] == 0.0
 

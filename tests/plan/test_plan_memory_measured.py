@@ -43,8 +43,7 @@ def small_model(dtype, lora, experts=False):
     asked = {"use_peft": True, "lora_r": 8, "lora_target_modules": lora["target_modules"]}
     asked |= {"lora_modules_to_save": lora.get("modules_to_save"), "use_dora": lora.get("use_dora", False)}
     others = ("lora_target_parameters", "lora_dropout", "load_in_4bit", "load_in_8bit")
-    adapter = read_adapter(SimpleNamespace(**asked, **dict.fromkeys(others)), shape)
-    return model.train(), shape, adapter
+    return model.train(), shape, read_adapter(SimpleNamespace(**asked, **dict.fromkeys(others)), shape)
 
 
 def peak_bytes(step) -> int:

@@ -11,7 +11,9 @@ from trl import ModelConfig
 
 from trl_dapo import DAPOConfig
 from trl_dapo.cli.train import LaunchArguments, make_parser
+from trl_dapo.plan import plan
 from trl_dapo.plan.recipe import declared_fields, read, read_sharding
+from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
 
 
 def test_sharding_is_read_from_accelerates_file():
@@ -53,8 +55,32 @@ def test_what_a_run_passes_to_accelerate_is_no_matter_of_a_plan_but_its_configur
 
 
 @pytest.mark.parametrize("no", [False, "false", "no"])  # of YAML, and of a command line
-def test_off_in_a_recipe_is_no_false_and_a_run_with_tools_is_planned_as_it_samples(write, tmp_path, no):
+def test_off_in_a_recipe_is_no_false(write, tmp_path, no):
     off = dict.fromkeys(("dynamic_sampling_screen", "dynamic_sampling_memory"), no)
-    for settings in (tiny_config(tmp_path, **off), read(write("any CPU", {**TINY_RUN, **off})).settings):
+    for settings in (tiny_config(tmp_path, **off), plan(write("any CPU", {**TINY_RUN, **off})).recipe.settings):
         assert (settings.dynamic_sampling_screen, settings.dynamic_sampling_memory) == ("off", False)
-    assert read(write("any CPU", {**TINY_RUN, "tools": ["json.loads"]})).settings.dynamic_sampling_screen == "off"
+
+
+OFF = MEMORY, SCREEN = ["dynamic_sampling_memory", "dynamic_sampling_screen"]
+TWO = {"reward_funcs": ["math_verify", "dapo_math"]}
+
+
+@pytest.mark.parametrize(
+    ("off", "fields"),
+    [
+        ([], {"reward_funcs": None}),
+        ([SCREEN], {"tools": ["json.loads"]}),
+        ([SCREEN], {"use_cpu": False}),
+        (OFF, TWO),
+        ([], {**TWO, "reward_weights": [1, 0]}),
+        ([], {**TWO, "dynamic_sampling_rewards": ["math_verify"]}),
+        (OFF, {"reward_funcs": None, "reward_model_name_or_path": "org/judge"}),
+    ],
+)
+def test_a_run_is_planned_as_it_samples(write, off, fields):
+    on = "1 GPU of 80 GB" if "use_cpu" in fields else "any CPU"
+    settings = vars(plan(write(on, {**TINY_RUN, **fields})).recipe.settings)
+    assert {name: settings[name] for name in PAPER} == CHEAPEST | {name: PAPER[name] for name in off}
+    if MEMORY in off:
+        with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs one reward that says what is r"):
+            plan(write(on, {**TINY_RUN, **fields, "dynamic_sampling_memory": True}))

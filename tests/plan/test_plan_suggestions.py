@@ -56,8 +56,7 @@ def test_what_would_help_is_taken_by_the_configs(write, launched_on, hardware, f
         after = other.recipe.settings
         assert not (after.rollouts_ahead and (after.load_in_4bit or after.tools)), words  # a run refuses it
         changed = re.findall(r"(\w+): ", re.sub(r"\{.*\}", "", words))
-        given = {**recipe, **{name: getattr(after, name) for name in changed}}
-        copy = Path(write("any CPU", given))
+        copy = Path(write("any CPU", {**recipe, **{name: getattr(after, name) for name in changed}}))
         launched_on(other.recipe.cluster.num_train)
         _, args, _ = make_parser().parse_args_and_config(["--config", str(copy), "--use_cpu", "true", "--bf16=false"])
         assert args.batch_arithmetic == other.batches.arithmetic, words

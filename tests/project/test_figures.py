@@ -83,5 +83,4 @@ def test_every_figure_of_a_page_has_a_place_where_it_was_measured_or_is_known_to
             assert words in plain(PAGES[name]), words
             text = text.replace(words, "")
     text = re.sub(r"`[^`]*`", "", text)
-    left = [(match[0], text[max(match.start() - 40, 0) : match.end() + 20]) for match in FIGURE.finditer(text)]
-    assert left == []
+    assert [(match[0], text[max(match.start() - 40, 0) : match.end() + 20]) for match in FIGURE.finditer(text)] == []

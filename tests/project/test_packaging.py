@@ -71,8 +71,7 @@ def test_a_wheel_holds_every_module_and_every_recipe_once(wheel):
     patterns = ("*.yaml", "*.jsonl", "*/*.yaml", "*/*.sbatch")
     recipes = [path for pattern in patterns for path in (ROOT / "recipes").glob(pattern)]
     assert len(recipes) >= 15
-    wanted = modules | {f"trl_dapo/{path.relative_to(ROOT)}" for path in recipes}
-    assert wanted - set(names) == set()
+    assert (modules | {f"trl_dapo/{path.relative_to(ROOT)}" for path in recipes}) - set(names) == set()
     assert "trl_dapo/py.typed" in names  # without which type checkers take the package for untyped
     # Two copies: the ablation and what a test left would be in the wheel by accident.
     assert [name for name in names if name.startswith("recipes/") or "ablation" in name] == []

@@ -36,8 +36,7 @@ def save_model(folder, tokenizer):
 
 
 def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
-    settings = ladder.run.settings_of("+ token-level loss")
-    job = Job("ladder", "+ token-level loss", 0, settings, num_rollouts=2)
+    job = Job("ladder", "+ token-level loss", 0, ladder.run.settings_of("+ token-level loss"), num_rollouts=2)
     result = ladder.run.run(job, save_model(tmp_path / "checkpoint", build_tokenizer()), tmp_path)
     assert json.loads(json.dumps(result)) == result  # it is kept in a file
     assert result["accuracy"] < 0.05  # a random model
@@ -75,8 +74,7 @@ def test_a_run_of_a_mechanism_is_probed_before_and_after(trainer, tmp_path, monk
 def test_without_ms_swift_our_own_methods_run_and_leave_their_figures(tmp_path):
     jobs = peers.jobs_of(range(1), {"quickstart": 1, "one in ten": 1})
     assert {job.arm for job in jobs} == set(peers.OURS)
-    checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
-    figures = peers.figures_of(peers.run(jobs[0], checkpoint, tmp_path))
+    figures = peers.figures_of(peers.run(jobs[0], save_model(tmp_path / "checkpoint", build_tokenizer()), tmp_path))
     # A model with random weights: all rounds that it may take.
     assert (figures["rollouts"], figures["rounds"], figures["fallbacks"]) == (1, 30, 1)
     assert 30 * 128 <= figures["tokens"] <= 30 * 128 * 8

@@ -218,8 +218,7 @@ ENDED = {"step": 40, "train_runtime": 9.0}
     ],
 )
 def test_the_table_says_how_far_a_run_came(tmp_path, log_history, state):
-    page = Page(write_report([write_state(tmp_path / "run", log_history)]))
-    assert state in page.text
+    assert state in Page(write_report([write_state(tmp_path / "run", log_history)])).text
 
 
 def test_the_figures_in_the_table_are_the_logs(tmp_path):
@@ -239,8 +238,7 @@ def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
 
 
 def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
-    figure = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""])
-    (axes,) = figure.axes
+    (axes,) = plot_panel(TIMELINE, [[entry(step) for step in range(1, 11)]], [""]).axes
     # 5 s of updates, 1 of an evaluation, 6 of sampling, 2 of scoring; each in the middle of its rollout's line.
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 1), (6, 6), (12, 2)] * 8
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(step) for step in range(3, 11)]

@@ -182,8 +182,7 @@ def test_one_stall_costs_no_verdict(light, scripted, pool, caplog):
     scripted("FOR_GOOD = False\n" + STALL)
     texts, logged = ["$\\boxed{7}$", "\\boxed{9}", "\\boxed{8}", "\\boxed{08}"], {}
     golds = ["7", "7", "08", "08"]
-    reward = pool(timeout=0.2, num_workers=2)
-    assert reward(texts, golds, log_metric=logged.__setitem__) == [1.0, 0.0, 1.0, 1.0]
+    assert pool(timeout=0.2, num_workers=2)(texts, golds, log_metric=logged.__setitem__) == [1.0, 0.0, 1.0, 1.0]
     assert logged == {"math_verify/killed": 0.0, "math_verify/worker_restarts": 2.0, "math_verify/hopeless_golds": 0.0}
     assert not caplog.records
 
@@ -229,8 +228,7 @@ def test_a_worker_that_has_cached_too_much_is_replaced_before_it_costs_a_verdict
     reward(["\\boxed{1}"], ["1"])
     started = pids(reward)
     # math-verify caches its last matches, and with them these texts of 20 MB each
-    texts = [f"\\boxed{{{i}}}" + "\U0001f600" * 5_000_000 for i in range(4)]
-    assert reward(texts, ["3"] * 4) == [0.0, 0.0, 0.0, 1.0]
+    assert reward([f"\\boxed{{{i}}}" + "\U0001f600" * 5_000_000 for i in range(4)], ["3"] * 4) == [0.0, 0.0, 0.0, 1.0]
     assert pids(reward) != started
     before = math_worker._address_space()  # what tells it, also where nothing of it was touched
     with mmap.mmap(-1, 1024 * MIB):

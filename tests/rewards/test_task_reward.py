@@ -44,8 +44,8 @@ def test_a_setting_that_needs_a_right_and_a_wrong_asks_for_the_name(options):
     with pytest.raises(ValueError, match=f"`dynamic_sampling_{name}=.*several reward functions decide: 'accuracy', "):
         choose(["accuracy", "format"], **options)
     assert choose(["accuracy", "format"], ["accuracy"], **options).knows_right
-    why = choose(["accuracy", "format"]).why_refused("the memory")
-    assert "memory needs to know which completions are right, but several" in why
+    why = choose(["accuracy", "format"]).no_verdict
+    assert "needs to know which completions are right, but several" in why
     assert "`dynamic_sampling_rewards`" in why
 
 
@@ -57,7 +57,7 @@ def test_a_length_penalty_alone_decides_and_nothing_is_right_by_it():
 def test_each_prompt_counts_once_in_the_accuracy_and_one_that_was_skipped_as_was_expected():
     groups = [torch.tensor([[1.0], [0.0]]), torch.ones(4, 1), torch.full((2, 1), math.nan)]
     assert choose(["accuracy"]).metrics(groups, [0.3]) == {"task_accuracy": pytest.approx((0.5 + 1 + 0.3) / 3)}
-    why = choose(["score"], models=["score"]).why_refused("the memory")
+    why = choose(["score"], models=["score"]).no_verdict
     assert "'score' gives scores. Set `dynamic_sampling_accuracy_threshold`" in why
 
 

@@ -278,8 +278,7 @@ def is_right(text, answer):
 
 
 def shortest_right(completions, answer):
-    right = [len(text) for text, gold in zip(completions, answer, strict=True) if is_right(text, gold)]
-    best = min(right, default=0)
+    best = min([len(text) for text, gold in zip(completions, answer, strict=True) if is_right(text, gold)], default=0)
     return [is_right(text, gold) * (1.0 + (len(text) == best)) for text, gold in zip(completions, answer, strict=True)]
 
 

@@ -75,8 +75,7 @@ def test_ranks_have_equal_shares_by_one_more_of_the_last_first_few():
 @pytest.mark.parametrize("num_ranks", [2, 3, 8, 16])
 def test_whatever_is_half_asked_ranks_get_equal_shares(num_ranks):
     for rest in range(1, 8):
-        asks = [Ask("a", {}, rest, Group(0, 0))]
-        even = in_equal_shares(asks, 8, num_ranks, lambda num: [Ask("b", {}, 8)] * num)
+        even = in_equal_shares([Ask("a", {}, rest, Group(0, 0))], 8, num_ranks, lambda num: [Ask("b", {}, 8)] * num)
         assert sum(ask.num for ask in even) % num_ranks == 0
         # One completion has nothing to be compared with: where one is missing, each rank takes one more.
         assert all(2 <= ask.num <= 8 for ask in even[1:])

@@ -21,8 +21,7 @@ def generated(lengths, logprobs=None):
     """What TRL's `_generate` returns for completions of these lengths; row i holds the token ids i, i, ..."""
     completion_ids = [[i] * length for i, length in enumerate(lengths)]
     prompt_ids = [[100 + i] for i in range(len(lengths))]
-    texts = [f"completion {i}" for i in range(len(lengths))]
-    return prompt_ids, completion_ids, None, texts, logprobs, {}, None, []
+    return prompt_ids, completion_ids, None, [f"completion {i}" for i in range(len(lengths))], logprobs, {}, None, []
 
 
 def round_of(lengths, **kwargs):
@@ -32,8 +31,7 @@ def round_of(lengths, **kwargs):
 
 
 def test_what_was_recorded_is_replayed():
-    made = generated([2, 3], logprobs=[[-0.5, None], [-1.0, -2.0, -3.0]])
-    rows = Rows.from_generated(made, ["a", "b"])
+    rows = Rows.from_generated(generated([2, 3], logprobs=[[-0.5, None], [-1.0, -2.0, -3.0]]), ["a", "b"])
     prompt_ids, completion_ids, tool_mask, texts, logprobs, extra, images, tool_images = rows.as_generated()
     assert [ids.tolist() for ids in prompt_ids] == [[100], [101]]
     assert [ids.tolist() for ids in completion_ids] == [[0, 0], [1, 1, 1]]
@@ -90,8 +88,7 @@ def test_a_row_whose_tools_returned_images_is_not_cut():
 
 
 def test_rows_are_put_in_the_order_of_their_places():
-    rows = round_of([3, 1, 2]).rows.exchange([2, 0, 1], 3, CPU)
-    assert [len(ids) for ids in rows.completion_ids] == [1, 2, 3]
+    assert [len(ids) for ids in round_of([3, 1, 2]).rows.exchange([2, 0, 1], 3, CPU).completion_ids] == [1, 2, 3]
 
 
 def test_carried_groups_survive_a_checkpoint_that_loads_only_weights(tmp_path):

@@ -168,10 +168,10 @@ def test_mask_asks_once_for_the_batch():
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        (100, {"max_round_size": 30, "multiple_of": 8}, 24),
-        (100, {"max_round_size": 3, "multiple_of": 8}, 8),
+        (96, {"max_round_size": 30, "num_ranks": 8}, 24),
+        (96, {"max_round_size": 3, "num_ranks": 8}, 8),
         (10, {"batch_multiplier": 2.55}, 25),
-        (10, {"batch_multiplier": 2.55, "multiple_of": 4}, 28),
+        (10, {"batch_multiplier": 2.55, "num_ranks": 8}, 28),
         (10, {"batch_multiplier": 2.55, "max_round_size": 20}, 20),
     ],
     ids=str,
@@ -249,7 +249,7 @@ def test_carried_groups_train_and_need_not_be_sampled():
 
 @pytest.mark.parametrize(
     ("options", "num_accepted", "num_carried"),
-    [({}, 5, 0), ({"carries": True, "multiple_of": 2}, 7, 2), ({"carries": True}, 40, 4)],
+    [({}, 5, 0), ({"carries": True, "num_ranks": 4}, 7, 2), ({"carries": True}, 40, 4)],
     ids=["discarded", "shared by the ranks", "one batch"],
 )
 def test_what_is_carried_can_be_shared_by_the_ranks_and_fits_one_batch(options, num_accepted, num_carried):
@@ -365,13 +365,21 @@ def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_
     assert sizes[0] == sizes[1] > 600
 
 
+@pytest.mark.parametrize(("target", "screen", "size"), [(4, None, 2), (4, "4", 1), (3, None, 1)])
+def test_where_nothing_shows_that_rewards_judge_alone_a_rank_has_whole_groups(target, screen, size):
+    """Of three missing groups of eight two ranks sample two each; of batches that are torn as TRL's, one less."""
+    sampler = new(target, num_generations=8, max_round_size=3, num_ranks=2, screen=screen)
+    assert sampler.multiple_of == size
+    assert len(sampler.next_prompts()) % size == 0
+
+
 def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screened_any_more():
-    """Five of eight are the rest of one group; two ranks share 5 + 3 * 8 and three of one prompt more."""
+    """Five of eight are the rest of one group; two ranks share 5 + 2 * 8 and three of one prompt more."""
     half = {Group(0, 0): Ask("a", {}, 3)}
-    sampler = Sampler(stream(), target=4, num_generations=8, num_ranks=2)
+    sampler = Sampler(stream(), target=3, num_generations=8, num_ranks=2)
     sampler.carry([], half)
     sampler.begin()
-    assert [ask.num for ask in sampler.next_prompts()] == [5, 8, 8, 8, 3]
+    assert [ask.num for ask in sampler.next_prompts()] == [5, 8, 8, 3]
 
 
 def test_a_group_half_asked_for_equal_shares_is_asked_for_its_rest():
@@ -397,8 +405,7 @@ def drawn_twice(num_half, options, at_resume, lost=None):
     drawn = one.in_flight
     if lost is not None:
         half[lost] = half[lost]._replace(example={"prompt": "another"})
-    rows = {"rounds": [], "half": state_of(half)}
-    other, _ = resumed(saved(one), rows, **options | at_resume)
+    other, _ = resumed(saved(one), {"rounds": [], "half": state_of(half)}, **options | at_resume)
     return (drawn, one.stream.state_dict()), (other.in_flight, other.stream.state_dict())
 
 
@@ -429,11 +436,9 @@ def test_first_few_that_pass_count_for_as_much_as_groups_that_a_band_accepts_in_
     takes, and two at 3 of 4, which it does not: half of what passes is accepted, so one of four of what is asked.
     """
     sampler = new(4, num_generations=4, screen=2)
-    asks = sampler.next_prompts()[:4]
-    screened_round(sampler, asks, [1, 1, 0, 0])
+    screened_round(sampler, sampler.next_prompts()[:4], [1, 1, 0, 0])
     assert (sampler.acceptance.num_accepted, sampler.acceptance.num_groups) == (2, 4)  # nothing else is known
-    rests = [ask for ask in sampler.next_prompts() if ask.first]
-    screened_round(sampler, rests, [0, 2])
+    screened_round(sampler, [ask for ask in sampler.next_prompts() if ask.first], [0, 2])
     share = (0.95 + 1) / (0.95 + 2)  # one of two, beside one that stands for no band and fades
     assert sampler.share_completed == pytest.approx(share)
     before = sampler.acceptance.num_accepted
@@ -481,8 +486,7 @@ def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_
 
 
 KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
-KINDS += [{"target": 1, "screen": "auto"}, {"multiple_of": 4, "num_ranks": 32}]
-KINDS += [{"screen": 3, "multiple_of": 2, "num_ranks": 16}]
+KINDS += [{"target": 1, "screen": "auto"}, {"num_ranks": 32}, {"screen": 3, "num_ranks": 16}]
 
 
 @pytest.mark.parametrize("num_batches", [1.0, 1.3, 2.5])
@@ -682,8 +686,7 @@ def test_no_group_trains_that_is_older_than_two_rollouts():
 def test_what_is_half_asked_is_given_up_once_its_first_few_are_two_rollouts_old():
     sampler = new(4, carries=True, screen=1)
     blank_B = torch.zeros(2)
-    half = half_asked(sampler.stream, 2, num=1)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], half)
+    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], half_asked(sampler.stream, 2, num=1))
     sampler.begin()
     assert sampler.batch().half == [Group(0, 1)]
 
@@ -709,8 +712,7 @@ def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():
     options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
     sampler = new(4, **options)
     blank_B = torch.zeros(3)
-    half = half_asked(sampler.stream, 3, num=1)
-    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half)
+    sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half_asked(sampler.stream, 3, num=1))
     sampler.draw_ahead()
     asked = sampler.in_flight
     assert names(asked)[:2] == ["0", "1"]  # a round has room for the rest of two
@@ -813,9 +815,9 @@ def test_nothing_is_asked_for_that_no_rollout_would_train(monkeypatch):
     assert len(sampler.in_flight) == 4
 
 
-@pytest.mark.parametrize(("num_ranks", "multiple_of"), [(4, 2), (6, 3)])
-def test_the_ranks_have_equal_shares_of_whatever_is_taken_in(monkeypatch, num_ranks, multiple_of):
-    sampler = two_ahead(monkeypatch, num_ranks=num_ranks, multiple_of=multiple_of)
+@pytest.mark.parametrize("num_ranks", [4, 6])
+def test_the_ranks_have_equal_shares_of_whatever_is_taken_in(monkeypatch, num_ranks):
+    sampler = two_ahead(monkeypatch, num_ranks=num_ranks)
     sampler.draw_ahead()
     for _ in range(4):
         while asks := sampler.next_prompts():

@@ -102,6 +102,7 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         {"dynamic_sampling_min_accuracy": 0.25, "dynamic_sampling_max_accuracy": 0.75},  # 2 of 4 lies between
         {"top_entropy_quantile": 0.0},  # the highest entropy alone
         {"max_tokens_generated": 1e9},
+        {"top_p": None, "repetition_penalty": None, "num_generations_eval": 0},  # as TRL takes them
         {"epsilon": 0.0},
         {"max_completion_length": None},
         {"scale_rewards": False},

@@ -18,6 +18,7 @@ DEFAULTS = declared_fields()  # of a config, read without importing it
 FACTS = {"groups_per_rollout": 8, "num_ranks_sharing_a_row": 1, "reward_names": ["accuracy", "format"]}
 FACTS |= {"feels_padding": None, "has_images": False, "has_group_filter": False, "has_rollout_func": False}
 FACTS |= {"has_environments": False, "has_tools": False, "is_quantized": False, "trains_float32": True}
+FACTS |= {"no_verdict": None}
 CARRY = {"dynamic_sampling_surplus": "carry"}
 AHEAD = {"rollouts_ahead": 1, "use_vllm": True, "vllm_mode": "server", **CARRY}
 FILTER = {"has_group_filter": True}
@@ -34,7 +35,12 @@ def test_the_defaults_break_no_rule():
 
 
 def test_what_leaves_the_policys_distribution_as_it_is_may_be_sampled_ahead():
-    plain = {"top_k": -1, "min_p": 0.0, "generation_kwargs": {"stop": ["\n"], "top_p": 1.0}}
+    plain = {
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": None,
+        "generation_kwargs": {"stop": ["\n"], "top_p": 1.0},
+    }
     assert why_refused(settings(**AHEAD, **plain)) is None
 
 
@@ -59,7 +65,7 @@ def test_beams_are_taken_where_transformers_samples_them():
 
 OFF = {"use_dynamic_sampling": False}
 MASK = {"dynamic_sampling_mode": "mask"}
-BUDGET = {"max_tokens_per_microbatch": 64}
+SCREEN, BUDGET = {"dynamic_sampling_screen": "auto"}, {"max_tokens_per_microbatch": 64}
 IN_MODE_MASK = "has no effect with `dynamic_sampling_mode='mask'`, which samples"
 STEPS = "`optim='galore_adamw_layerwise'` steps inside every backward pass: each micro-batch would be a step"
 SETTINGS = [
@@ -69,6 +75,8 @@ SETTINGS = [
     ({**MASK, "dynamic_sampling_on_exhausted": "error"}, f"`dynamic_sampling_on_exhausted='error'` {IN_MODE_MASK}"),
     ({**MASK, **CARRY}, f"`dynamic_sampling_surplus='carry'` {IN_MODE_MASK}"),
     ({**MASK, "dynamic_sampling_max_round_size": 2}, f"`dynamic_sampling_max_round_size=2` {IN_MODE_MASK}"),
+    ({**MASK, "dynamic_sampling_max_rounds": 3}, f"`dynamic_sampling_max_rounds=3` {IN_MODE_MASK}"),
+    ({**SCREEN, "num_generations": 2}, "`dynamic_sampling_screen='auto'` has no effect with `num_generations=2`: a "),
     ({**MASK, "batch_multiplier": 3.0}, f"`batch_multiplier=3.0` {IN_MODE_MASK}"),
     ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with `dynamic_sampling_mode='filter'`. Set `"),
     ({**CARRY, "dynamic_sampling_mode": "replace"}, "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampli"),
@@ -112,7 +120,7 @@ TWO_A_ROW = {"num_ranks_sharing_a_row": 2}
 ROPE = {"feels_padding": "its rope type 'dynamic' depends on the number of columns"}
 TWINS = {**FILTER, "reward_names": ["exact", "length", "exact"]}
 BAND = {"dynamic_sampling_max_accuracy": 0.9}
-MEMORY = {"dynamic_sampling_memory": True}
+MEMORY, NO_VERDICT = {"dynamic_sampling_memory": True}, {"no_verdict": "needs a name."}
 IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
 
 
@@ -128,6 +136,8 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         (OFF, FILTER, "A `group_filter` has no effect ... Leave it out, or set `use_dynamic_sampling=True`."),
         ({}, TWINS, "A `group_filter` ... but 2 reward functions are called 'exact'. Give each a name of its own ("),
         (MEMORY, FILTER, "`dynamic_sampling_memory=True` has no effect ... Leave one of them out."),
+        (MEMORY, NO_VERDICT, "`dynamic_sampling_memory=True` needs a name."),
+        (SCREEN, NO_VERDICT, "`dynamic_sampling_screen='auto'` needs a name."),
         (BAND, FILTER, "`dynamic_sampling_max_accuracy=0.9` has no effect ... Leave one of them out."),
         (AHEAD, {"has_rollout_func": True}, "`rollouts_ahead=1` ... a `rollout_func`, ... Set `rollouts_ahead=0`."),
         (AHEAD, {"has_environments": True}, "`rollouts_ahead=1` ... environments, ... Set `rollouts_ahead=0`."),
@@ -150,7 +160,8 @@ def test_facts_that_settings_do_not_go_with_are_refused_with_the_way_out(changed
     ("changed", "facts"),
     [
         ({"use_dynamic_sampling": False, **CARRY}, {"has_images": True, "feels_padding": "so"}),
-        ({"use_dynamic_sampling": False}, {"num_ranks_sharing_a_row": 2}),
+        ({"use_dynamic_sampling": False, **MEMORY}, {"num_ranks_sharing_a_row": 2, **NO_VERDICT}),
+        ({"dynamic_sampling_screen": "4"}, NO_VERDICT),
         ({"loss_type": "grpo"}, {"feels_padding": "so"}),
         ({"loss_type": "grpo", "optim": "lomo"}, {}),
         ({"use_transformers_continuous_batching": True, "bf16": True}, {"trains_float32": False}),

@@ -77,8 +77,7 @@ def axolotl(monkeypatch):
             if package not in sys.modules:
                 monkeypatch.setitem(sys.modules, package, ModuleType(package))
         vars(sys.modules[name]).update(values)
-    plugin = importlib.import_module("trl_dapo.integrations.axolotl").DAPOPlugin()
-    yield plugin, GRPOStrategy
+    yield importlib.import_module("trl_dapo.integrations.axolotl").DAPOPlugin(), GRPOStrategy
     del sys.modules["trl_dapo.integrations.axolotl"]
 
 

@@ -31,8 +31,7 @@ def adapter_config(**overrides):
 def trained_before(tiny_model):
     """A model with an adapter that is no longer what it was initialised to."""
     torch.manual_seed(1)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    return get_peft_model(base, adapter_config(init_lora_weights=False))
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), adapter_config(init_lora_weights=False))
 
 
 def make(tiny_model, tmp_path, adapter, cls=ScriptedTrainer, **overrides):

@@ -61,6 +61,15 @@ def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, caps
     assert "every group is sampled whole, as in the paper" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("stated", [{}, {"min_replace_ratio": 0.5, "dynamic_sampling_memory": True}])
+def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny_model, tmp_path, capsys, stated):
+    off = dict.fromkeys(PAPER) | {"use_dynamic_sampling": False, "dynamic_sampling_rewards": ["right"]} | stated
+    args = tiny_config(tmp_path, **off)
+    ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(8), script=mixed_unless_multiple_of_3).train()
+    said = "off: no effect has `min_replace_ratio=0.5`, `dynamic_sampling_memory=True`." in capsys.readouterr().out
+    assert said == bool(stated)
+
+
 @pytest.mark.parametrize(
     ("settings", "off", "why"),
     [

@@ -60,8 +60,7 @@ def test_a_tool_is_called_once_a_completion_and_its_result_is_not_trained_on(too
     num_answer_tokens, num_call_tokens = 0, 0
     columns = [rollout[name] for name in ("completion_ids", "tool_mask", "completion_mask")]
     for ids, tool_mask, mask in zip(*columns, strict=True):
-        own = trainer._tokenizer.decode(ids[(tool_mask * mask).bool()])
-        call, answer, rest = own.split("<|im_end|>")
+        call, answer, rest = trainer._tokenizer.decode(ids[(tool_mask * mask).bool()]).split("<|im_end|>")
         assert '"name": "double"' in call
         assert answer in ("none", "2", "4", "8", "10")  # of prompts 1, 2, 4 and 5
         assert rest == ""
@@ -83,8 +82,7 @@ def test_prompts_with_images_train_on_the_images_of_the_groups_that_were_kept(im
     """Prompt i shows one grey of 10 i: the pixels that reach the model say which prompts train."""
 
     def script(text, i):
-        number = int(text.split("prompt ")[1].split(":")[0])
-        return ("right" if number % 3 and i % 4 == 0 else "wrong") + "<eos>"
+        return ("right" if int(text.split("prompt ")[1].split(":")[0]) % 3 and i % 4 == 0 else "wrong") + "<eos>"
 
     def right(completions, **kwargs):
         return [float(completion[0]["content"] == "right") for completion in completions]

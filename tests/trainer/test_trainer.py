@@ -146,6 +146,18 @@ def test_a_users_rule_decides_alone_and_its_reasons_are_counted(tiny_model, tmp_
     assert "`group_filter` decides which groups train." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["arrow", "pandas"])
+def test_a_dataset_whose_format_makes_a_table_of_each_example_trains_as_any_other(tiny_model, tmp_path, kind):
+    def seen(dataset):
+        args = tiny_config(tmp_path, max_steps=1, top_p=None, repetition_penalty=None)
+        trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=dataset, script=mixed_unless_multiple_of_3)
+        rows = spy_on_training(trainer)
+        trainer.train()
+        return rows
+
+    assert seen(prompts(24).with_format(kind)) == seen(prompts(24)) != []
+
+
 def test_a_users_rule_that_cannot_be_called_is_refused(tiny_model, tmp_path):
     with pytest.raises(TypeError, match=r"must be a callable of a group's rewards and rows, got 'all_wrong'"):
         DAPOTrainer(tiny_model, right, tiny_config(tmp_path), train_dataset=prompts(24), group_filter="all_wrong")
@@ -464,8 +476,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_metrics_bit_by_bit(tiny_mo
 
 
 def test_a_checkpoint_of_grpotrainer_resumes_with_a_fresh_prompt_stream(tiny_model, tmp_path, caplog):
-    trainer = make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
-    trainer.train()
+    make_trainer(tiny_model, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     checkpoint = tmp_path / "checkpoint-1"
     (checkpoint / "dapo_state.json").unlink()
     resumed = make_trainer(tiny_model, tmp_path, max_steps=2)

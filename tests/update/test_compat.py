@@ -41,8 +41,7 @@ def test_weights_sharded_at_load_need_a_transformers_that_knows_of_them(monkeypa
 )
 def test_a_reference_that_one_rank_loads_needs_a_newer_release(monkeypatch, version, loads_once, reference, refused):
     fsdp = SimpleNamespace(fsdp_version=version, cpu_ram_efficient_loading=loads_once)
-    found = refuses(monkeypatch, "5.22", ref_model=reference, fsdp=fsdp)
-    assert found == (("5.23", "5.22.0") if refused else None)
+    assert refuses(monkeypatch, "5.22", ref_model=reference, fsdp=fsdp) == (("5.23", "5.22.0") if refused else None)
     assert refuses(monkeypatch, "5.23", ref_model=reference, fsdp=fsdp) is None
 
 

@@ -95,8 +95,7 @@ def test_every_token_counts_the_same():
 
 def test_micro_batches_and_ranks_add_up_to_the_mean_over_the_step():
     values, mask = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.ones(3, 2)
-    one_batch = token_mean(values, mask, num_tokens=6)
-    assert one_batch == 3.5
+    assert token_mean(values, mask, num_tokens=6) == 3.5
     by_row = [token_mean(values[i : i + 1], mask[i : i + 1], num_tokens=6) for i in range(3)]
     assert sum(by_row).item() == pytest.approx(3.5)
     # Two ranks, whose gradients will be averaged: rank 0 has one row, rank 1 has two.
@@ -149,6 +148,5 @@ def test_unknown_old_logps_are_the_current_ones_without_gradient():
     assert old.tolist() == [[-1.0, -3.0]]
     assert not old.requires_grad
     assert fill_old_logps(None, logps).tolist() == [[-1.0, -2.0]]
-    ratio = probability_ratio(logps - old, torch.ones(1, 2))
-    (slope,) = torch.autograd.grad(ratio.sum(), logps)
+    (slope,) = torch.autograd.grad(probability_ratio(logps - old, torch.ones(1, 2)).sum(), logps)
     assert slope.tolist() == [[1.0, pytest.approx(math.e)]]

@@ -192,8 +192,7 @@ def test_ranks_that_wait_once_get_equal_sums():
 def test_more_micro_batches_spare_ranks_from_waiting():
     # 64 equal rows, 3 to a micro-batch: 22 micro-batches, of which 8 ranks take 3 each; they would wait for 3 + 3 + 3
     # rows and have 8. With 4 micro-batches of 2 nobody waits: that spares every rank a row of 1,200 tokens.
-    plan = plan_window_within_budget([[(200, 1000)] * 8] * 8, budget=3600, in_step=True)
-    assert sizes(plan) == [[2, 2, 2, 2]] * 8
+    assert sizes(plan_window_within_budget([[(200, 1000)] * 8] * 8, budget=3600, in_step=True)) == [[2, 2, 2, 2]] * 8
 
 
 def test_a_pass_more_must_spare_more_than_gathering_the_weights_takes():

@@ -72,8 +72,7 @@ def test_a_micro_batch_without_a_token_gives_loss_zero_and_the_others_the_right_
 def test_images_stay_with_their_rows():
     rows = [replace(row, image=float(i)) for i, row in enumerate(ROWS)]
     trainer = run(ScriptedUpdate, rows, 4)
-    expected = [(row.prompt + row.completion, [row.image] * 2) for row in rows]
-    assert sorted(trainer.images) == sorted(expected)
+    assert sorted(trainer.images) == sorted([(row.prompt + row.completion, [row.image] * 2) for row in rows])
     assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
     assert [len(microbatch["prompt_ids"]) for microbatch in trainer.microbatches] == [4] * 4
     assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1

@@ -78,8 +78,7 @@ def test_clipped_tokens_are_told_by_how_many_rollouts_old_their_rows_are():
     high = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     tally.add_tokens(ones, ones, (0 * ones, high, 0 * ones), ages=torch.tensor([0, 0, 2]))
     metrics = metrics_of_tokens(tally.reduce(Accelerator(cpu=True)))
-    ages = {name[-1]: value for name, value in metrics.items() if "age" in name}
-    assert ages == {"0": 1 / 4, "2": 2 / 2}
+    assert {name[-1]: value for name, value in metrics.items() if "age" in name} == {"0": 1 / 4, "2": 2 / 2}
 
 
 def test_evaluation_is_trls():

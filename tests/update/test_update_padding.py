@@ -47,8 +47,7 @@ def test_old_logps_are_trls_for_fewer_padded_tokens_and_as_many_passes():
 
 def test_a_pass_without_gradient_is_trimmed_to_its_own_longest_prompt_and_completion():
     long, short = Row([5] * 12, [6] * 50, 1.0), Row([5], [6, 7], 1.0)
-    rollout = collate([long, short] * 4)
-    assert passes_without_gradient(ScriptedUpdate(), rollout)[2] == [(4, 12 + 50), (4, 1 + 2)]
+    assert passes_without_gradient(ScriptedUpdate(), collate([long, short] * 4))[2] == [(4, 12 + 50), (4, 1 + 2)]
 
 
 def test_the_reference_pass_of_a_window_that_spans_rollouts_is_on_the_right_rows(tmp_path):

@@ -260,8 +260,7 @@ def test_the_layout_of_every_key_of_a_rollout_is_known():
 def test_ours_reads_every_field_that_it_claims_to_honour():
     methods = UpdatePhase._compute_loss, UpdatePhase._objective, UpdatePhase._publish, UpdatePhase._append_metrics
     source = "".join(map(inspect.getsource, (*methods, adapted_entropy_coef))).replace(" args.", " self.args.")
-    ours = {field for field in HONOURED if field in source}
-    assert ours == HONOURED
+    assert {field for field in HONOURED if field in source} == HONOURED
 
 
 @pytest.mark.parametrize(("entropy", "coef"), [(0.4, 0.03), (0.5, 0.03), (0.6, 0.01)])

@@ -65,8 +65,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trl-dapo {__version__}")
     # What a user can mend is told in one line, all else with its traceback.
     parser.set_defaults(mistakes=OSError, stopped=None)
-    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    add = commands.add_parser
+    add = parser.add_subparsers(required=True, metavar="command", dest="command").add_parser
     shows_defaults: dict[str, Any] = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
 
     quickstart = add("quickstart", help="see a small model get better on this machine, now", **shows_defaults)

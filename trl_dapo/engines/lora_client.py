@@ -121,8 +121,7 @@ class AdapterClient(BoundClient):
         import requests  # comes with vLLM
 
         # A server that was started again has forgotten it, which is as well.
-        url = f"{self.base_url}/v1/unload_lora_adapter"
-        requests.post(url, json={"lora_name": name}, timeout=UNLOAD_SECONDS)
+        requests.post(f"{self.base_url}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=UNLOAD_SECONDS)
         shutil.rmtree(path, ignore_errors=True)
 
     def _leave(self) -> None:

@@ -191,8 +191,7 @@ class AdapterGeneration(vllm_generation.VLLMGeneration):
             return nullcontext()
         text = self.model.config.get_text_config()
         facts = {"request_seconds": self._request_seconds, "vocab_size": text.vocab_size}
-        made = type(client.__name__, (client, vllm_generation.VLLMClient), facts)
-        return swapped(vllm_generation, VLLMClient=made)
+        return swapped(vllm_generation, VLLMClient=type(client.__name__, (client, vllm_generation.VLLMClient), facts))
 
     def _join_group(self, why: str) -> None:
         try:

@@ -166,8 +166,7 @@ class RecordReplay(UpdatePhase):
 
     def _open_engine(self, stopwatch: Stopwatch) -> None:
         """Makes what samples ahead: evaluation batches, and with a server groups of later rollouts."""
-        asks = self._asks_a_server and self.accelerator.is_main_process
-        client = self.vllm_generation.vllm_client if asks else None
+        client = self.vllm_generation.vllm_client if self._asks_a_server and self.accelerator.is_main_process else None
         if num_rollouts := self.args.rollouts_ahead:
             with self._describing_loss():
                 on_main_process(check_ahead, client, num_rollouts, self.vllm_generation.why_merged)
@@ -312,8 +311,7 @@ class EvaluationSeam(RecordReplay):
         answers = [stated_answer(completion_text(text)) for text in completions]
         # What an environment asks stands in other columns than the prompt.
         ids = [example.get("id") if self.environment_factories else problem_id(example) for example in inputs]
-        sources = [problem_source(example) for example in inputs]
-        return list(zip(sources, ids, answers, strict=True))
+        return list(zip([problem_source(example) for example in inputs], ids, answers, strict=True))
 
     def _remember_evaluated(self, own_rows: list[tuple], rewards: Tensor) -> None:
         """Adds the verdicts and answers of a batch to the scores, where there is a right and a wrong."""

@@ -159,8 +159,7 @@ class Journal(AbstractContextManager):
         lines = self._file.readlines()
         if lines and not lines[-1].endswith(b"\n"):
             # The process that wrote it was killed meanwhile.
-            torn = lines.pop()
-            self._file.truncate(self._file.tell() - len(torn))
+            self._file.truncate(self._file.tell() - len(lines.pop()))
         entries = [self._parse(number, line) for number, line in enumerate(lines, start=1)]
         if not entries:
             self._write({"settings": settings})

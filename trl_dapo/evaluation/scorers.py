@@ -48,8 +48,7 @@ def load_scorer(scorer: str | Scorer, prompt_style: str | None) -> Scorer:
         return scorer
     known: dict[str, Scorer] = {"dapo_math": lambda *row: score_dapo_math(*row)[1:], "math_verify": MathVerifyReward()}
     known |= {"last_number": last_number_reward}
-    name = "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer
-    return load_function("scorer", name, known)
+    return load_function("scorer", "trl.rewards.accuracy_reward" if scorer == "accuracy_reward" else scorer, known)
 
 
 def columns_of(scorer: Scorer) -> list[str]:

@@ -83,8 +83,7 @@ def generate_with_server(
 def _proxy_of(url: str) -> str | None:
     """The environment's proxy for an address. Of what the environment says for other addresses some cannot be read."""
     address = urlsplit(url)
-    is_direct = urllib.request.proxy_bypass(address.netloc)
-    return None if is_direct else urllib.request.getproxies().get(address.scheme)
+    return None if urllib.request.proxy_bypass(address.netloc) else urllib.request.getproxies().get(address.scheme)
 
 
 class _Transient(Exception):

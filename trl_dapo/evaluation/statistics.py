@@ -45,8 +45,7 @@ def pass_at_k(correct: ArrayLike, k: int) -> np.ndarray:
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: ArrayLike) -> np.ndarray:
     """Whether each problem's most frequent answer is correct, of verdicts (P, K); ties share, `None` has no vote."""
-    correct_PK = _verdicts(correct)
-    return np.array([_vote(*problem) for problem in zip(answers, correct_PK, strict=True)])
+    return np.array([_vote(*problem) for problem in zip(answers, _verdicts(correct), strict=True)])
 
 
 def count_problem(correct: Sequence[bool | None], answers: Sequence[str | None]) -> dict[str, Any]:

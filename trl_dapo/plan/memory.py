@@ -93,8 +93,7 @@ class Adapter:
             return 0.0
         stacked = {name: shape.linears[name][:2] for name in IN_EXPERTS if name in self.targets}
         merged = sum(inputs * outputs for inputs, outputs in stacked.values()) * shape.num_experts
-        factors = Adapter(self.rank, tuple(stacked)).num_lora(shape) // shape.num_layers
-        return held * (merged + factors)
+        return held * (merged + Adapter(self.rank, tuple(stacked)).num_lora(shape) // shape.num_layers)
 
     def work_bytes(self, shape: ModelShape) -> float:
         """Bytes of DoRA's largest layer at work, whatever its tokens."""
@@ -111,8 +110,7 @@ def read_adapter(settings: SimpleNamespace, shape: ModelShape) -> Adapter | None
     saved, is_all = _names(settings.lora_modules_to_save), named == ["all-linear"]
     targets = list(LINEARS) if is_all else named or ["q_proj", "v_proj"]
     # Of quantized weights no copy can train, and experts are no modules.
-    is_quantized = settings.load_in_4bit or settings.load_in_8bit
-    can_copy = LINEARS[: 0 if is_quantized else 4 if has_experts else None]
+    can_copy = LINEARS[: 0 if settings.load_in_4bit or settings.load_in_8bit else 4 if has_experts else None]
     for field, names, known in (
         ("lora_target_modules", targets, LINEARS),
         ("lora_modules_to_save", saved, (*ENDS, *can_copy)),
@@ -208,8 +206,7 @@ def layer_bytes(
     # Read for queries, keys and values, and for gate and up, or a router; under autocast each makes its own copy.
     inputs = (2 if held == computed else 5 - bool(shape.num_stacked)) * computed * hidden * trains
     # Queries and output, keys and values, which a mask has repeated for each query head, and a sum's logarithm a head.
-    seen = keys if "flash" in attention else queries
-    attended = computed * (2 * queries + 2 * seen) + 4 * shape.num_heads
+    attended = computed * (2 * queries + 2 * (keys if "flash" in attention else queries)) + 4 * shape.num_heads
     normalized = (4 + computed * trains) * (queries + keys) + 4 * (shape.num_heads + shape.num_kv_heads)
     mlp = expert_bytes(shape, held, adapter)
     if not shape.num_stacked:  # gate, its SiLU, up, and their product

@@ -220,8 +220,7 @@ def assumptions(planned: Plan) -> list[str]:
 
 def _wrapped(text: str, bullet: str = "") -> list[str]:
     first, rest = f"  {bullet}", " " * (2 + len(bullet))
-    wrapper = textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text)
+    return textwrap.TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
 
 
 def _row(name: str, value: str) -> str:
@@ -251,9 +250,7 @@ def suggest(planned: Plan, most: int = 3) -> list[tuple[str, Plan]]:
 def _replan(planned: Plan, recipe: Recipe, shape: ModelShape | None = None) -> Plan | None:
     """The plan of another recipe; `None` where it is refused, or its sizes do not divide."""
     other, settings = replace(planned, recipe=recipe, shape=shape or planned.shape), recipe.settings
-    facts = {"has_images": other.shape.num_other > 0, "has_tools": bool(settings.tools)}
-    facts["is_quantized"] = settings.load_in_4bit or settings.load_in_8bit
-    if why_refused(settings) or why_refused(settings, **facts):
+    if why_refused(settings) or why_refused(settings, **recipe.facts, has_images=other.shape.num_other > 0):
         return None
     try:
         _ = other.seconds_a_row if other.fits else None

@@ -100,8 +100,7 @@ class Plan:
         trains, (sampling, tail) = seconds["logps"] + seconds["update"], self.sampling.seconds
         if num_ahead > 1:  # other groups are sampled beside the longest, which have two rollouts
             sampling = max(sampling - tail, sampling / num_ahead)
-        together = max if num_ahead else sum
-        return together((sampling, trains)) + seconds["sync"]
+        return (max if num_ahead else sum)((sampling, trains)) + seconds["sync"]
 
     @property
     def idle_share(self) -> float:
@@ -120,8 +119,7 @@ class Plan:
         settings = self.recipe.settings
         if settings.eval_strategy in ("no", False, None):
             return 0
-        name = str(settings.eval_dataset_name).lower()
-        known = (num for key, num in EVALUATION_PROBLEMS.items() if key in name)
+        known = (num for key, num in EVALUATION_PROBLEMS.items() if key in str(settings.eval_dataset_name).lower())
         return settings.eval_dataset_limit or next(known, OTHER_PROBLEMS)
 
     @property
@@ -209,6 +207,7 @@ def plan(
         raise ValueError("`model_name_or_path` is not set. Name a model.")
     else:
         shape, source = find_shape(settings.model_name_or_path, settings.model_revision)
+    recipe.settle(has_images=shape.num_other > 0)
     planned = Plan(recipe, shape, source, Lengths(mean, maximum), acceptance)
     _ = planned.problems, planned.seconds, planned.training.checkpoint  # what cannot be worked out is said here
     return planned
@@ -271,8 +270,7 @@ def shape_of(config: dict) -> ModelShape:
     auto = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         model = auto.from_config(family)
-    num_weights = sum(weight.numel() for weight in model.parameters())
-    return replace(shape, num_other=num_weights - shape.num_parameters)
+    return replace(shape, num_other=sum(weight.numel() for weight in model.parameters()) - shape.num_parameters)
 
 
 def find_shape(name: str, revision: str | None = None) -> tuple[ModelShape, str]:

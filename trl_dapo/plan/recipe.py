@@ -103,8 +103,7 @@ class Cluster:
     @property
     def link(self) -> float:
         """Bytes/s at which a GPU gathers what all that train hold: between machines all ports of one take part."""
-        between = math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK
-        return min(self.gpu.link, between)
+        return min(self.gpu.link, math.inf if self.num_train <= GPUS_PER_MACHINE else GPUS_PER_MACHINE * NETWORK)
 
 
 def parse_gpus(text: str) -> Cluster:
@@ -176,6 +175,27 @@ class Recipe:
     cluster: Cluster
     prompt: float  # tokens, in the mean
     longest_prompt: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the rules ask besides the settings, as far as a recipe tells."""
+        s = self.settings
+        judge = bool(s.reward_model_name_or_path)
+        names = [name for name in s.reward_funcs or ["dapo_math"] * (not judge) if "overlong" not in name]
+        num = len(names) + judge - list(s.reward_weights or ()).count(0.0)
+        is_open = num > 1 or not (names or s.dynamic_sampling_accuracy_threshold)
+        no_verdict = "needs one reward that says what is right, and its name in `dynamic_sampling_rewards`."
+        return {
+            "has_tools": bool(s.tools),
+            "is_quantized": s.load_in_4bit or s.load_in_8bit,
+            "no_verdict": no_verdict if is_open and s.dynamic_sampling_rewards is None else None,
+        }
+
+    def settle(self, **facts: Any) -> None:
+        """Settles how prompts are sampled, and refuses what contradicts, as a run does that knows `facts` too."""
+        facts, on_cpu = self.facts | facts, self.cluster.gpu.name == "CPU"
+        SamplingChoice(self.settings, why_not_screened(self.settings, facts["has_tools"], on_cpu), **facts)
+        check_rules(self.settings, **facts)
 
     @property
     def asks_a_server(self) -> bool:
@@ -256,7 +276,6 @@ def read(
             raise ValueError(f"`{one}` and `{other}` contradict each other.")
     if (settings.load_in_4bit or settings.load_in_8bit) and not settings.use_peft:
         raise ValueError("A quantized model trains an adapter alone: set `use_peft: true`.")
-    SamplingChoice(settings, {"dynamic_sampling_screen": why_not_screened(settings, bool(settings.tools))})
     header = read_header(file)
     cluster = read_hardware(header.get("Hardware", "CPU" * settings.use_cpu)) if gpus is None else parse_gpus(gpus)
     if cluster is None:

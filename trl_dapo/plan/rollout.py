@@ -58,8 +58,7 @@ class Lengths:
     @cached_property
     def mean_square(self) -> float:
         # The integral of 2 x survival(x), by the midpoint rule.
-        points = [(i + 0.5) / GRID for i in range(GRID)]
-        return self.maximum**2 * sum(2 * x * self.survival(x) for x in points) / GRID
+        return self.maximum**2 * sum(2 * x * self.survival(x) for x in ((i + 0.5) / GRID for i in range(GRID))) / GRID
 
 
 @dataclass(frozen=True)
@@ -252,8 +251,7 @@ class Sampling:
 
     @property
     def _utilization(self) -> float:
-        served = self.recipe.asks_a_server
-        return SERVER_UTILIZATION if served else self.recipe.settings.vllm_gpu_memory_utilization
+        return SERVER_UTILIZATION if self.recipe.asks_a_server else self.recipe.settings.vllm_gpu_memory_utilization
 
     @property
     def vllm_share(self) -> float:

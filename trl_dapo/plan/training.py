@@ -61,8 +61,7 @@ class Training:
         mixed = settings.bf16 if settings.bf16 is not None else not settings.fp16
         loaded = 4 if settings.dtype in ("float32", None) else 2
         computed = 2 if mixed or settings.fp16 else loaded
-        casts_all = mixed and (sharding.is_deepspeed or sharding.kind == "fsdp2")
-        held = computed if casts_all else loaded
+        held = computed if mixed and (sharding.is_deepspeed or sharding.kind == "fsdp2") else loaded
         upcast = mixed and sharding.kind == "fsdp2"
         if self.adapter is None:
             return Weights(shape.num_parameters, 4 if upcast else held, 0.0, held, computed)

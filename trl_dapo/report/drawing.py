@@ -361,8 +361,7 @@ def _draw_key(figure: Figure, labels: Sequence[str], num_columns: int) -> None:
 
 def _draw_mean(axes: Axes, steps: list[int], values: list[float], **style: Any) -> None:
     """The running mean of a line, of which a few points are marked."""
-    marker = "o" if len(values) < 15 else None
-    axes.plot(thin(steps), thin(smooth(values)), marker=marker, markersize=3, **style)
+    axes.plot(thin(steps), thin(smooth(values)), marker="o" if len(values) < 15 else None, markersize=3, **style)
 
 
 def _draw_timeline(axes: Axes, log_history: list[dict]) -> None:

@@ -349,8 +349,7 @@ def _prompts(groups: pd.DataFrame, with_text: pa.Table) -> tuple[list[dict], lis
     totals = totals[(totals["known"] > 0) & (totals["scored"] > 0)]
     texts = dict(zip(with_text["prompt_id"].to_pylist(), with_text["prompt"].to_pylist(), strict=True))
     # As if one completion more were right and one wrong: 0 of 16 is harder than 0 of 8.
-    estimate = (totals["correct"] + 1) / (totals["scored"] + 2)
-    ends = estimate.sort_values(kind="stable").index
+    ends = ((totals["correct"] + 1) / (totals["scored"] + 2)).sort_values(kind="stable").index
     hardest = ends[totals.loc[ends, "correct"] < totals.loc[ends, "scored"]][:NUM_PROMPTS]
     easiest = ends[totals.loc[ends, "correct"] > 0][::-1][:NUM_PROMPTS]
 

@@ -111,7 +111,7 @@ class TaskReward:
             needs_right["accuracy_threshold"] = accuracy_threshold, 0.0
             for name, (value, default) in needs_right.items():
                 if value != default:
-                    raise ValueError(_ambiguous(f"`dynamic_sampling_{name}={value}`", listed))
+                    raise ValueError(f"`dynamic_sampling_{name}={value}` {_ambiguous(listed)}")
             criterion = Criterion(accuracy_threshold=-math.inf, full_score=math.inf)
         return cls(
             names=tuple(deciding),
@@ -124,12 +124,15 @@ class TaskReward:
             is_graded=accuracy_threshold == 0.0 and not {*models}.isdisjoint(deciding),
         )
 
-    def why_refused(self, setting: str) -> str | None:
+    @property
+    def no_verdict(self) -> str | None:
         """Why a setting cannot be that needs a right and a wrong, where there is none."""
         if self.knows_right and self.is_graded:
-            needs = f"{setting} needs to know which completions are right, and {self.names[0]!r} gives scores"
-            return f"{needs}. Set `dynamic_sampling_accuracy_threshold`: a score above it is right."
-        return None if self.knows_right else _ambiguous(setting, ", ".join(map(repr, self.names)))
+            return (
+                f"needs to know which completions are right, and {self.names[0]!r} gives scores. Set "
+                "`dynamic_sampling_accuracy_threshold`: a score above it is right."
+            )
+        return None if self.knows_right else _ambiguous(", ".join(map(repr, self.names)))
 
     def of(self, rewards_BF: Tensor) -> Tensor:
         return task_reward(rewards_BF, self.weights_F, self.is_task_F)
@@ -193,8 +196,8 @@ class TaskReward:
         return " ".join(parts)
 
 
-def _ambiguous(setting: str, candidates: str) -> str:
+def _ambiguous(candidates: str) -> str:
     return (
-        f"{setting} needs to know which completions are right, but several reward functions decide: {candidates}. "
+        f"needs to know which completions are right, but several reward functions decide: {candidates}. "
         "Name the one that says what is right in `dynamic_sampling_rewards`."
     )

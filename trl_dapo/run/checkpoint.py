@@ -60,8 +60,7 @@ def save_state(folder: Path, args: TrainingArguments, sampler: Sampler | None, l
     rank, num_ranks = rank_and_world_size()
     torch.save({**local, "num_processes": num_ranks}, folder / RANK_NAME.format(rank))
     if args.should_save:
-        shared = {} if sampler is None else sampler.state_dict()
-        (folder / STATE_NAME).write_text(json.dumps(shared, indent=2) + "\n")
+        (folder / STATE_NAME).write_text(json.dumps({} if sampler is None else sampler.state_dict(), indent=2) + "\n")
         if sampler is not None and sampler.memory is not None:
             with replacing(folder / MEMORY_NAME) as temporary:
                 sampler.memory.save(temporary)

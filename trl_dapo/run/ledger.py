@@ -231,8 +231,7 @@ def describe_groups(
 
 def _lists(values_B: Tensor, ends: Sequence[int]) -> pa.ListArray:
     """A list a group, which end at `ends`; NaN, which stands for a reward that was not given, becomes null."""
-    offsets = np.array([0, *ends], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(values_B.numpy(), from_pandas=True))
+    return pa.ListArray.from_arrays(np.array([0, *ends], dtype=np.int32), pa.array(values_B.numpy(), from_pandas=True))
 
 
 class Parts:

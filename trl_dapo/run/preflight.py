@@ -98,10 +98,10 @@ class Preflight(TrainerCallback):
             elif state.is_world_process_zero:
                 same = f"That {names} would give the same beside the rest is assumed, not tried."
                 logger.warning(f"{self._apart}. {same}")
-        if self.sampler is not None and self.args.dynamic_sampling_mode != "mask":
-            if self.args.dynamic_sampling_screen == "off":
-                self.sampler.screen = None
-            PartialState().print(wrapped_for(sys.stdout, self.choice.describe()))
+        if self.sampler is not None and self.args.dynamic_sampling_screen == "off":
+            self.sampler.screen = None
+        if line := self.choice.describe():
+            PartialState().print(wrapped_for(sys.stdout, line))
 
     def _describe_context(self, prompt: str | list) -> str | None:
         """A warning where the first example's prompt and a completion do not fit the model's context together."""

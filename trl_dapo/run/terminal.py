@@ -46,8 +46,7 @@ def wrapped_for(file: IO[str], line: str) -> str:
     """A line as it is, or on a terminal broken between words."""
     if not file.isatty():
         return line
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(line, width, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(line, shutil.get_terminal_size().columns, break_on_hyphens=False, break_long_words=False)
 
 
 # ---- A rollout while it is sampled ----
@@ -330,8 +329,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             self.say(line)
         if state.global_step:
             raised = "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
-            is_over = state.global_step >= state.max_steps
-            what = f" Nothing is left to train: raise `{raised}`." if is_over else ""
+            what = f" Nothing is left to train: raise `{raised}`." if state.global_step >= state.max_steps else ""
             self.say(f"Resumed at step {state.global_step:,} of {state.max_steps:,}.{what}")
         if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)

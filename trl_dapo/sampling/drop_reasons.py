@@ -65,8 +65,7 @@ def _would_pass(rewards_NG: Tensor, counts_NG: Tensor, criterion: Criterion) -> 
     bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
     # Never a standard deviation: the mean of equal floats need not equal them, so that of a constant group can be > 0.
     spread_N = top_N - bottom_N > criterion.tolerance
-    correct_NG = counts_NG & is_correct(rewards_NG, criterion)
-    accuracy_N = correct_NG.sum(dim=1).double() / counts_NG.sum(dim=1)
+    accuracy_N = (counts_NG & is_correct(rewards_NG, criterion)).sum(dim=1).double() / counts_NG.sum(dim=1)
     passes_N = spread_N.clone()
     # An end that was not tightened does not bind, or graded rewards that differ above the threshold would be lost.
     if criterion.min_accuracy > 0.0:

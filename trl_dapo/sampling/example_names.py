@@ -17,8 +17,7 @@ def digest(text: str, algorithm: str = "blake2b") -> str:
     """16 hexadecimal digits, the same in every process: BLAKE2's in checkpoints, SHA-256's in journals."""
     data = text.encode(errors="surrogatepass")
     # Files of earlier releases hold names of both kinds, and are read on.
-    known = hashlib.sha256(data) if algorithm == "sha256" else hashlib.blake2b(data, digest_size=8)
-    return known.hexdigest()[:16]
+    return (hashlib.sha256(data) if algorithm == "sha256" else hashlib.blake2b(data, digest_size=8)).hexdigest()[:16]
 
 
 def prompt_name(example: Mapping[str, Any]) -> str:

@@ -58,9 +58,8 @@ class Population:
         """Their Beta distribution, by its first two moments: that of any prompt."""
         num, rate, square = self._sums.values()
         mean = rate / num
-        variance = square / num - mean**2
         # A population that is nearly all solved or all unsolved has a tiny concentration, but not zero.
-        concentration = max(mean * (1 - mean) / max(variance, 1e-6) - 1, 0.01)
+        concentration = max(mean * (1 - mean) / max(square / num - mean**2, 1e-6) - 1, 0.01)
         return mean * concentration, (1 - mean) * concentration
 
     def state_dict(self) -> dict[str, float]:
@@ -170,8 +169,7 @@ class PromptMemory:
     def _draw(self, prompt_id: str) -> float:
         """A uniform number in [0, 1) that depends on the seed, the prompt and the number of draws only."""
         self._num_draws += 1
-        text = f"{self.seed}/{self._num_draws}/{prompt_id}"
-        return int(digest(text), 16) / 2**64
+        return int(digest(f"{self.seed}/{self._num_draws}/{prompt_id}"), 16) / 2**64
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a row for each prompt seen as a parquet file."""

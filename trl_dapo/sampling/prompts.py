@@ -222,8 +222,7 @@ class _IterableSource:
 
     def fingerprint(self) -> dict[str, str | None]:
         """The names of its first rows, as one hash, once they were read; a run that began behind them has none."""
-        known = {} if self._first_rows is None else {"first_rows": self._first_rows}
-        return {"dataset": None, **known}
+        return {"dataset": None, **({} if self._first_rows is None else {"first_rows": self._first_rows})}
 
     def load(self, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples, which were read with their names."""

@@ -35,8 +35,7 @@ def rollout_metrics(rounds: Sequence[Round], reward_names: Sequence[str], weight
     total_B = (rewards_BF * weights_F.to(rewards_BF)).nansum(dim=1)
     metrics["reward"], metrics["reward_std"] = _mean_and_std(total_B[~rewards_BF.isnan().all(dim=1)])
     for name, reward_B in zip(reward_names, rewards_BF.T, strict=True):
-        mean_and_std = _mean_and_std(reward_B[~reward_B.isnan()])
-        metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = mean_and_std
+        metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = _mean_and_std(reward_B[~reward_B.isnan()])
     lengths_B = torch.cat([round_.lengths_B for round_ in rounds]).double()
     truncated_B = torch.cat([round_.truncated_B for round_ in rounds])
     ended_B = lengths_B[~truncated_B] if not truncated_B.all() else torch.zeros(1)  # as TRL: 0 where none ended

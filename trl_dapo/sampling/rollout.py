@@ -61,8 +61,7 @@ class Rollout:
     def number_of(self, group: Group) -> int:
         """In which of the rounds that were sampled it was, or was made whole, from 1; 0 in none."""
         round_ = self.round_of(group)
-        numbers = (i for i, sampled in enumerate(self.sampled, start=1) if sampled is (round_.asked or round_))
-        return next(numbers, 0)
+        return next((i for i, sampled in enumerate(self.sampled, start=1) if sampled is (round_.asked or round_)), 0)
 
     @property
     def sampled_groups(self) -> list[Group]:

@@ -104,8 +104,7 @@ class AcceptanceRate:
         # What rests on few accepted groups may not enlarge a round much, and where none was ever accepted not at all:
         # a run that accepts nothing must not generate ever more.
         most = deficit * min(1 / MIN_RATE, 1 + self.num_accepted)
-        expected = deficit / rate
-        deviation = math.sqrt(deficit * (1 - rate) + expected**2 * variance)
+        deviation = math.sqrt(deficit * (1 - rate) + (deficit / rate) ** 2 * variance)
         if is_rare:
             round_cost = max(self.RARE_ROUND_COST * target, self.MIN_RARE_ROUND_COST)
         else:

@@ -348,8 +348,7 @@ def select_groups(rounds: Rounds, columns: Sequence[Sequence | Tensor], groups: 
 
 def select_rewards(rounds: Rounds, groups: Groups, num_generations: int, column: str = "rewards_BF") -> Tensor:
     """Rewards, or another column, of the rows of `groups`, in that order: BF."""
-    columns = [getattr(round_, column) for round_ in rounds]
-    return torch.stack(select_groups(rounds, columns, groups, num_generations))
+    return torch.stack(select_groups(rounds, [getattr(round_, column) for round_ in rounds], groups, num_generations))
 
 
 def select_extra_logs(rounds: Rounds, groups: Groups, num_generations: int) -> dict[str, list]:

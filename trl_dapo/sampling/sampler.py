@@ -40,7 +40,6 @@ class Sampler:
     max_batches: float = 0.0  # of completions that a rollout asks for, once it has found a group; zero: no limit
     max_barren_rounds: int = 0  # of a rollout that has found nothing, where `max_rounds` is no limit; zero: no limit
     max_round_size: int | None = None  # prompts, rounded down to `multiple_of`, but never below it
-    multiple_of: int = 1  # groups; of a round, and of what is carried
     batch_multiplier: float | None = None  # rollout batches of a round; else the acceptance rate sizes it
     memory: PromptMemory | None = None  # of prompts to skip for a while
     screen: int | str | None = None  # completions of a group to ask for first, or "auto"; none: all of it
@@ -51,7 +50,6 @@ class Sampler:
         if self.mode == "mask":
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
-        self._least_left = max(self.target / 4, self.multiple_of) * self.num_generations  # of which a round pays
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
         self.counts_correct = self.memory is not None or self.screen == "auto"
@@ -63,12 +61,21 @@ class Sampler:
         self._carried: list[Round] = []  # that of whole groups first
         self._half: dict[Group, Ask] = {}  # those of them that are half asked
         self.in_flight = InFlight()
-        self._is_open = False  # whether a rollout is under way
-        self._step = 0  # optimizer steps behind its policy
+        self._shared = self.num_ranks // math.gcd(self.num_generations, self.num_ranks)  # groups, of equal shares
+        self._is_open, self._step = False, 0  # whether a rollout is under way; optimizer steps behind its policy
         self._passes_at_last_group = self.stream.passes_taken  # where in the stream a group was last accepted
         self._num_passes_warned_of = 0
 
     # One rollout
+
+    @property
+    def multiple_of(self) -> int:
+        """Groups of a round: whole ones for each rank where a reward may compare them."""
+        return self.num_ranks if self.screen is None and self.target % self.num_ranks == 0 else self._shared
+
+    @property
+    def _least_left(self) -> float:
+        return max(self.target / 4, self.multiple_of) * self.num_generations  # completions of which a round pays
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
@@ -93,8 +100,7 @@ class Sampler:
     @property
     def _num_carried(self) -> int:
         """Whole groups that were carried."""
-        is_whole = bool(self._carried) and self._carried[0].num_generations == self.num_generations
-        return len(self._carried[0].prompts) if is_whole else 0
+        return sum(len(first.prompts) for first in self._carried[:1] if first.num_generations == self.num_generations)
 
     @property
     def num_missing(self) -> int:
@@ -109,24 +115,23 @@ class Sampler:
     @property
     def has_given_up(self) -> bool:
         """Whether a rollout whose rounds have no limit found nothing in `max_barren_rounds`."""
-        has_no_limit = self.max_rounds <= 0 < self.max_barren_rounds
-        return has_no_limit and self.rollout.num_found == 0 and self.rollout.num_rounds >= self.max_barren_rounds
+        return self.max_rounds <= 0 < self.max_barren_rounds <= self.rollout.num_rounds and not self.rollout.num_found
 
     def next_prompts(self) -> list[Ask]:
         """What the next round takes in; nothing where the rollout has ended."""
         # First what would be too old for the next rollout, then no more of what is in flight than is missing, in turn.
-        number, num_missing = self.rollout.number, self.num_missing
-        if due := self.in_flight.take_due(number):
+        rollout, num_missing = self.rollout, self.num_missing
+        if due := self.in_flight.take_due(rollout.number):
             return due
         if num_missing == 0:
             return []
         num, is_exhausted = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing))), self.is_exhausted
         # All that was asked for in earlier rollouts is one round.
-        whole = self.in_flight.take_whole(num, self.multiple_of, number if is_exhausted else math.inf)
+        whole = self.in_flight.take_whole(num, self.multiple_of, rollout.number if is_exhausted else math.inf)
         if whole or is_exhausted:
             return whole
-        asks = self._draw(self.rollout.half, self.rollout.shortfall)
-        return [ask._replace(rollout=number, step=self._step) for ask in asks]
+        asks = self._draw(rollout.half, rollout.shortfall)
+        return [ask._replace(rollout=rollout.number, step=self._step) for ask in asks]
 
     def _in_groups(self, num: int) -> int:
         """As many groups, or a few more, whose rows the ranks can share equally."""
@@ -172,10 +177,9 @@ class Sampler:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
         if left >= self._least_left and (num := num_missing + num_ahead):
+            size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
-            else:
-                size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
             size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
@@ -188,8 +192,7 @@ class Sampler:
     @property
     def passes(self) -> float:
         """Passes over the dataset, without the prompts in flight."""
-        place = self.in_flight.oldest_place
-        return self.stream.passes if place is None else self.stream.passes_at(*place)
+        return self.stream.passes_at(*place) if (place := self.in_flight.oldest_place) else self.stream.passes
 
     @property
     def skipped(self) -> list[float]:
@@ -245,7 +248,7 @@ class Sampler:
         )
         # As many as one rollout can train on, in equal shares for the ranks, and young enough.
         young = [group for group in batch.carry if select_ages(rollout.rounds, [group])[0] < MAX_AGE]
-        num_carried = min(len(young), self.target) // self.multiple_of * self.multiple_of
+        num_carried = min(len(young), self.target) // self._shared * self._shared
         half = [group for group in rollout.half if select_ages(rollout.rounds, [group])[0] < MAX_AGE]
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
@@ -289,9 +292,8 @@ class Sampler:
 
     def carried_state_dict(self) -> dict[str, Any] | None:
         """This rank's rows of the carried groups; `None` where none are carried."""
-        if not self._carried:
-            return None
-        return {"rounds": [round_.state_dict() for round_ in self._carried], "half": state_of(self._half)}
+        rounds = [round_.state_dict() for round_ in self._carried]
+        return {"rounds": rounds, "half": state_of(self._half)} if rounds else None
 
     def load_state_dict(self, state: dict, carried: dict | None, ignore_data_skip: bool = False) -> dict[str, tuple]:
         """Goes on from what was kept, as far as it fits; returns what differs, there and here."""

@@ -21,8 +21,7 @@ FIRST_FEW = (2, 3, 4, 6, 8)
 def expected_cost(correct: float, wrong: float, first: int, num_generations: int) -> float:
     """Completions for one accepted group of prompts like this one, whose pass rate is Beta-distributed."""
     # The rest is asked for only where the first few do not agree, and then the group is accepted for certain.
-    passed = max(expected_acceptance(correct, wrong, first), 1e-9)
-    return first / passed + num_generations - first
+    return first / max(expected_acceptance(correct, wrong, first), 1e-9) + num_generations - first
 
 
 def cheapest_first(correct: float, wrong: float, num_generations: int) -> int:

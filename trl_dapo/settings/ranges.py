@@ -63,7 +63,7 @@ RANGES = {
     "num_generations": Range(
         2, is_whole=True, hint="A group of one completion has no spread of rewards to learn from."
     ),
-    "num_generations_eval": COUNT_OR_NONE,
+    "num_generations_eval": Range(1, is_whole=True, or_none=True, or_zero=True),  # as TRL reads it, the same
     "prompts_per_rollout": COUNT_OR_NONE,
     "prompts_per_step": COUNT_OR_NONE,
     "per_device_train_batch_size": COUNT,
@@ -77,9 +77,9 @@ RANGES = {
     # Sampling
     "max_completion_length": COUNT_OR_NONE,
     "temperature": POSITIVE,
-    "top_p": SHARE,
+    "top_p": Range(0, 1, is_open=True, or_none=True),
     "min_p": Range(0, 1, or_none=True),
-    "repetition_penalty": POSITIVE,
+    "repetition_penalty": POSITIVE_OR_NONE,
     "vllm_gpu_memory_utilization": SHARE,
     "vllm_tensor_parallel_size": COUNT,
     "vllm_max_model_length": COUNT_OR_NONE,

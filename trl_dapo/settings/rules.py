@@ -35,10 +35,10 @@ NO_GENERATION_KWARGS = {
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
 }
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
-OF_THE_POLICY = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
+OF_THE_POLICY = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
 OF_THE_POLICY["vllm_structured_outputs_regex"] = (None,)
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
-DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 4, 1.0
+DEFAULT_REPLACE_RATIO, DEFAULT_MAX_ROUNDS, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 10, 4, 1.0
 
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
@@ -153,6 +153,12 @@ _not_ahead = partial(
 _not_screened = partial(_unsupported, _screens, "dynamic_sampling_screen={dynamic_sampling_screen!r}", "Leave it out")
 
 
+def _of_the_right(name: str, asked: Callable[[SimpleNamespace], Any]) -> Rule:
+    """What learns which completions are right, where no reward says so."""
+    said = f"`{name}={{{name}!r}}` {{no_verdict}}"
+    return Rule(lambda s: s.use_dynamic_sampling and asked(s) and s.no_verdict, said, ("no_verdict",))
+
+
 def _round_too_large(name: str, size_of: Callable[[SimpleNamespace], float]) -> Rule:
     return Rule(
         lambda s: (
@@ -219,6 +225,7 @@ RULES: tuple[Rule, ...] = (
     _counted_by_sampling("max_tokens_generated", None),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
+    _idle_with_mask("dynamic_sampling_max_rounds", DEFAULT_MAX_ROUNDS, 1),
     _idle_with_mask("dynamic_sampling_max_round_size", None),
     _idle_with_mask("dynamic_sampling_screen", None, "off"),
     _idle_with_mask("batch_multiplier", None),
@@ -233,6 +240,11 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode != "replace",
         "has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`. Set `dynamic_sampling_mode='replace'`.",
         *("min_replace_ratio", DEFAULT_REPLACE_RATIO),
+    ),
+    _ruled_out(
+        lambda s: s.use_dynamic_sampling and s.num_generations == 2,
+        "has no effect with `num_generations=2`: a group of two has no first few. Leave it out.",
+        *("dynamic_sampling_screen", None, "off"),
     ),
     Rule(
         lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
@@ -395,6 +407,8 @@ RULES: tuple[Rule, ...] = (
     _idle_beside_a_filter("dynamic_sampling_min_accuracy", 0.0, None),
     _idle_beside_a_filter("dynamic_sampling_max_accuracy", 1.0, None),
     _idle_beside_a_filter("dynamic_sampling_memory", False, None),
+    _of_the_right("dynamic_sampling_memory", lambda s: s.dynamic_sampling_memory),
+    _of_the_right("dynamic_sampling_screen", lambda s: s.dynamic_sampling_screen == "auto"),
     _not_ahead("has_rollout_func", "a `rollout_func`, which asks the server itself"),
     _not_ahead("has_environments", "environments, which are reset when their round begins"),
     _not_ahead("has_tools", "tools, which are called between two requests"),

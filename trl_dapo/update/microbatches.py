@@ -113,8 +113,7 @@ class Rows:
     def waited_cost(self, plan: Sequence[Sequence[Sequence[int]]], in_step: bool) -> float:
         """Cost of a plan over all ranks, waiting for the costliest included, in tokens' worth of work."""
         costs = [list(map(self.cost, rank)) for rank in plan]
-        slowest = sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs))
-        return len(plan) * slowest
+        return len(plan) * (sum(map(max, zip(*costs, strict=True))) if in_step else max(map(sum, costs)))
 
     # Micro-batches
 

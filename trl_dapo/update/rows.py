@@ -167,12 +167,10 @@ def rows_to_bytes(batch: dict) -> Tensor:
 
 def rows_from_bytes(packed: Tensor, like: dict) -> dict:
     """Undoes [`rows_to_bytes`], for rows with the keys, types and widths of `like`."""
-    sizes = [like[key][0].numel() * like[key].element_size() for key in sorted(like)]
-    ends = list(accumulate(sizes))
+    ends = list(accumulate([like[key][0].numel() * like[key].element_size() for key in sorted(like)]))
     rows = {}
     for key, start, end in zip(sorted(like), [0, *ends], ends, strict=False):
         shape = (len(packed), *like[key].shape[1:])
         # A copy even where one row makes the slice contiguous already: it would start at any byte of the line.
-        column = packed[:, start:end].clone(memory_format=torch.contiguous_format)
-        rows[key] = column.view(like[key].dtype).view(shape)
+        rows[key] = packed[:, start:end].clone(memory_format=torch.contiguous_format).view(like[key].dtype).view(shape)
     return {key: rows[key] for key in like}

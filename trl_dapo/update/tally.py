@@ -85,8 +85,7 @@ class Tally:
         """Totals over all ranks, each of which must have added the same names."""
         values = [*self.sums.values(), *self.lowest.values(), *self.highest.values()]
         how = {"dtype": torch.float32, "device": accelerator.device}
-        local = torch.stack([torch.as_tensor(value, **how) for value in values])
-        ranks = accelerator.gather(local.unsqueeze(0))
+        ranks = accelerator.gather(torch.stack([torch.as_tensor(value, **how) for value in values]).unsqueeze(0))
         sums, lowest, highest = ranks.split([len(self.sums), len(self.lowest), len(self.highest)], dim=1)
         totals = torch.cat([sums.sum(0), lowest.amin(0), highest.amax(0)])
         return dict(zip([*self.sums, *self.lowest, *self.highest], totals.tolist(), strict=True))
