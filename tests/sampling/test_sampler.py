@@ -169,7 +169,7 @@ def test_mask_asks_once_for_the_batch():
     ("target", "options", "expected"),
     [
         (96, {"max_round_size": 30, "num_ranks": 8}, 24),
-        (96, {"max_round_size": 3, "num_ranks": 8}, 8),
+        (96, {"max_round_size": 3, "num_ranks": 8}, 4),
         (10, {"batch_multiplier": 2.55}, 25),
         (10, {"batch_multiplier": 2.55, "num_ranks": 8}, 28),
         (10, {"batch_multiplier": 2.55, "max_round_size": 20}, 20),
@@ -365,12 +365,12 @@ def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_
     assert sizes[0] == sizes[1] > 600
 
 
-@pytest.mark.parametrize(("target", "screen", "size"), [(4, None, 2), (4, "4", 1), (3, None, 1)])
-def test_where_nothing_shows_that_rewards_judge_alone_a_rank_has_whole_groups(target, screen, size):
-    """Of three missing groups of eight two ranks sample two each; of batches that are torn as TRL's, one less."""
-    sampler = new(target, num_generations=8, max_round_size=3, num_ranks=2, screen=screen)
-    assert sampler.multiple_of == size
-    assert len(sampler.next_prompts()) % size == 0
+@pytest.mark.parametrize(
+    ("target", "options", "size"), [(4, {}, 2), (4, {"screen": "4"}, 3), (3, {}, 3), (4, {"max_round_size": 1}, 1)]
+)
+def test_where_nothing_shows_that_rewards_judge_alone_a_rank_has_whole_groups(target, options, size):
+    """Of at most three a round, in groups of eight, two ranks; a batch of three is torn with TRL too."""
+    assert len(new(target, num_generations=8, num_ranks=2, **{"max_round_size": 3} | options).next_prompts()) == size
 
 
 def test_the_rest_of_half_asked_groups_is_shared_equally_where_nothing_is_screened_any_more():

@@ -71,7 +71,9 @@ class Sampler:
     @property
     def multiple_of(self) -> int:
         """Groups of a round: whole ones for each rank where a reward may compare them."""
-        return self.num_ranks if self.screen is None and self.target % self.num_ranks == 0 else self._shared
+        least = min(self.max_round_size or math.inf, self.target * min(self.batch_multiplier or 1.0, 1.0))
+        may_compare = self.screen is None and self.target % self.num_ranks == 0 and least >= self.num_ranks
+        return self.num_ranks if may_compare else self._shared
 
     @property
     def _least_left(self) -> float:
@@ -153,8 +155,7 @@ class Sampler:
                 wanted, half = -self._num_carried, self._half
             wanted += num_rollouts * self.target
             asks = rest_of(half, max(math.ceil(wanted / share), 0), None, G)
-            num = self.acceptance.at_most(wanted - share * len(asks)) - num_whole
-            if num > 0:
+            if (num := self.acceptance.at_most(wanted - share * len(asks)) - num_whole) > 0:
                 enough = num * self.promise.rate if self.memory else math.inf
                 asks += self._new.take(self._in_groups(num), enough=enough)
         # Groups that are asked for as a whole may take two rollouts; the rest of others must come before that.
@@ -212,9 +213,8 @@ class Sampler:
         if is_half:  # a band judges whole groups
             reasons = [None if reason == "outside_band" else reason for reason in reasons]
         rollout.add(round_, reasons, is_half)
-        for source in round_.sources:
-            if source is not None and source not in self.sources and len(self.sources) < MAX_SOURCES:
-                self.sources.append(source)
+        new = [name for name in dict.fromkeys(round_.sources) if name is not None and name not in self.sources]
+        self.sources += new[: MAX_SOURCES - len(self.sources)]
         num_accepted = reasons.count(None)
         if round_.num_known:  # it was counted when the first few passed
             fade, new = AcceptanceRate.DECAY, (num_accepted, len(reasons))
