@@ -213,8 +213,8 @@ class Sampler:
         if is_half:  # a band judges whole groups
             reasons = [None if reason == "outside_band" else reason for reason in reasons]
         rollout.add(round_, reasons, is_half)
-        new = [name for name in dict.fromkeys(round_.sources) if name is not None and name not in self.sources]
-        self.sources += new[: MAX_SOURCES - len(self.sources)]
+        sources = [name for name in dict.fromkeys(round_.sources) if name is not None and name not in self.sources]
+        self.sources += sources[: MAX_SOURCES - len(self.sources)]
         num_accepted = reasons.count(None)
         if round_.num_known:  # it was counted when the first few passed
             fade, new = AcceptanceRate.DECAY, (num_accepted, len(reasons))

@@ -35,8 +35,8 @@ NO_GENERATION_KWARGS = {
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
 }
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
-OF_THE_POLICY = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0, None)}
-OF_THE_POLICY["vllm_structured_outputs_regex"] = (None,)
+OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
+OF_THE_POLICY |= {"repetition_penalty": (1.0, None), "vllm_structured_outputs_regex": (None,)}
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
 DEFAULT_REPLACE_RATIO, DEFAULT_MAX_ROUNDS, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 10, 4, 1.0
 
