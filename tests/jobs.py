@@ -105,7 +105,7 @@ class AwaitAnswers(TrainerCallback):
 
 def rollouts_ahead(model, folder, num_runs, num_ahead=1):
     """So many runs one after the other with one stand-in for a server each; with answers ahead in checkpoints."""
-    settings = {"batch_multiplier": 1.75, "gradient_accumulation_steps": 3}  # the ranks share groups
+    settings = {"batch_multiplier": 1.75}
     if int(num_ahead) == 2:
         settings = {"rollouts_ahead": 2, "batch_multiplier": None}
     for i in range(int(num_runs)):

@@ -97,8 +97,8 @@ class DAPOConfig(GRPOConfig):
             after 10 times `dynamic_sampling_stop_after` rounds.
         dynamic_sampling_max_batches (`float`, *optional*):
             Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`], but
-            for under two a process that make their shares equal. It trains on the groups that these brought, or goes
-            on to the first. `0`: no limit. Defaults to `1.0`, unless another setting asks for full batches.
+            for under two a process that make their shares equal. It trains on what these brought, or goes on to the
+            first group. `0`: no limit. Defaults to `1.0`, unless another setting asks for full batches.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
             found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.
@@ -192,8 +192,8 @@ class DAPOConfig(GRPOConfig):
         > What a run checks and says
 
         skip_preflight (`bool`, *optional*, defaults to `False`):
-            Before anything is generated, each reward function is called on made-up completions: once, or with
-            `dynamic_sampling_screen` some twelve times, to see whether it compares them. `True` leaves this out.
+            Before a run each reward function is called on made-up completions: once, or with `dynamic_sampling_screen`
+            or several processes some twelve times, to see whether it compares them. `True` leaves this out.
         logging_style (`str`, *optional*, defaults to `"table"`):
             What is printed at each logging step: `"table"` is a line of the most telling metrics, `"full"` all of
             them. `log_history.jsonl` and the trackers get all either way.

@@ -30,7 +30,8 @@ from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
 
 OF_SAMPLING = "dynamic_sampling_", "batch_multiplier", "min_replace_ratio"
-OF_REWARDS = "dynamic_sampling_rewards", "dynamic_sampling_accuracy_threshold"  # which say what is right, too
+# Of these, what says what is right, too, and what bounds an evaluation's calls.
+OF_OTHERS = "rewards", "min_accuracy", "max_accuracy", "accuracy_threshold", "max_round_size"
 
 
 def check_loss_is_ours(trainer: type) -> None:
@@ -73,10 +74,10 @@ def choose_sampling(args: DAPOConfig, facts: dict[str, Any], *, on_cpu: bool) ->
     choice = SamplingChoice(args, no_screen, **facts)
     check_rules(args)
     check_rules(args, **facts)
-    names = [field.name for field in fields(DAPOConfig) if field.name.startswith(OF_SAMPLING)]
-    for name in () if args.use_dynamic_sampling else (name for name in names if name not in OF_REWARDS):
-        if (value := getattr(args, name)) not in (getattr(DAPOConfig, name), PAPER.get(name)):
-            choice.idle.append(f"`{name}={value!r}`")
+    for field in () if args.use_dynamic_sampling else fields(args):
+        is_idle = field.name.startswith(OF_SAMPLING) and not field.name.endswith(OF_OTHERS)
+        if is_idle and (value := getattr(args, field.name)) not in (field.default, PAPER.get(field.name)):
+            choice.idle.append(f"`{field.name}={value!r}`")
     return choice
 
 
@@ -114,7 +115,7 @@ def check_rewards_and_data(
 def rows_of(dataset: Any) -> Any:
     """The dataset with examples of plain values, where its format makes a table of each."""
     is_table = isinstance(dataset, Dataset) and dataset.format["type"] in ("arrow", "pandas", "polars")
-    return dataset.with_format(None) if is_table else dataset
+    return dataset.with_format(None, columns=dataset.format["columns"]) if is_table else dataset
 
 
 def _check_prompts(dataset: Dataset, name: str, may_be_empty: bool) -> None:

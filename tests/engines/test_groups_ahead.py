@@ -92,8 +92,7 @@ def test_every_rows_old_log_probabilities_are_those_of_the_adapter_that_sampled_
 
 def test_groups_train_in_the_order_in_which_they_were_asked_for_whichever_answer_comes_first(make):
     """Prompt 10 is the second rollout's, which has taken four groups before; its answer is the last of 21."""
-    early = after_training(make("early", max_steps=4))
-    late = make("late", max_steps=4)
+    early, late = after_training(make("early", max_steps=4)), make("late", max_steps=4)
     held, ask, came_first = hold(late, 10), late._ahead.ask, []
 
     def ask_and_let_all_others_come_first(asks):
@@ -250,8 +249,7 @@ def answers_rubbish(trainer, num_times, to=10, says_nan=False):
 
 @pytest.mark.parametrize("says_nan", [False, True])
 def test_what_cannot_be_trained_on_is_asked_for_once_more_by_the_same_adapter(make, says_nan):
-    straight = after_training(make("straight", max_steps=3))
-    trainer = make("rubbish", max_steps=3)
+    straight, trainer = after_training(make("straight", max_steps=3)), make("rubbish", max_steps=3)
     requests = answers_rubbish(trainer, 1, says_nan=says_nan)
     trainer.train()
     assert len(requests) == 2

@@ -210,8 +210,7 @@ class Engine:
 
 
 def test_a_sleeping_engine_keeps_its_base_and_wakes_without_a_push(monkeypatch, tmp_path):
-    told = []
-    request = ModuleType("vllm.lora.request")
+    told, request = [], ModuleType("vllm.lora.request")
     request.LoRARequest = lambda name, number, path: SimpleNamespace(lora_int_id=number, lora_path=path)
     monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)

@@ -44,8 +44,7 @@ def prefetch(calls):
 )
 def test_batches_are_asked_for_together_as_many_as_fit(num_rows, calls):
     asked = []
-    ahead = prefetch(asked)
-    shares = []
+    ahead, shares = prefetch(asked), []
     for batch in ahead.over(Loader("ab", "cd", "ef"), num_rows):
         shares.append(ahead.take([example["prompt"] for example in batch]))
     assert asked == [list(call) for call in calls or ["ab", "cd", "ef"]]
@@ -92,8 +91,7 @@ def evaluator(model, folder, *, schedules=True, reward_funcs=jobs.echoes, script
     ],
 )
 def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_path, settings, num_problems, calls):
-    trainer = evaluator(tiny_model, tmp_path, **settings)
-    problems = prompts(num_problems)
+    trainer, problems = evaluator(tiny_model, tmp_path, **settings), prompts(num_problems)
     metrics = trainer.evaluate(problems if settings else problems.to_iterable_dataset())
     assert [call["rows"] for call in trainer.calls] == calls
     assert metrics["eval_avg@4"] == 1.0  # every completion is scored for the prompt that it answers

@@ -140,8 +140,7 @@ def test_no_interval_is_without_width_or_leaves_the_scale_and_values_mirrored_ha
 )
 def test_an_interval_holds_the_truth_of_skewed_problems(accuracies, tries):
     # a bootstrap's percentiles hold it in 53, 83 and 83 of a hundred; 88 is three standard errors below 95
-    rng = np.random.default_rng(0)
-    accuracies = np.array(accuracies)
+    rng, accuracies = np.random.default_rng(0), np.array(accuracies)
     num_held = 0
     for _ in range(100):
         drawn = rng.choice(accuracies, size=30)

@@ -50,8 +50,7 @@ def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
 def test_a_plan_for_fsdp2_by_hand(write):
     fields = {**ONE_GPU, "model_name_or_path": "Qwen/Qwen2.5-Math-7B", "vllm_tensor_parallel_size": 2}
     path = write("8 GPUs of 80 GB", fields)
-    planned = plan(path, accelerate_config="fsdp2")
-    num = 7_615_616_512
+    planned, num = plan(path, accelerate_config="fsdp2"), 7_615_616_512
     # Shards in float32, and whole gradients in bfloat16 between micro-batches.
     assert planned.training.memory["weights"] == 4 * num / 8
     assert planned.training.memory["gradients"] == pytest.approx(4 * num / 8 + 2 * num)

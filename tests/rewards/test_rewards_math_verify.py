@@ -302,8 +302,7 @@ def test_a_pickled_reward_keeps_its_settings_and_starts_workers_of_its_own():
 def test_a_forked_process_starts_workers_of_its_own_and_leaves_the_parents_alone(light, pool):
     reward = pool(num_workers=2)
     reward(["\\boxed{34}"], ["34"])
-    before = pids(reward)
-    child = os.fork()
+    before, child = pids(reward), os.fork()
     if child == 0:
         # A failed assertion must not run the rest of the test session twice.
         is_right = pids(reward) == [] and reward(["\\boxed{34}", "\\boxed{3}"], ["34"] * 2) == [1.0, 0.0]

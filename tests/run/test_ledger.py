@@ -109,8 +109,7 @@ def test_groups_that_were_carried_into_a_rollout_are_not_told_of_again():
 
 
 def test_what_was_not_scored_is_null_and_every_reward_function_has_a_column():
-    nan = torch.nan
-    sampler = new_sampler(1)
+    nan, sampler = torch.nan, new_sampler(1)
     sampler.add_round(sampled([[1.0, 0.5], [nan, 0.25], [nan, nan], [nan, 0.0]], [1] * 4), [None, "unscored"])
     both = {"names": ["right", "form"], "columns": ["right", "right"]}
     rows = rows_of(sampler, chosen=["right"], **both).to_pydict()

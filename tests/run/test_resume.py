@@ -217,8 +217,7 @@ def test_an_unfinished_rollout_that_is_cut_otherwise_is_left_behind(run, there, 
 )
 def test_inside_a_rollout_a_run_resumes_bit_by_bit(run, settings, from_step, caplog):
     """Of 6 parts steps of 4 take the first 4, then 2 and 2 of the next rollout: none needs to end with a rollout."""
-    whole = run(3, **settings)
-    again = run(3, f"checkpoint-{from_step}", **settings)
+    whole, again = run(3, **settings), run(3, f"checkpoint-{from_step}", **settings)
     assert len(again.sampled) < len(whole.sampled)  # the second rollout alone
     assert "other settings" not in caplog.text
     assert torch.equal(weights(whole), weights(again))
@@ -408,8 +407,7 @@ def test_a_checkpoint_that_cannot_be_read_as_a_whole_is_resumed_without_its_samp
 
 
 def test_a_run_that_has_ended_ends_at_once_when_it_is_started_again(run, tmp_path):
-    whole = run(2, lr_scheduler_type="constant")
-    again = run(2, True, lr_scheduler_type="constant")
+    whole, again = run(2, lr_scheduler_type="constant"), run(2, True, lr_scheduler_type="constant")
     assert (again.sampled, again.state.global_step) == ([], 2)
     assert torch.equal(weights(whole), weights(again))
     assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-2"

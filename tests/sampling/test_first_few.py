@@ -94,8 +94,7 @@ def test_what_is_half_asked_is_carried_in_the_order_of_its_age():
 @pytest.mark.parametrize("kind", [Dataset.from_list, lambda rows: Dataset.from_list(rows).to_iterable_dataset()])
 def test_a_checkpoint_keeps_what_is_half_asked_by_where_it_stands(kind):
     rows = [{"id": i, "on": datetime.date(2026, 1, 1 + i)} for i in range(8)]
-    stream = PromptStream(kind(rows), seed=0)
-    half = {}
+    stream, half = PromptStream(kind(rows), seed=0), {}
     for index in range(11):  # 7 and 8 are of the first pass and the second
         ((name, example),) = stream.take(1)
         if index in (3, 7, 8):

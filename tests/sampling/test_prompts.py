@@ -34,8 +34,7 @@ both_kinds = pytest.mark.parametrize("kind", [numbers, streamed])
 
 @both_kinds
 def test_no_prompt_comes_twice_within_a_pass_and_none_is_lost_and_each_pass_has_its_own_order(kind):
-    stream = PromptStream(kind(50), seed=0)
-    taken = []
+    stream, taken = PromptStream(kind(50), seed=0), []
     while len(taken) < 150:  # first rounds and refills of uneven size, which straddle the passes
         taken += texts(stream.take(min(7 + len(taken) % 5, 150 - len(taken))))
     orders = [taken[start : start + 50] for start in (0, 50, 100)]
@@ -232,16 +231,14 @@ def test_skipped_prompts_are_passed_over_and_counted(kind):
 
 @both_kinds
 def test_a_rule_that_skips_everything_does_not_hang(kind):
-    asked = []
-    stream = PromptStream(kind(5), seed=0)
+    asked, stream = [], PromptStream(kind(5), seed=0)
     assert len(stream.take(12, skip=lambda prompt_id, may: asked.append(prompt_id) or may)) == 12
     assert stream.num_skipped == 9  # of any 9 prompts in a row, 5 make a whole pass
     assert len(asked) == 9 + 12  # and the rule knows which were taken
 
 
 def test_skipped_prompts_are_not_loaded():
-    loaded = []
-    dataset = numbers(6, id=list("abcdef"))
+    loaded, dataset = [], numbers(6, id=list("abcdef"))
     dataset = dataset.with_transform(lambda batch: loaded.extend(batch["prompt"]) or batch, columns=["prompt"])
     PromptStream(dataset, seed=0, shuffle=False).take(2, skip=lambda prompt_id, may_skip: prompt_id in "abd")
     assert loaded == ["What is 2 + 2?", "What is 4 + 4?"]

@@ -168,7 +168,7 @@ def test_mask_asks_once_for_the_batch():
 @pytest.mark.parametrize(
     ("target", "options", "expected"),
     [
-        (96, {"max_round_size": 30, "num_ranks": 8}, 24),
+        (96, {"max_round_size": 30, "num_ranks": 8, "has_whole_groups": True}, 24),
         (96, {"max_round_size": 3, "num_ranks": 8}, 4),
         (10, {"batch_multiplier": 2.55}, 25),
         (10, {"batch_multiplier": 2.55, "num_ranks": 8}, 28),
@@ -365,10 +365,13 @@ def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_
     assert sizes[0] == sizes[1] > 600
 
 
+WHOLE = {"has_whole_groups": True}
+
+
 @pytest.mark.parametrize(
-    ("target", "options", "size"), [(4, {}, 2), (4, {"screen": "4"}, 3), (3, {}, 3), (4, {"max_round_size": 1}, 1)]
+    ("target", "options", "size"), [(4, {}, 3), (4, WHOLE, 2), (3, WHOLE, 3), (4, {**WHOLE, "max_round_size": 1}, 1)]
 )
-def test_where_nothing_shows_that_rewards_judge_alone_a_rank_has_whole_groups(target, options, size):
+def test_where_a_reward_may_compare_completions_a_rank_has_whole_groups(target, options, size):
     """Of at most three a round, in groups of eight, two ranks; a batch of three is torn with TRL too."""
     assert len(new(target, num_generations=8, num_ranks=2, **{"max_round_size": 3} | options).next_prompts()) == size
 
@@ -486,7 +489,12 @@ def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_
 
 
 KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
-KINDS += [{"target": 1, "screen": "auto"}, {"num_ranks": 32}, {"screen": 3, "num_ranks": 16}]
+KINDS += [
+    {"target": 1, "screen": "auto"},
+    {"num_ranks": 32},
+    {"screen": 3, "num_ranks": 16},
+    {**WHOLE, "num_ranks": 4},
+]
 
 
 @pytest.mark.parametrize("num_batches", [1.0, 1.3, 2.5])
@@ -502,6 +510,7 @@ def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, opt
             num, may_take = sum(ask.num for ask in asks), left if left >= least or sampler.rollout.num_found else batch
             may_take += 2 * sampler.num_ranks if sampler.num_ranks == 16 else 0  # for equal shares of first few
             assert (num <= may_take, num % sampler.num_ranks) == (True, 0)
+            assert not sampler.has_whole_groups or len(asks) % sampler.num_ranks == 0
             left -= num
             screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])
         assert left < least or not sampler.rollout.shortfall
@@ -684,8 +693,7 @@ def test_no_group_trains_that_is_older_than_two_rollouts():
 
 
 def test_what_is_half_asked_is_given_up_once_its_first_few_are_two_rollouts_old():
-    sampler = new(4, carries=True, screen=1)
-    blank_B = torch.zeros(2)
+    sampler, blank_B = new(4, carries=True, screen=1), torch.zeros(2)
     sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [2, 1])], half_asked(sampler.stream, 2, num=1))
     sampler.begin()
     assert sampler.batch().half == [Group(0, 1)]
@@ -696,8 +704,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
     play(sampler, [YES] * 6)
     sampler.carry([])
     sampler.draw_ahead()
-    drawn = sampler.in_flight
-    state = saved(sampler)
+    drawn, state = sampler.in_flight, saved(sampler)
     other, differs = resumed(state, batch_multiplier=1.5)
     assert differs == {}
     other.begin()
@@ -710,8 +717,7 @@ def test_a_checkpoint_between_draw_and_round_brings_the_same_prompts_back():
 
 def test_a_checkpoint_keeps_of_what_is_half_asked_as_much_as_was_asked_ahead():
     options = {"carries": True, "ahead": 1, "screen": 1, "max_round_size": 2, "batch_multiplier": 1.0}
-    sampler = new(4, **options)
-    blank_B = torch.zeros(3)
+    sampler, blank_B = new(4, **options), torch.zeros(3)
     sampler.carry([Round.of_groups(Rows.empty(), blank_B[:, None], [1] * 3)], half_asked(sampler.stream, 3, num=1))
     sampler.draw_ahead()
     asked = sampler.in_flight

@@ -5,7 +5,7 @@
 from collections import Counter
 
 import pytest
-from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, tiny_config
+from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, run_preflight, tiny_config
 
 from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
 
@@ -59,6 +59,15 @@ def test_a_rollout_of_4_x_4_samples_no_more_than_16_completions_unless_told_to(t
 def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path, dynamic_sampling_mode="paper") == (PAPER, None)
     assert "every group is sampled whole, as in the paper" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("reward", "settings"), [(right, {}), (rare_answer, {}), (right, {"skip_preflight": True})])
+def test_processes_score_whole_groups_where_a_reward_may_compare_them(tiny_model, tmp_path, reward, settings):
+    args = tiny_config(tmp_path, **settings)
+    trainer = ScriptedTrainer(tiny_model, reward, args, train_dataset=prompts(8), script=None)
+    trainer._sampler.num_ranks = 2
+    run_preflight(trainer)
+    assert trainer._sampler.has_whole_groups == (reward is rare_answer or bool(settings))
 
 
 @pytest.mark.parametrize("stated", [{}, {"min_replace_ratio": 0.5, "dynamic_sampling_memory": True}])

@@ -170,8 +170,7 @@ def test_in_16_bits_a_model_is_asked_in_float32_and_handed_back_as_it_was(settin
 
 
 def test_attention_that_takes_16_bits_alone_is_set_aside_while_a_model_is_asked(monkeypatch):
-    model = lfm2(has_bias=False)
-    asked = []
+    model, asked = lfm2(has_bias=False), []
     monkeypatch.setattr(model.config, "_attn_implementation", "flash_attention_2")
     monkeypatch.setattr(model, "set_attn_implementation", asked.append)
     with _exact(model, Accelerator()):

@@ -36,8 +36,7 @@ B, P, T = 5, 4, 9
 
 def hostile_microbatch(masked=(3,)):
     """Rows of all kinds in one micro-batch: of one token and of `T`, clipped on either side, masked as a whole."""
-    generator = torch.Generator().manual_seed(0)
-    rows = make_rows(B, longest=T)
+    generator, rows = torch.Generator().manual_seed(0), make_rows(B, longest=T)
     rows[0] = replace(rows[0], completion=rows[0].completion[:1])
     rows[1] = replace(rows[1], completion=list(range(3, 3 + T)))
     inputs = collate(mask(rows, masked))

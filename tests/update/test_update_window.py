@@ -47,8 +47,7 @@ def test_sampling_included_the_run_is_trls_step_for_step(settings, tmp_path):
 @pytest.mark.parametrize("num_iterations", [1, 2])
 def test_each_optimizer_step_takes_the_rows_that_trl_would_take(num_iterations):
     settings = {"num_microbatches": 2, "steps_per_generation": 4, "num_iterations": num_iterations}
-    steps = range(2 * num_iterations)
-    script = make_rows(32)
+    steps, script = range(2 * num_iterations), make_rows(32)
     found, expected = (
         run(cls, script, per_device_train_batch_size=8, max_steps=len(steps), **settings)
         for cls in (ScriptedUpdate, ScriptedGRPO)

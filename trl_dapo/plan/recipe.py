@@ -180,15 +180,16 @@ class Recipe:
     def facts(self) -> dict[str, Any]:
         """What the rules ask besides the settings, as far as a recipe tells."""
         s = self.settings
-        judge = bool(s.reward_model_name_or_path)
-        names = [name for name in s.reward_funcs or ["dapo_math"] * (not judge) if "overlong" not in name]
-        num = len(names) + judge - list(s.reward_weights or ()).count(0.0)
-        is_open = num > 1 or not (names or s.dynamic_sampling_accuracy_threshold)
+        judge = str(s.reward_model_name_or_path or "").split("/")[-1]
+        names = [*filter(None, [judge]), *(s.reward_funcs or ["dapo_math"] * (not judge))]
+        weighted = zip(names, s.reward_weights or [1.0] * len(names), strict=False)
+        deciding = s.dynamic_sampling_rewards or [n for n, w in weighted if w and "overlong_punishment" not in n]
+        is_graded = judge in deciding and not s.dynamic_sampling_accuracy_threshold
         no_verdict = "needs one reward that says what is right, and its name in `dynamic_sampling_rewards`."
         return {
             "has_tools": bool(s.tools),
             "is_quantized": s.load_in_4bit or s.load_in_8bit,
-            "no_verdict": no_verdict if is_open and s.dynamic_sampling_rewards is None else None,
+            "no_verdict": no_verdict if is_graded or not (s.dynamic_sampling_rewards or len(deciding) == 1) else None,
         }
 
     def settle(self, **facts: Any) -> None:

@@ -125,8 +125,7 @@ def training_flops(
 def training_seconds(flops: float, gpu: GPU, num_gpus: int, gathered: float, num_passes: float, link: float) -> float:
     """Of passes over a rollout on all GPUs, each of which receives `gathered` bytes for one micro-batch."""
     # Computing and gathering overlap (section 4.3 of https://huggingface.co/papers/2304.11277).
-    computing = flops / (1 - PADDING) / (num_gpus * TRAIN_MFU * gpu.flops)
-    return max(computing, num_passes * gathered / (BANDWIDTH * link))
+    return max(flops / (1 - PADDING) / (num_gpus * TRAIN_MFU * gpu.flops), num_passes * gathered / (BANDWIDTH * link))
 
 
 def expected_rounds(first: float, needed: int, acceptance: float, carries: bool) -> list[tuple[float, float]]:

@@ -27,9 +27,8 @@ def soft_overlong_punishment(
     Raises `ValueError` if the buffer is empty or longer than `max_length`, or the factor is negative.
     """
     check_overlong_buffer(max_length, buffer_length, penalty_factor)
-    expected_length = max_length - buffer_length
     # Counting the excess first keeps a free length at 0.0, where a negated maximum would give -0.0.
-    excesses = (min(max(length - expected_length, 0), buffer_length) for length in lengths)
+    excesses = (min(max(length - (max_length - buffer_length), 0), buffer_length) for length in lengths)
     return [-penalty_factor * (excess / buffer_length) if excess else 0.0 for excess in excesses]
 
 

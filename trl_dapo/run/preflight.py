@@ -90,16 +90,25 @@ class Preflight(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Has the reward functions score the examples; one that cannot is refused, on every rank."""
-        unsure = self._try_rewards() if self._tried_on else self.reward_names
-        if unsure and self._screen is not None:
+        found, unsure = self._try_rewards() if self._tried_on else (None, self.reward_names)
+        if found is not None and self._screen is not None:
+            if not self.choice.may_leave_out_screen:
+                raise SetupError(
+                    f"{self._apart}, but {found}. Leave it out, or score each completion on its own; "
+                    "`skip_preflight=True` leaves this check out."
+                )
+            self.choice.leave_out_screen(f"{self._apart}, but {found}")
+        elif unsure and self._screen is not None:
             names = ", ".join(map(repr, unsure))
             if self.choice.may_leave_out_screen:
                 self.choice.leave_out_screen(f"{self._apart}, and {names} may compare them")
             elif state.is_world_process_zero:
                 same = f"That {names} would give the same beside the rest is assumed, not tried."
                 logger.warning(f"{self._apart}. {same}")
-        if self.sampler is not None and self.args.dynamic_sampling_screen == "off":
-            self.sampler.screen = None
+        if self.sampler is not None:
+            is_off = self.args.dynamic_sampling_screen == "off"
+            self.sampler.screen = None if is_off else self.sampler.screen
+            self.sampler.has_whole_groups = is_off and bool(found or unsure)
         if line := self.choice.describe():
             PartialState().print(wrapped_for(sys.stdout, line))
 
@@ -119,11 +128,12 @@ class Preflight(TrainerCallback):
             "in the model's config."
         )
 
-    def _try_rewards(self) -> Sequence[str]:
-        """Returns the names of functions that may compare completions, where that matters and nothing could tell."""
+    def _try_rewards(self) -> tuple[str | None, Sequence[str]]:
+        """What shows that one compares completions, where that matters, and the names of which nothing could tell."""
         num_rows, first = self.args.num_generations, self._tried_on[0]
         assert num_rows is not None
-        texts = [MADE_UP] * num_rows if self._screen is None else made_up_group(num_rows)
+        matters = self._screen is not None or (self.sampler is not None and self.sampler.num_ranks > 1)
+        texts = made_up_group(num_rows) if matters else [MADE_UP] * num_rows
         score, rewards_BF = self._ask(first, texts)
         if PartialState().is_main_process and rewards_BF.isnan().all():
             logger.warning(
@@ -131,20 +141,12 @@ class Preflight(TrainerCallback):
                 f"{num_rows} made-up completions of the first example, {texts[0]!r}. If it should be scored, "
                 "check the columns that are read: nothing trains on what has no reward."
             )
-        found, unsure = find_comparison(score, rewards_BF, self.reward_names) if self._screen else (None, [])
-        for example in self._tried_on if self._screen else ():
+        found, unsure = find_comparison(score, rewards_BF, self.reward_names) if matters else (None, [])
+        for example in self._tried_on if matters else ():
             if not (found or unsure):
                 group = made_up_group(num_rows, right_answer(example))
                 found, unsure = find_comparison(*self._ask(example, group), self.reward_names)
-        if found is not None and self.choice.may_leave_out_screen:
-            self.choice.leave_out_screen(f"{self._apart}, but {found}")
-            return ()
-        if found is not None:
-            raise SetupError(
-                f"{self._apart}, but {found}. Leave it out, or score each completion on its own; "
-                "`skip_preflight=True` leaves this check out."
-            )
-        return unsure
+        return found, unsure
 
     def _ask(self, example: dict, texts: list[str]) -> tuple[Callable[[slice], Tensor], Tensor]:
         """What scores some completions of an example as if alone, and the rewards of all, which must have some."""

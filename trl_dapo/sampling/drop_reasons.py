@@ -62,9 +62,8 @@ def drop_reasons(rewards_NG: Tensor, masked_NG: Tensor | None, criterion: Criter
 def _would_pass(rewards_NG: Tensor, counts_NG: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
     """Whether each group has spread over the rows that count, and whether it passes on them."""
     top_N = rewards_NG.masked_fill(~counts_NG, -torch.inf).amax(dim=1)
-    bottom_N = rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1)
     # Never a standard deviation: the mean of equal floats need not equal them, so that of a constant group can be > 0.
-    spread_N = top_N - bottom_N > criterion.tolerance
+    spread_N = top_N - rewards_NG.masked_fill(~counts_NG, torch.inf).amin(dim=1) > criterion.tolerance
     accuracy_N = (counts_NG & is_correct(rewards_NG, criterion)).sum(dim=1).double() / counts_NG.sum(dim=1)
     passes_N = spread_N.clone()
     # An end that was not tightened does not bind, or graded rewards that differ above the threshold would be lost.

@@ -16,8 +16,7 @@ from .example_names import digest
 def expected_acceptance(correct: float, wrong: float, num_generations: int) -> float:
     """Probability that completions are neither all right nor all wrong, for a Beta-distributed pass rate."""
     all_correct = math.exp(_log_likelihood(num_generations, 0, correct, wrong))
-    all_wrong = math.exp(_log_likelihood(0, num_generations, correct, wrong))
-    return max(1.0 - all_correct - all_wrong, 0.0)
+    return max(1.0 - all_correct - math.exp(_log_likelihood(0, num_generations, correct, wrong)), 0.0)
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ class Sampler:
     memory: PromptMemory | None = None  # of prompts to skip for a while
     screen: int | str | None = None  # completions of a group to ask for first, or "auto"; none: all of it
     num_ranks: int = 1  # that share the rows of a round equally
+    has_whole_groups: bool = False  # whether each needs these, since a reward may compare them
     ahead: int = 0  # rollouts that are asked for beside the one that trains
 
     def __post_init__(self) -> None:
@@ -69,11 +70,10 @@ class Sampler:
     # One rollout
 
     @property
-    def multiple_of(self) -> int:
-        """Groups of a round: whole ones for each rank where a reward may compare them."""
+    def multiple_of(self) -> int:  # groups of a round
         least = min(self.max_round_size or math.inf, self.target * min(self.batch_multiplier or 1.0, 1.0))
-        may_compare = self.screen is None and self.target % self.num_ranks == 0 and least >= self.num_ranks
-        return self.num_ranks if may_compare else self._shared
+        has_whole = self.has_whole_groups and self.target % self.num_ranks == 0 and least >= self.num_ranks
+        return self.num_ranks if has_whole else self._shared
 
     @property
     def _least_left(self) -> float:
