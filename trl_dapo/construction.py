@@ -199,7 +199,7 @@ def make_sampler(
     num_ranks: int,
 ) -> Sampler:
     """The sampler, as the settings ask for it; `schedules` says whether the engine takes rounds of any size."""
-    screen, memory = args.dynamic_sampling_screen or "off", args.dynamic_sampling_memory
+    screen = args.dynamic_sampling_screen or "off"
     assert args.num_generations is not None
     target, num_generations = args.groups_per_rollout, args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < target:
@@ -222,7 +222,7 @@ def make_sampler(
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         batch_multiplier=args.batch_multiplier,
-        memory=PromptMemory(seed=args.seed) if memory else None,
+        memory=PromptMemory(seed=args.seed) if args.dynamic_sampling_memory else None,
         screen=int(screen) if screen.isdigit() else None if screen == "off" else screen,
         num_ranks=num_ranks,
         ahead=args.rollouts_ahead,

@@ -106,9 +106,9 @@ class Preflight(TrainerCallback):
                 same = f"That {names} would give the same beside the rest is assumed, not tried."
                 logger.warning(f"{self._apart}. {same}")
         if self.sampler is not None:
-            is_off = self.args.dynamic_sampling_screen == "off"
-            self.sampler.screen = None if is_off else self.sampler.screen
-            self.sampler.has_whole_groups = is_off and bool(found or unsure)
+            if self.args.dynamic_sampling_screen == "off":
+                self.sampler.screen = None
+            self.sampler.has_whole_groups = self.sampler.screen is None and bool(found or unsure)
         if line := self.choice.describe():
             PartialState().print(wrapped_for(sys.stdout, line))
 
