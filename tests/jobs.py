@@ -72,6 +72,20 @@ def same_groups(model, folder, variants):
         write_report(Path(folder) / name, report)
 
 
+def full_batches(model, folder):
+    """With nothing stated, of prompts of which one in three is informative; reports the groups that trained."""
+    sizes = {"per_device_train_batch_size": 8 // WORLD_SIZE, "gradient_accumulation_steps": 4, "max_steps": 5}
+
+    def one_prompt_in_three(text, i):
+        return "right" if number(text) % 3 == 0 and i % 2 else "wrong"
+
+    args = tiny_config(Path(folder) / "run", **sizes)
+    trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(48), script=one_prompt_in_three)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    write_report(Path(folder), [log["dynamic_sampling/groups_trained"] for log in logs])
+
+
 def record_rollouts(trainer):
     rollouts, generate = [], trainer._generate_and_score_completions
 
@@ -366,7 +380,7 @@ def stops(model, folder):
         run_preflight(trainer)
     except SetupError as caught:
         error = str(caught)
-    settings = {"max_steps": 9, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 2}
+    settings = {"max_steps": 9, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 2}
     args = tiny_config(Path(folder) / "run", per_device_train_batch_size=2, **settings)
     trainer = ScriptedTrainer(model, right, args, train_dataset=prompts(40), script=lambda text, i: "wrong")
     trainer.train()

@@ -105,13 +105,13 @@ SCRIPTED = {
     "reference": REFERS,
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
     # Of three rollouts the second has no accepted group.
-    "empty": {"dynamic_sampling_max_rounds": 1, "weight_decay": 0.1},
+    "empty": {"dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1},
     "lora": {"beta": 0.1},
     # A rank's 8 rows are 4 micro-batches without a budget.
     "more micro-batches": {"max_tokens_per_microbatch": 20},
     "fewer micro-batches": {"max_tokens_per_microbatch": 200, **REFERS},
     "carried, budget": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "max_tokens_per_microbatch": 20},
-    "empty, budget": {"dynamic_sampling_max_rounds": 1, "weight_decay": 0.1, "max_tokens_per_microbatch": 20},
+    "empty, budget": {"dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1, "max_tokens_per_microbatch": 20},
 }
 
 

@@ -11,7 +11,7 @@ from .settings.batch_sizes import describe_batches, describe_torn_group, size_ba
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
 from .settings.rules import check_rules
-from .settings.sampling_defaults import WAYS, as_given
+from .settings.sampling_defaults import SAVINGS, normalize
 from .settings.warnings import leave_out_renaming_warnings
 
 
@@ -90,21 +90,22 @@ class DAPOConfig(GRPOConfig):
         > Dynamic sampling
 
         use_dynamic_sampling (`bool`, *optional*, defaults to `True`):
-            Whether to train on groups alone that are neither all right nor all wrong, and to sample other prompts in
-            place of the others. `False` leaves generation to [`~trl.GRPOTrainer`].
-        dynamic_sampling_max_rounds (`int`, *optional*, defaults to `10`):
-            Generation rounds for one rollout batch. `0` or less: no limit. A rollout that finds no group still ends,
-            after 10 times `dynamic_sampling_stop_after` rounds.
-        dynamic_sampling_max_batches (`float`, *optional*):
-            Completions that a rollout may sample, in rollout batches: at `1.0` no more than [`~trl.GRPOTrainer`], but
-            for under two a process that make their shares equal. It trains on what these brought, or goes on to the
-            first group. `0`: no limit. Defaults to `1.0`, unless another setting asks for full batches.
+            Whether to drop groups whose rewards are all equal, and to sample other prompts until the batch is full.
+            `False` leaves generation to [`~trl.GRPOTrainer`].
+        dynamic_sampling_max_gen_batches (`float`, *optional*, defaults to `10.0`):
+            The most completions that one rollout may sample, in rollout batches. Sampling continues until the batch is
+            full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a rollout then never costs more
+            than GRPO's, and its batch stays short if groups are dropped. `0` is no limit. If less than a quarter of a
+            batch is left, no further prompts are sampled for it.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
-            What to do when the rounds are used up and the batch is not full. `"top_up"` trains on the groups that were
-            found, and fills the batch with rows that weigh nothing. `"error"` stops, and says what was dropped why.
+            What to do when that limit is reached and the batch is not full. `"top_up"` trains on the groups that were
+            accepted; the rest of the batch is filled with rows that weigh nothing. `"error"` stops the run and says
+            why groups were dropped.
         dynamic_sampling_stop_after (`int`, *optional*, defaults to `20`):
-            The run stops after so many rollouts in a row without a group to train on, with a checkpoint and advice.
-            `trl-dapo train` then ends with exit status 3. `0` never stops.
+            Stop the run after this many rollouts in a row that accepted no group, with a checkpoint and advice.
+            `trl-dapo train` then exits with status 3. `0` never stops. Without a limit
+            (`dynamic_sampling_max_gen_batches=0`) a rollout ends, and the run with it, after 10 times as many batches
+            of completions in a row without an accepted group.
         max_passes (`float`, *optional*):
             The run ends after so many passes over the dataset, or at `max_steps`. An epoch of `num_train_epochs` may
             take several passes, since dropped groups are replaced. The learning rate's schedule stays the same.
@@ -123,10 +124,11 @@ class DAPOConfig(GRPOConfig):
             A completion is right if its task reward exceeds this.
 
         dynamic_sampling_mode (`str`, *optional*, defaults to `"filter"`):
-            `"filter"` samples further prompts in place of dropped groups. `"paper"` does so as the paper does, until
-            the batch is full: nothing is carried, remembered or screened, see below. `"replace"` does so until
-            `min_replace_ratio` of the batch is accepted, and fills the rest with copies of accepted groups (Polaris).
-            `"mask"` samples once: dropped groups stay in the batch and weigh nothing.
+            `"filter"` samples further prompts until the batch is full of accepted groups. `"paper"` does the same
+            without the three savings below: surplus groups are discarded, no prompt is skipped, and every group is
+            sampled whole. `"replace"` stops when `min_replace_ratio` of the batch is accepted, and fills the rest with
+            copies of accepted groups (Polaris). `"mask"` samples once: dropped groups stay in the batch and weigh
+            nothing.
         dynamic_sampling_max_round_size (`int`, *optional*):
             Prompts that one round may draw, and `num_generations` times as many completions, those that complete a
             group among them. Defaults to no limit with vLLM or continuous batching, where it also bounds the calls of
@@ -229,8 +231,7 @@ class DAPOConfig(GRPOConfig):
     vllm_lora_sync: str | None = field(default=None, metadata=_choices("vllm_lora_sync"))
     max_tokens_per_microbatch: int | None = None
     use_dynamic_sampling: bool = True
-    dynamic_sampling_max_rounds: int = 10
-    dynamic_sampling_max_batches: float | None = None
+    dynamic_sampling_max_gen_batches: float = 10.0
     dynamic_sampling_on_exhausted: str = field(default="top_up", metadata=_choices("dynamic_sampling_on_exhausted"))
     dynamic_sampling_stop_after: int = 20
     max_passes: float | None = None
@@ -261,8 +262,8 @@ class DAPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
-        for name in WAYS:
-            setattr(self, name, as_given(name, getattr(self, name)))
+        for name in SAVINGS:
+            setattr(self, name, normalize(name, getattr(self, name)))
         check_rules(self)
         if self.epsilon_high is CLIP_HIGHER and self.epsilon != 0.2:
             self.epsilon_high = None  # TRL takes `epsilon`

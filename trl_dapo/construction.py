@@ -25,7 +25,7 @@ from .rewards.task_reward import TaskReward
 from .sampling.prompt_memory import PromptMemory
 from .sampling.prompts import PromptStream
 from .sampling.sampler import Sampler
-from .settings.rules import DEFAULT_MAX_ROUNDS, check_rules
+from .settings.rules import DEFAULT_MAX_GEN_BATCHES, check_rules
 from .settings.sampling_defaults import PAPER, SamplingChoice, why_not_screened
 
 
@@ -216,9 +216,8 @@ def make_sampler(
         mode=args.dynamic_sampling_mode,
         min_replace_ratio=args.min_replace_ratio,
         carries=args.dynamic_sampling_surplus == "carry",
-        max_rounds=args.dynamic_sampling_max_rounds,
-        max_batches=args.dynamic_sampling_max_batches or 0.0,
-        max_barren_rounds=DEFAULT_MAX_ROUNDS * args.dynamic_sampling_stop_after,
+        max_gen_batches=args.dynamic_sampling_max_gen_batches,
+        max_empty_batches=DEFAULT_MAX_GEN_BATCHES * args.dynamic_sampling_stop_after,
         # Without a scheduler, a round runs as one batch and must fit where the rollout batch fits.
         max_round_size=args.dynamic_sampling_max_round_size or (None if schedules else target),
         batch_multiplier=args.batch_multiplier,

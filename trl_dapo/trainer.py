@@ -220,6 +220,7 @@ class DAPOTrainer(Checkpoints):
             "has_environments": bool(self.environment_factories),
             "has_tools": bool(self.tools),
             "no_verdict": self._task.no_verdict,
+            "undecided_rewards": self._task.undecided,
             "groups_per_rollout": self.args.groups_per_rollout,
         }
 

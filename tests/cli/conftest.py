@@ -20,7 +20,7 @@ def tiny() -> list[str]:
     """The options of one step on the CPU, of four completions of at most four tokens."""
     on_the_cpu = "--use_cpu true --bf16 false --report_to none --gradient_checkpointing false --max_steps 1"
     sizes = "--per_device_train_batch_size 4 --num_generations 4 --gradient_accumulation_steps 1"
-    return f"{on_the_cpu} {sizes} --max_completion_length 4 --dynamic_sampling_max_rounds 1".split()
+    return f"{on_the_cpu} {sizes} --max_completion_length 4 --dynamic_sampling_max_gen_batches 1".split()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from trl_dapo import DAPOConfig
 from trl_dapo.cli.train import LaunchArguments, make_parser
 from trl_dapo.plan import plan
 from trl_dapo.plan.recipe import declared_fields, read, read_sharding
-from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
+from trl_dapo.settings.sampling_defaults import DEFAULTS, PAPER
 
 
 def test_sharding_is_read_from_accelerates_file():
@@ -83,7 +83,7 @@ TWO = {"reward_funcs": ["math_verify", "dapo_math"]}
 def test_a_run_is_planned_as_it_samples(write, off, fields):
     on = "1 GPU of 80 GB" if "use_cpu" in fields else "any CPU"
     settings = vars(plan(write(on, {**TINY_RUN, **fields})).recipe.settings)
-    assert {name: settings[name] for name in PAPER} == CHEAPEST | {name: PAPER[name] for name in off}
+    assert {name: settings[name] for name in PAPER} == DEFAULTS | {name: PAPER[name] for name in off}
     if MEMORY in off:
         with pytest.raises(ValueError, match="`dynamic_sampling_memory=True` needs one reward that says what is r"):
             plan(write(on, {**TINY_RUN, **fields, "dynamic_sampling_memory": True}))

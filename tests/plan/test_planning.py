@@ -164,14 +164,14 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
         return [(often, size) for often, size in found if often > 1e-6]
 
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
-    assert rounds(batch_multiplier=1, dynamic_sampling_max_rounds=3) == [(3, 64)]
+    assert rounds(batch_multiplier=1, dynamic_sampling_max_gen_batches=3) == [(3, 64)]
     assert rounds(batch_multiplier=3, dynamic_sampling_surplus="carry") == [(pytest.approx(4 / 3), 192)]
     assert rounds(use_dynamic_sampling=False) == rounds(dynamic_sampling_mode="mask") == [(1, 64)]
     assert rounds(dynamic_sampling_mode="replace") == rounds()[:1]  # it asks for all, and needs a third
     assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_batches=5) == [(4, 64)]
     assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5) == [(3, 160 / 3)]
     assert rounds(dynamic_sampling_max_batches=2.5) == [(1, 160)]
-    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5, dynamic_sampling_max_rounds=2) == [(2, 64)]
+    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5, dynamic_sampling_max_gen_batches=2) == [(2, 64)]
     # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
     assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
     assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]
@@ -184,7 +184,7 @@ def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(on_one_g
     ((often, size),) = planned.sampling.rounds
     assert often == 10
     assert 64 < size <= 2_048
-    assert "`dynamic_sampling_max_rounds: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
+    assert "`dynamic_sampling_max_gen_batches: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
     enough = on_one_gpu(filled, acceptance=0.01)  # 6,400 groups, surplus is carried
     assert enough.sampling.rounds == [(6_400 / 2_048, 2_048)]
     assert "before it is full" not in describe(enough)

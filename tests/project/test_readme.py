@@ -38,7 +38,7 @@ TEXT = "\n".join(PAGES.values())
 # What a machine without a GPU and a test without patience change in the README's example.
 SMALL = (
     "max_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, num_generations=4, report_to='none', "
-    "per_device_train_batch_size=4, disable_tqdm=True, dynamic_sampling_max_rounds=1, "
+    "per_device_train_batch_size=4, disable_tqdm=True, dynamic_sampling_max_gen_batches=1, "
 )
 
 
@@ -75,7 +75,7 @@ def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, mon
     compile(before, "before", "exec")
     changes = {
         "HuggingFaceTB/SmolLM2-135M-Instruct": tiny_model,
-        '"out",': '"out", dynamic_sampling_max_rounds=1, report_to="none",',
+        '"out",': '"out", dynamic_sampling_max_gen_batches=1, report_to="none",',
         "max_steps=16": "max_steps=1",
     }
     names = train_small(after, changes, tmp_path, monkeypatch)

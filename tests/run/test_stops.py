@@ -18,7 +18,7 @@ def run(tiny_model, tmp_path):
     """Trains 4 prompts x 4 completions a rollout in one round, in order; half are right of a prompt that is solved."""
 
     def train(solved=lambda i: True, resumes=False, **settings):
-        settings = {"max_steps": 12, "dynamic_sampling_max_rounds": 1, "num_prompts": 40, **settings}
+        settings = {"max_steps": 12, "dynamic_sampling_max_gen_batches": 1, "num_prompts": 40, **settings}
 
         def script(text, i):
             return "right" if i % 2 and solved(number(text)) else "wrong"
@@ -53,7 +53,7 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
 
 
 def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_too(run, caplog):
-    trainer = run(never, dynamic_sampling_max_rounds=0, dynamic_sampling_stop_after=2)
+    trainer = run(never, dynamic_sampling_max_gen_batches=0, dynamic_sampling_stop_after=2)
     assert trainer.state.global_step == 1
     assert trainer.stop.found_nothing
     # Twice the ten rounds that a rollout has by default.

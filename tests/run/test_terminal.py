@@ -103,7 +103,7 @@ def test_a_row_of_large_figures_is_no_wider():
     "settings", [{"logging_steps": 10}, {"logging_strategy": "no"}, {"logging_steps": 2}], ids=str
 )
 def test_steps_that_no_line_was_logged_for_are_counted_too(made, capsys, settings):
-    made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_rounds=1, **settings).train()
+    made(script=lambda text, i: "wrong", max_steps=3, dynamic_sampling_max_gen_batches=1, **settings).train()
     assert "step 3 of 3" in (said := capsys.readouterr().out)
     assert "No step moved a weight" in said
 
@@ -252,7 +252,7 @@ def test_trackers_are_given_no_metric_of_which_nothing_is_known(made):
     def unsure(completions, **kwargs):
         return [None] * len(completions)
 
-    trainer = made(unsure, dynamic_sampling_max_rounds=1, skip_preflight=True)
+    trainer = made(unsure, dynamic_sampling_max_gen_batches=1, skip_preflight=True)
     trainer.train()
     (entry, _) = trainer.state.log_history
     assert [name for name, value in entry.items() if value is None] == []

@@ -3,6 +3,7 @@
 """Rollouts of the sampler by hand: which rounds it asks for, what trains, what stays."""
 
 import json
+import math
 import random
 
 import pytest
@@ -122,40 +123,56 @@ def test_a_screen_that_is_left_out_as_a_run_begins_asks_for_whole_groups_alone(a
     assert {ask.num for ask in [*sampler.in_flight, *sampler.next_prompts()]} == {4}
 
 
-def test_max_rounds_is_the_number_of_rounds_and_not_one_more_and_the_last_counts_too():
+def test_the_limit_counts_batches_and_not_one_more_and_the_last_round_counts_too():
     """NeMo RL makes one more than its setting says; ms-swift generates its last round and never looks at it."""
-    sampler, other = (play(new(1, max_rounds=2), [NO]) for _ in range(2))
-    assert len(sampler.next_prompts()) >= 1
+    sampler, other = (play(new(1, max_gen_batches=2.0), [NO]) for _ in range(2))
+    assert len(sampler.next_prompts()) == 1
     play(sampler, [NO])
-    assert sampler.is_exhausted
     assert sampler.next_prompts() == []
-    assert not play(other, [YES]).is_exhausted
-    assert other.batch().train == [Group(1, 0)]
+    assert (sampler.batch().train, sampler.num_short_rollouts) == ([], 1)
+    play(other, [YES])
+    assert (other.batch().train, other.num_short_rollouts) == ([Group(1, 0)], 0)
 
 
 def test_what_was_accepted_before_the_limit_still_trains():
     """ms-swift throws 511 accepted groups of 512 away and trains on the unfiltered batch."""
-    sampler = play(play(new(512, max_rounds=2), [YES] * 500 + [NO] * 12), [YES] * 11 + [NO])
-    assert sampler.is_exhausted
+    sampler = play(play(new(512, max_gen_batches=1.03), [YES] * 500 + [NO] * 12), [YES] * 11 + [NO])
+    assert sampler.next_prompts() == []
     assert len(sampler.batch().train) == 511
     assert sampler.rollout.shortfall == 1
+
+
+NO_LIMIT = {"max_gen_batches": 0.0, "max_empty_batches": 3.0}
 
 
 @pytest.mark.parametrize(
     ("options", "verdicts", "gives_up"),
     [
-        ({"max_rounds": -1}, [NO] * 100, False),
-        ({"max_rounds": 0, "max_barren_rounds": 3}, [NO] * 2, False),
-        ({"max_rounds": 0, "max_barren_rounds": 3}, [NO] * 3, True),
-        ({"max_rounds": 0, "max_barren_rounds": 3}, [NO, NO, YES, NO, NO], False),
+        ({"max_gen_batches": 0.0}, [NO] * 100, False),  # it never gives up
+        (NO_LIMIT, [NO] * 5, False),
+        (NO_LIMIT, [NO] * 6, True),  # a batch is two groups
+        (NO_LIMIT, [NO] * 5 + [YES] + [NO] * 5, False),
+        (NO_LIMIT, [NO] * 5 + [YES] + [NO] * 6, True),  # one group, and nothing since: it would never end
     ],
 )
-def test_without_a_limit_it_gives_up_only_where_so_many_rounds_have_found_nothing_at_all(options, verdicts, gives_up):
+def test_without_a_limit_a_rollout_ends_when_so_many_batches_in_a_row_have_no_accepted_group(
+    options, verdicts, gives_up
+):
     sampler = new(2, **options)
     for verdict in verdicts:
         play(sampler, [verdict])
-    assert sampler.is_exhausted is sampler.has_given_up is gives_up
+    assert sampler.has_given_up is gives_up
     assert (sampler.next_prompts() == []) is gives_up
+    assert len(sampler.batch().train) == verdicts.count(YES)
+
+
+def test_a_carried_group_does_not_keep_a_rollout_without_a_limit_from_ending():
+    sampler = Sampler(stream(), target=2, num_generations=G, carries=True, **NO_LIMIT)
+    sampler.carry([carried(1)])
+    sampler.begin()
+    play(sampler, [NO] * 6)
+    assert sampler.next_prompts() == []
+    assert len(sampler.batch().train) == 1
 
 
 def test_mask_asks_once_for_the_batch():
@@ -181,7 +198,7 @@ def test_a_round_is_a_multiple_that_ranks_can_share_and_keeps_its_cap_but_is_nev
 
 
 def test_a_run_that_accepts_nothing_does_not_generate_ever_more():
-    sampler = new(512, max_rounds=10)
+    sampler = new(512)
     while prompts := sampler.next_prompts():
         play(sampler, [NO] * len(prompts))
     assert sampler.rollout.num_groups == 10 * 512
@@ -259,7 +276,7 @@ def test_what_is_carried_can_be_shared_by_the_ranks_and_fits_one_batch(options, 
 @pytest.mark.parametrize(
     ("options", "rollouts"),
     [
-        ({"max_rounds": 1}, [([YES, NO], 1), ([NO, NO], 2), ([YES, YES], 0), ([NO], 1)]),
+        ({"max_gen_batches": 1.0}, [([YES, NO], 1), ([NO, NO], 2), ([YES, YES], 0), ([NO], 1)]),
         ({"mode": "mask"}, [([YES, NO], 0), ([NO, NO], 1)]),  # only where nothing trains
     ],
     ids=["filter", "mask"],
@@ -287,11 +304,11 @@ def told_of_passes(sampler, rounds):
 def test_a_pass_that_accepts_nothing_is_told_of_once():
     """Two prompts a round, four a pass: a pass ends with every second round; the fifth round accepts one."""
     rounds = [[NO, NO]] * 4 + [[NO, YES]] + [[NO, NO]] * 2
-    assert told_of_passes(new(1, stream(4), max_rounds=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
+    assert told_of_passes(new(1, stream(4), max_gen_batches=0, batch_multiplier=2.0), rounds) == [0, 1, 0, 2, 0, 0, 1]
 
 
 def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
-    sampler, told = new(1, stream(4), max_rounds=0), []
+    sampler, told = new(1, stream(4), max_gen_batches=0), []
     for _ in range(8):  # each takes one of the four, and skips three
         sampler.stream.take(1, lambda name, may_skip: may_skip and name != "3")
         told.append(sampler.new_passes_without_group())
@@ -301,7 +318,7 @@ def test_prompts_that_are_skipped_are_no_part_of_a_pass_that_accepts_nothing():
 
 @pytest.mark.parametrize("num_before", range(1, 7))
 def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stopped(num_before):
-    options = {"max_rounds": 0, "batch_multiplier": 4.0}  # a pass a round
+    options = {"max_gen_batches": 0, "batch_multiplier": 4.0}  # a pass a round
     rounds = [[YES] * 4] + [[NO] * 4] * 6
     sampler = new(1, stream(4), **options)
     told = told_of_passes(sampler, rounds[:num_before])
@@ -311,7 +328,7 @@ def test_a_resume_tells_of_passes_that_accept_nothing_as_a_run_that_was_not_stop
 
 
 def test_the_memory_learns_what_it_is_told_and_skips_by_it():
-    sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_rounds=0)
+    sampler = new(4, stream(4), memory=PromptMemory(seed=0), max_gen_batches=0)
     for _ in range(3):
         play(sampler, [NO] * 4, counts=[(0, 16)] * 4)
     assert sampler.memory.expected_acceptance("0", 16) < 0.05
@@ -473,19 +490,18 @@ def test_a_round_never_asks_for_more_completions_than_fit_its_cap(screen, new):
     assert [ask.num for ask in sampler.next_prompts()] == [13] * 4 + new
 
 
-def test_a_rollout_of_one_batch_ends_with_what_it_found_or_goes_on_to_the_first_group():
-    sampler = play(new(4, max_batches=1.0, max_rounds=1), [YES, NO, NO, NO])  # 8 completions of 8
-    assert (sampler.next_prompts(), len(sampler.batch().train), sampler.num_short_rollouts) == ([], 1, 0)
-    sampler = play(new(4, max_batches=1.5), [NO] * 4)
+def test_a_rollout_of_one_batch_ends_with_what_it_accepted():
+    sampler = play(new(4, max_gen_batches=1.0), [YES, NO, NO, NO])  # 8 completions of 8
+    assert (sampler.next_prompts(), len(sampler.batch().train), sampler.num_short_rollouts) == ([], 1, 1)
+    sampler = play(new(4, max_gen_batches=1.5), [NO] * 4)
     assert len(sampler.next_prompts()) == 2  # 4 completions are left
-    assert len(play(sampler, [NO] * 2).next_prompts()) == 4  # none, but nothing was found
-    assert play(sampler, [NO, YES, NO, NO]).next_prompts() == []
+    assert play(sampler, [NO] * 2).next_prompts() == []  # no group was accepted, and the limit holds all the same
     # Of 16 completions 6 are left, and 2, for less than a quarter of which no round is worth its price.
-    assert len(play(new(8, max_batches=1.0), [NO] * 5).next_prompts()) == 3
-    assert play(new(8, max_batches=1.0), [YES, *[NO] * 6]).next_prompts() == []
+    assert len(play(new(8, max_gen_batches=1.0), [NO] * 5).next_prompts()) == 3
+    assert play(new(8, max_gen_batches=1.0), [YES, *[NO] * 6]).next_prompts() == []
     # Three of each are asked first. Half pass, and 5 more of these are asked: 3 + 5 / 2 of 64 are 11 prompts.
-    assert len(learn(new(8, num_generations=8, max_batches=1.0, screen=3), 50, 100).next_prompts()) == 11
-    assert new(10, max_batches=1.15).rollout.num_left(1.15, 10, 25) == 115  # not 1.15 x 100 = 114.99999999999999
+    assert len(learn(new(8, num_generations=8, max_gen_batches=1.0, screen=3), 50, 100).next_prompts()) == 11
+    assert new(10, num_generations=10, max_gen_batches=1.15).num_left == 115  # not 1.15 x 100 = 114.99999999999999
 
 
 KINDS = [{}, {"screen": 3}, {"screen": "auto"}, {"screen": 2, "max_round_size": 8}, {"target": 1}, {"target": 3}]
@@ -501,20 +517,20 @@ KINDS += [
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_rollout_asks_for_its_batches_completions_and_no_more(num_batches, options):
     """Of 8 completions a group. Less than a quarter of a batch stays unasked where it is not full, or than a group."""
-    sampler = Sampler(stream(), num_generations=8, max_batches=num_batches, max_rounds=0, **{"target": 8} | options)
+    sampler = Sampler(stream(), num_generations=8, max_gen_batches=num_batches, **{"target": 8} | options)
     batch, least, rng = sampler.target * 8, max(2 * sampler.target, 8 * sampler.multiple_of), random.Random(0)
+    for_equal_shares = 32 if sampler.num_ranks == 16 else 0  # of first few: kept free
     for _ in range(15):
         sampler.begin()
         left = int(num_batches * batch)
         while asks := sampler.next_prompts():
-            num, may_take = sum(ask.num for ask in asks), left if left >= least or sampler.rollout.num_found else batch
-            may_take += 2 * sampler.num_ranks if sampler.num_ranks == 16 else 0  # for equal shares of first few
-            assert (num <= may_take, num % sampler.num_ranks) == (True, 0)
+            num = sum(ask.num for ask in asks)
+            assert (num <= left, num % sampler.num_ranks) == (True, 0)
             assert not sampler.has_whole_groups or len(asks) % sampler.num_ranks == 0
             left -= num
             screened_round(sampler, asks, [rng.random() < 0.3 for _ in asks])
-        assert left < least or not sampler.rollout.shortfall
-        assert len(sampler.batch().train) > 0
+        assert left < least + for_equal_shares or not sampler.rollout.shortfall
+        sampler.batch()
         sampler.carry([])
     for _ in range(100):
         sampler.population.update(4, 8)
@@ -658,7 +674,7 @@ def test_a_round_asks_for_the_first_few_of_the_next_batch_where_it_may_carry_the
     others = {}, {"carries": False}, {"screen": None}, {"max_round_size": 64}, {"ahead": 2}
     assert [len(new(4, **options | other).next_prompts()) for other in others] == [8, 4, 4, 4, 4]
     sampler = new(4, **options)
-    assert sampler._draw(half_asked(sampler.stream, 5, num=1), 0) == []  # five of them are known
+    assert sampler._draw(half_asked(sampler.stream, 5, num=1), 0, math.inf) == []  # five of them are known
 
 
 def test_of_two_rollouts_what_is_half_asked_is_so_much_less_to_draw():
@@ -852,7 +868,7 @@ def test_a_checkpoint_holds_what_is_in_flight_and_what_has_no_answer_is_of_the_n
 
 
 def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
-    sampler = two_ahead(monkeypatch, max_rounds=1)
+    sampler = two_ahead(monkeypatch)
     sampler.draw_ahead()
     play_asked(sampler, [YES] * 4)
     end_rollout(sampler)
@@ -861,8 +877,18 @@ def test_all_that_was_asked_for_in_earlier_rollouts_is_one_round(monkeypatch):
     assert play_asked(sampler, [NO] * 4) == ["4", "5", "6", "7"]
     assert play_asked(sampler, [YES, YES, NO, NO]) == ["8", "9", "10", "11"]  # no more than were missing each time
     assert (sampler.rollout.num_rounds, sampler.num_missing) == (1, 2)
-    assert sampler.next_prompts() == []  # 12 to 15 were asked for in this rollout: a second round
-    assert names(sampler.in_flight) == ["12", "13", "14", "15"]
+
+
+def test_of_what_is_in_flight_a_rollout_takes_in_no_more_than_it_may_sample(monkeypatch):
+    """Batches of four groups, and no more than six groups a rollout: six are in flight, of which four fill none."""
+    sampler = two_ahead(monkeypatch, max_gen_batches=1.5)
+    sampler.draw_ahead()
+    assert len(sampler.in_flight) == 6
+    assert play_asked(sampler, [NO] * 4) == ["0", "1", "2", "3"]
+    sampler.draw_ahead()
+    assert len(sampler.in_flight) == 6
+    assert play_asked(sampler, [NO] * 2) == ["4", "5"]
+    assert (sampler.next_prompts(), sampler.num_missing) == ([], 4)
 
 
 def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fill_the_batch(monkeypatch):

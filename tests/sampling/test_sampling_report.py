@@ -80,7 +80,7 @@ def test_a_rollout_that_fell_short_is_told_of_with_advice_and_what_to_raise(samp
         "Dynamic sampling fell short (2 rollouts in a row): 1 of 3 groups accepted in 2 rounds, 2 needed (dropped: "
         "all_correct 1, all_wrong 1). This rollout trains on 1 groups. Most prompts are too easy for the model: "
     )
-    assert said.endswith("Or raise `dynamic_sampling_max_rounds` (1).")
+    assert said.endswith("Or raise `dynamic_sampling_max_gen_batches` (1).")
     assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith("Or raise `dynamic_sampling_stop_after`.")
     sampler.rollout.drop_reasons = dict.fromkeys(sampler.rollout.drop_reasons, "too long for me")
     assert advise(sampler.rollout) == ""  # of a reason of a user's own

@@ -15,7 +15,7 @@ def test_the_defaults_are_the_papers(tmp_path):
     args = tiny_config(tmp_path)
     assert (args.epsilon, args.epsilon_high, args.beta, args.loss_type) == (0.2, 0.28, 0.0, "dapo")
     assert (args.scale_rewards, args.use_dynamic_sampling, args.overlong_buffer_length) == ("group", True, None)
-    assert (args.dynamic_sampling_max_rounds, args.dynamic_sampling_on_exhausted) == (10, "top_up")
+    assert (args.dynamic_sampling_max_gen_batches, args.dynamic_sampling_on_exhausted) == (10, "top_up")
     # vLLM's log-probabilities are corrected token by token, up to a ratio of 2.
     assert (args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max) == ("token_truncate", 2.0)
 
@@ -80,7 +80,7 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({"dynamic_sampling_rewards": "accuracy"}, r"a list of names, got the text 'accuracy'. Write `\['accuracy'\]"),
         ({"dynamic_sampling_accuracy_threshold": float("nan")}, "must be a finite number, got nan"),
         (DPPO, "`loss_type='dppo'` is none of 'grpo', .* 'dapo': rows that fill .* would weigh in"),
-        ({**DPPO, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
+        ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
@@ -94,8 +94,8 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"dynamic_sampling_max_rounds": -1},  # no limit, as 0
-        {"dynamic_sampling_max_rounds": 1},  # of which a screen would take two
+        {"dynamic_sampling_max_gen_batches": -1},  # no limit, as 0
+        {"dynamic_sampling_max_gen_batches": 1},  # of which a screen would take two
         {**IN_VLLM, "vllm_max_model_length": 33},
         {**IN_VLLM, "max_completion_length": None, "vllm_max_model_length": 33},
         {**IN_VLLM, "vllm_mode": "server", "vllm_max_model_length": 32},  # which has a window of its own
@@ -108,7 +108,7 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         {"scale_rewards": False},
         # A loss that only a later TRL knows, where no row can be filler.
         {**DPPO, "dynamic_sampling_on_exhausted": "error"},
-        {**DPPO, "dynamic_sampling_max_rounds": 0, "dynamic_sampling_stop_after": 0},
+        {**DPPO, "dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 0},
         {**DPPO, "use_dynamic_sampling": False},
     ],
     ids=str,

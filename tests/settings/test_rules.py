@@ -75,7 +75,7 @@ SETTINGS = [
     ({**MASK, "dynamic_sampling_on_exhausted": "error"}, f"`dynamic_sampling_on_exhausted='error'` {IN_MODE_MASK}"),
     ({**MASK, **CARRY}, f"`dynamic_sampling_surplus='carry'` {IN_MODE_MASK}"),
     ({**MASK, "dynamic_sampling_max_round_size": 2}, f"`dynamic_sampling_max_round_size=2` {IN_MODE_MASK}"),
-    ({**MASK, "dynamic_sampling_max_rounds": 3}, f"`dynamic_sampling_max_rounds=3` {IN_MODE_MASK}"),
+    ({**MASK, "dynamic_sampling_max_gen_batches": 3}, f"`dynamic_sampling_max_gen_batches=3` {IN_MODE_MASK}"),
     ({**SCREEN, "num_generations": 2}, "`dynamic_sampling_screen='auto'` has no effect with `num_generations=2`: a "),
     ({**MASK, "batch_multiplier": 3.0}, f"`batch_multiplier=3.0` {IN_MODE_MASK}"),
     ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with `dynamic_sampling_mode='filter'`. Set `"),

@@ -13,7 +13,7 @@ from helpers import launch
 
 SAME_GROUPS = {
     "plain": {},
-    "short": {"dynamic_sampling_max_rounds": 1},  # filler rows lie on the last rank
+    "short": {"dynamic_sampling_max_gen_batches": 1},  # filler rows lie on the last rank
     "penalised": {"overlong_buffer_length": 4, "beta": 0.01},
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
     "screened": {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2"},

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from helpers import ScriptedTrainer, mixed_unless_multiple_of_3, number, prompts, right, run_preflight, tiny_config
 
-from trl_dapo.settings.sampling_defaults import CHEAPEST, PAPER
+from trl_dapo.settings.sampling_defaults import DEFAULTS, PAPER
 
 
 def rare_answer(completions, **kwargs):
@@ -35,7 +35,7 @@ def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
 
 
 def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_screened(tiny_model, tmp_path, capsys):
-    assert trained(tiny_model, tmp_path) == (CHEAPEST, "auto")
+    assert trained(tiny_model, tmp_path) == (DEFAULTS, "auto")
     assert "Off: " not in capsys.readouterr().out
 
 
@@ -86,7 +86,7 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
         ({"reward_funcs": [right, style]}, ["memory", "screen"], "several reward functions decide: 'right', 'style'"),
         ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
         ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
-        ({"dynamic_sampling_max_rounds": 1}, ["screen"], "leaves no round for the rest"),
+        ({"dynamic_sampling_max_gen_batches": 1}, ["screen"], "leaves no round for the rest"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
         ({"batch_multiplier": 1.0}, ["max_batches"], "`batch_multiplier=1.0` contradicts `dynamic_sampling_max_b"),
         ({"dynamic_sampling_on_exhausted": "error"}, ["max_batches"], "ends a rollout before its batch is full"),
@@ -95,15 +95,15 @@ def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
     values, screen = trained(tiny_model, tmp_path, **settings)
-    assert values == CHEAPEST | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
+    assert values == DEFAULTS | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
     assert screen == (None if "screen" in off else "auto")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling: ")]
     assert (line.count("Off: "), why in line) == (len(off), True)
     assert ("Others are sampled in place of dropped groups with" in line) == ({"memory", "screen"} <= {*off})
 
 
-@pytest.mark.parametrize("name", CHEAPEST)
+@pytest.mark.parametrize("name", DEFAULTS)
 def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, name):
-    stated = {name: CHEAPEST[name], "dynamic_sampling_mode": "paper"}
+    stated = {name: DEFAULTS[name], "dynamic_sampling_mode": "paper"}
     with pytest.raises(ValueError, match=r"contradicts `dynamic_sampling_mode='paper'`|e='paper'` contradicts"):
         tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated)

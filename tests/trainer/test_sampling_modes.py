@@ -52,7 +52,7 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
         return "right" if 0 < number(text) < 7 and i % 4 == 0 else "wrong"
 
     settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
-    trainer = make_trainer(tiny_model, tmp_path, script, dynamic_sampling_max_rounds=2, **settings)
+    trainer = make_trainer(tiny_model, tmp_path, script, dynamic_sampling_max_gen_batches=2, **settings)
     trainer.train()
     (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
     assert "0 of 8 groups accepted in 2 rounds beside 2 carried, 4 needed" in warning

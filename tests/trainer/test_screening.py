@@ -78,7 +78,7 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked
 
 
 def test_a_group_that_was_dropped_half_asked_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
-    settings = {"dynamic_sampling_max_rounds": 2, "dynamic_sampling_stop_after": 0}
+    settings = {"dynamic_sampling_max_gen_batches": 2, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, script=lambda text, i: "wrong", **settings)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
@@ -89,7 +89,7 @@ def test_a_group_that_was_dropped_half_asked_can_fill_a_batch_that_fell_short(ti
 
 def test_a_band_of_accuracy_judges_whole_groups(tiny_model, tmp_path):
     # One of the first two is right, one of four in the end: a band above 0.3 lets nobody in, but asks for the rest.
-    settings = {"dynamic_sampling_max_rounds": 3, "dynamic_sampling_stop_after": 0}
+    settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, dynamic_sampling_min_accuracy=0.3, **settings)
     trainer.train()
     log = trainer.state.log_history[0]
@@ -115,8 +115,8 @@ def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
         ({"dynamic_sampling_screen": "few"}, "got 'few'"),
         ({"dynamic_sampling_mode": "mask"}, "`dynamic_sampling_screen='2'` has no effect with .*'mask'"),
         (
-            {"dynamic_sampling_max_rounds": 1, "dynamic_sampling_surplus": "carry"},
-            "`dynamic_sampling_max_rounds=1` leaves no round for the rest .*_screen='2'` .* Raise it",
+            {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_surplus": "carry"},
+            "`dynamic_sampling_max_gen_batches=1` leaves no round for the rest .*_screen='2'` .* Raise it",
         ),
     ],
 )

@@ -215,7 +215,7 @@ def one_prompt_in_40(text, i):
 
 def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(tiny_model, tmp_path):
     trainer = make_trainer(
-        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_rounds=2
+        tiny_model, tmp_path, one_prompt_in_40, num_prompts=40, max_steps=1, dynamic_sampling_max_gen_batches=2
     )
     seen = spy_on_training(trainer)
     trainer.train()
@@ -231,7 +231,7 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
 
 
 def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
-    settings = {"dynamic_sampling_max_rounds": 3, "dynamic_sampling_on_exhausted": "error"}
+    settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_on_exhausted": "error"}
     trainer = make_trainer(tiny_model, tmp_path, lambda text, i: "right", **settings)
     with pytest.raises(RuntimeError, match=r"0 of 12 groups accepted in 3 rounds, 4 .* \(dropped: all_correct 12\)"):
         trainer.train()
@@ -574,7 +574,7 @@ def gradient_of_the_first_group(tiny_model, folder, num_prompts, **settings):
     def script(text, i):
         return "right" if number(text) == 0 and i % 4 == 1 else "wrong"[: 1 + i % 5]
 
-    settings |= {"dynamic_sampling_max_rounds": 1, "max_steps": 1, "max_grad_norm": 0.0}
+    settings |= {"dynamic_sampling_max_gen_batches": 1, "max_steps": 1, "max_grad_norm": 0.0}
     trainer = make_trainer(tiny_model, folder, script, gradient_accumulation_steps=num_prompts, **settings)
     trainer.add_callback(recorder := Recorder(SimpleNamespace(gradients=[])))
     trainer.train()

@@ -151,7 +151,7 @@ def test_loss_gradient_and_metrics_are_those_of_a_pass_before(name, tiny_model, 
 
 
 def test_rows_that_fill_a_rollout_are_in_no_metric_of_the_engine(tiny_model, tmp_path, keep_the_pass):
-    one_round = {"dynamic_sampling_max_rounds": 1, "max_steps": 1}
+    one_round = {"dynamic_sampling_max_gen_batches": 1, "max_steps": 1}
     # Of 4 prompts 2 train: in a batch of 4, which the others fill, and in a batch of 2.
     filled = train(tiny_model, tmp_path / "filled", **one_round, batch_multiplier=1.0)
     full = train(tiny_model, tmp_path / "full", **one_round, batch_multiplier=2.0, gradient_accumulation_steps=2)

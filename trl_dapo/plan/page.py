@@ -206,9 +206,8 @@ def assumptions(planned: Plan) -> list[str]:
     if settings.tools:
         found.append("tools take no time")
     if planned.sampling.num_trained < planned.batches.num_rows and settings.dynamic_sampling_mode != "mask":
-        names = ("dynamic_sampling_max_rounds", "dynamic_sampling_max_batches")
-        limits = [f"`{name}: {most:g}`" for name in names if (most := getattr(settings, name))]
-        found.append(f"{' or '.join(limits)} ends a rollout before it is full")
+        limit = settings.dynamic_sampling_max_gen_batches
+        found.append(f"`dynamic_sampling_max_gen_batches: {limit:g}` ends a rollout before its batch is full")
     if planned.shape.num_other:
         images = "images take neither tokens nor activations; an evaluation of them is one call; of weights outside "
         found.append(f"{images}the layers, such as a vision tower's, only the memory counts")
@@ -298,8 +297,6 @@ def _changed(recipe: Recipe, **fields: Any) -> Recipe:
 def _words(before: Recipe, after: Recipe) -> str:
     """What differs, as a command line and a recipe say it."""
     changed = {name: value for name, value in vars(after.settings).items() if value != getattr(before.settings, name)}
-    if changed.keys() & {"batch_multiplier", "rollouts_ahead"}:  # by which it is settled where it is left alone
-        changed["dynamic_sampling_max_batches"] = after.settings.dynamic_sampling_max_batches
     words = [f"{name}: {_yaml(value)}" for name, value in changed.items()]
     words += [f"--gpus {after.cluster}"] if after.cluster != before.cluster else []
     words += [f"--accelerate_config {CONFIGS[after.sharding.kind]}"] if after.sharding != before.sharding else []
@@ -330,7 +327,6 @@ def _candidates(planned: Plan) -> Iterator[tuple[str, Recipe]]:
         yield change("rounds", batch_multiplier=None, dynamic_sampling_surplus="carry")
         if recipe.asks_a_server:
             ahead: dict[str, Any] = {"dynamic_sampling_surplus": "carry", "batch_multiplier": None}
-            ahead["dynamic_sampling_max_batches"] = 0.0
             yield change("ahead", rollouts_ahead=1, **ahead)
             if settings.use_peft:
                 yield change("ahead", rollouts_ahead=2, dynamic_sampling_max_round_size=None, **ahead)

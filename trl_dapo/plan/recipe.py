@@ -22,7 +22,7 @@ from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, check_choice, check_value, check_values
 from ..settings.recipe_files import find_accelerate_config, find_recipe
 from ..settings.rules import check_rules
-from ..settings.sampling_defaults import SamplingChoice, as_given, why_not_screened
+from ..settings.sampling_defaults import SamplingChoice, normalize, why_not_screened
 
 
 # The dataclasses that a recipe fills in, the most general first: package, file and name.
@@ -225,7 +225,7 @@ def declared_fields() -> dict:
 
 def read_values(given: dict[str, Any]) -> dict[str, Any]:
     """What a recipe gives its fields, as their types have it: to YAML `1e-6` is text, and `no` is false."""
-    return {name: as_given(name, _read_as(name, value)) for name, value in given.items()}
+    return {name: normalize(name, _read_as(name, value)) for name, value in given.items()}
 
 
 def _read_as(name: str, value: Any) -> Any:

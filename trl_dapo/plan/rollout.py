@@ -272,17 +272,17 @@ class Sampling:
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
             return [(1.0, target)]
         largest = settings.dynamic_sampling_max_round_size or (math.inf if settings.use_vllm else target)
-        filling, most = self._filling(target, largest), (settings.dynamic_sampling_max_batches or math.inf) * target
+        filling, most = (
+            self._filling(target, largest),
+            (settings.dynamic_sampling_max_gen_batches or math.inf) * target,
+        )
         if sum(often * size for often, size in filling) <= most:
             return filling
-        # It ends at the limit, or goes on to the first group, a batch at a time.
-        num, size = self._at_most(max(1.0, math.ceil(most / largest))), min(target, largest)
-        dropped, num_left = 1 - self.acceptance, self._at_most(math.inf) - num
-        further = dropped**most * (1 - dropped ** (num_left * size)) / (1 - dropped**size)
-        return [(num, min(most / num, largest)), (further, size)]
+        num = math.ceil(most / max(size for _, size in filling))  # rounds until it ends at the limit
+        return [(num, most / num)]
 
     def _filling(self, target: int, largest: float) -> list[tuple[float, float]]:
-        """The same of a rollout without a limit."""
+        """The same for a rollout without a limit."""
         settings, replaces = self.recipe.settings, self.recipe.settings.dynamic_sampling_mode == "replace"
         needed = max(1, math.ceil(settings.min_replace_ratio * target)) if replaces else target
         carries = settings.dynamic_sampling_surplus == "carry"
@@ -301,11 +301,7 @@ class Sampling:
     def _rounds_of(self, size: float, needed: int) -> list[tuple[float, float]]:
         num = max(1.0, needed / self.acceptance / size)
         num = num if self.recipe.settings.dynamic_sampling_surplus == "carry" else math.ceil(num - 1e-9)
-        return [(self._at_most(num), size)]
-
-    def _at_most(self, num_rounds: float) -> float:
-        most = self.recipe.settings.dynamic_sampling_max_rounds
-        return min(num_rounds, most) if most > 0 else num_rounds
+        return [(num, size)]
 
     @property
     def num_trained(self) -> float:

@@ -155,7 +155,7 @@ PANELS = (
         title="Rounds of generation",
         unit="rounds a rollout batch",
         metrics={"dynamic_sampling/rounds": "rounds"},
-        caption="Each round waits for its longest completion; at dynamic_sampling_max_rounds a batch stays short.",
+        caption="Each round waits for its longest completion.",
     ),
     Panel(
         name="truncation",

@@ -125,6 +125,11 @@ class TaskReward:
         )
 
     @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the functions that decide together, if there are several and none was named."""
+        return () if self.knows_right else self.names
+
+    @property
     def no_verdict(self) -> str | None:
         """Why a setting cannot be that needs a right and a wrong, where there is none."""
         if self.knows_right and self.is_graded:
@@ -188,8 +193,10 @@ class TaskReward:
         if self.tells_right:
             unless = "" if self.is_named else ", unless it takes more than two values"
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}{unless}.")
-        else:
+        elif not self.undecided:
             parts.append(SCORES_LEFT_OUT)
+        else:
+            parts.append("Nothing says which completions are right, so avg@k, pass@k and maj@k are left out.")
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
             parts.append(f"{', '.join(map(repr, self.shaping))} {only} the advantages.")

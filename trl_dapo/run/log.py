@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from ..settings.secrets import without_secrets
-from ..settings.warnings import LOW_WEIGHT, LOW_WEIGHT_MESSAGE
+from ..settings.warnings import HALF_CUT_OFF, LOW_WEIGHT, LOW_WEIGHT_MESSAGE, describe_cut_off
 from .checkpoint import output_folder
 from .files import keep_earlier, replacing
 
@@ -31,6 +31,7 @@ class LogHistoryCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._path: Path | None = None
+        self._warned_of_many = self._warned_of_half = False  # of the completions being cut off
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -55,6 +56,7 @@ class LogHistoryCallback(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self._path is None:  # another process, or an evaluation outside of a run
             return
+        self._warn_of_cut_off(args, state.log_history[-1].get("completions/clipped_ratio", 0.0))
         if state.log_history[-1].get("sampling/importance_sampling_ratio/mean", 1.0) < LOW_WEIGHT:
             logger.warning_once(LOW_WEIGHT_MESSAGE)
         try:
@@ -63,6 +65,15 @@ class LogHistoryCallback(TrainerCallback):
                 file.write(_line(state.log_history[-1], state))
         except OSError as error:
             self._end(error)
+
+    def _warn_of_cut_off(self, args: Any, ratio: float) -> None:
+        # Once when many are cut off, and once more when it is half of them.
+        is_half = ratio >= HALF_CUT_OFF
+        if self._warned_of_half or (self._warned_of_many and not is_half):
+            return
+        if (message := describe_cut_off(args, ratio)) is not None:
+            logger.warning(message)
+            self._warned_of_many, self._warned_of_half = True, is_half
 
 
 def changed_settings(args: TrainingArguments) -> dict[str, dict[str, Any]]:

@@ -56,10 +56,14 @@ class StopCallback(TrainerCallback):
             control.should_training_stop = control.should_log = True
             if args.save_strategy != SaveStrategy.NO:
                 control.should_save = True
-        elif 0 < self._args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or sampler.has_given_up:
+        elif 0 < self._args.dynamic_sampling_stop_after <= sampler.totals.barren_rollouts or (
+            sampler.has_given_up and self._is_between_rollouts()  # what it accepted before has trained
+        ):
             self.found_nothing = True
             control.should_training_stop = control.should_log = control.should_save = True
             if state.is_world_process_zero:
                 checkpoint = Path(output_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-                logger.warning(describe_stop(sampler.rollout, sampler.totals.barren_rollouts, str(checkpoint)))
+                empty = sampler.max_empty_batches if sampler.has_given_up else None
+                num_rollouts = sampler.totals.barren_rollouts
+                logger.warning(describe_stop(sampler.rollout, num_rollouts, str(checkpoint), empty))
             sampler.totals.barren_rollouts = 0  # a run that resumes from here has as many tries again

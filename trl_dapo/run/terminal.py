@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from accelerate import PartialState
 from tqdm.auto import tqdm
@@ -35,6 +35,7 @@ from .stopwatch import SILENCE, Stopwatch, calling
 logger = transformers_logging.get_logger(__name__)
 
 HEADER_EVERY = 30  # rows
+WORTH_IT = 1.1  # times the informative groups of a step of GRPOTrainer; below it the end of a run gives advice
 DOING = {"engine": "sampling", "wait": "waiting for the server", "rewards": "scoring", "evaluation": "evaluating"}
 DOING |= {"checkpoint": "saving a checkpoint"}
 # What the trainer's time goes to, by its name in the log: where it samples itself, and where a server does.
@@ -73,16 +74,17 @@ def progress_bar(sampler: Sampler, is_hidden: bool) -> Iterator[Callable[[], Non
 
 
 def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_names: Sequence[str]) -> None:
-    """Stops or warns when the rounds were used up before the batch was full, or a reward function scored nothing."""
+    """Stop or warn if the limit was reached before the batch was full, or if a reward function scored nothing."""
     num_short, rollout, is_main = sampler.num_short_rollouts, sampler.rollout, PartialState().is_main_process
     if rollout.number == 0 and is_main and (line := describe_unscored(rollout, reward_names)):
         logger.warning(line)
-    max_rounds = args.dynamic_sampling_max_rounds
+    limit = args.dynamic_sampling_max_gen_batches
     if num_short and args.dynamic_sampling_on_exhausted == "error":
-        raise RuntimeError(describe_shortfall(rollout, max_rounds))
-    # Once when it begins and once when it has become a pattern: a line a rollout would hide all others.
-    if num_short in (1, 5) and is_main:
-        logger.warning(describe_shortfall(rollout, max_rounds, num_short, len(batch.train)))
+        raise RuntimeError(describe_shortfall(rollout, limit))
+    # The first time, and when it has become a pattern: a line per rollout would hide all others.
+    is_first = num_short > 0 and sampler.totals.short_rollouts == 1
+    if (is_first or num_short == 5) and is_main:
+        logger.warning(describe_shortfall(rollout, limit, num_short, len(batch.train)))
 
 
 # ---- The table ----
@@ -91,10 +93,10 @@ def warn_of_shortfall(sampler: Sampler, batch: Batch, args: DAPOConfig, reward_n
 # Name, width, metric and how it is written: 79 characters with a space between columns, and the time left at the end.
 COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
     ("reward", 7, "reward", format_number),
-    ("right", 8, "task_accuracy", "{:.1%}".format),
+    ("correct", 7, "task_accuracy", "{:.1%}".format),
     ("accepted", 8, "dynamic_sampling/acceptance_rate", "{:.1%}".format),
-    ("rounds", 6, "dynamic_sampling/rounds", "{:.1f}".format),
-    ("tokens", 7, "dynamic_sampling/tokens_generated", format_count),
+    ("trained", 7, "dynamic_sampling/groups_trained", "{:.0f}".format),  # of the groups that a batch takes
+    ("cut off", 7, "completions/clipped_ratio", "{:.1%}".format),
     ("length", 6, "completions/mean_length", lambda n: f"{n:.1f}" if n < 9999.5 else format_count(n)),
     ("entropy", 7, "entropy", format_number),
     ("seconds", 7, "step_time", lambda seconds: f"{seconds:.2f}" if seconds < 1000 else f"{seconds:.0f}"),
@@ -102,12 +104,23 @@ COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
 HEADER = " ".join([f"{'step':>6}", *(f"{name:>{width}}" for name, width, _, _ in COLUMNS), f"{'left':>8}"])
 
 
-def format_row(logs: Sequence[dict], step: int, seconds_left: float | None) -> str:
-    """One line of the table: means over entries of the log; what none of them has is a dash."""
+def format_row(logs: Sequence[dict], step: int, seconds_left: float | None, target: int | None = None) -> str:
+    """
+    Format one line of the table: means over entries of the log, and a dash for what none of them has.
+
+    `target` is the number of groups of a full batch. Trained groups are rounded down, so that a line says `16/16` only
+    if every batch was full.
+    """
     cells = []
-    for _, width, metric, text in COLUMNS:
+    for name, width, metric, text in COLUMNS:
         values = [entry[metric] for entry in logs if entry.get(metric) is not None]
-        cells.append(f"{text(sum(values) / len(values)) if values else '-':>{width}}")
+        if not values:
+            cell = "-"
+        elif name == "trained" and target is not None:
+            cell = f"{math.floor(sum(values) / len(values))}/{target}"
+        else:
+            cell = text(sum(values) / len(values))
+        cells.append(f"{cell:>{width}}")
     left = "-" if seconds_left is None else format_duration(seconds_left)
     return " ".join([f"{step:6d}", *cells, f"{left:>8}"])
 
@@ -176,8 +189,16 @@ def _change(first: list[dict], last: list[dict], metric: str, text: Callable[[fl
     return after if first == last else f"{before} -> {after}"
 
 
-def _beside_grpo(log_history: Sequence[dict]) -> str:
-    """What steps cost and taught beside those of `GRPOTrainer`, which samples a batch and trains on all of it."""
+class ComparedWithGRPO(NamedTuple):
+    """What steps cost and trained on, compared with those of `GRPOTrainer`, which samples each batch once."""
+
+    tokens: float  # as a factor
+    groups: float  # informative ones, as a factor
+    full: float  # share of the batches that was filled
+
+
+def compare_with_grpo(log_history: Sequence[dict]) -> ComparedWithGRPO | None:
+    """Return how a run's steps compare with those of `GRPOTrainer`; `None` if no group was accepted."""
     # All of what trains may be carried: then nothing was sampled, and no share accepted.
     known = [entry for entry in log_history if entry.get("dynamic_sampling/completions_trained") is not None]
 
@@ -191,11 +212,26 @@ def _beside_grpo(log_history: Sequence[dict]) -> str:
     asked = zip(each("acceptance_rate"), each("groups_generated"), each("skipped_by_memory"), strict=True)
     shares = [rate * num / (num + skipped) for rate, num, skipped in asked if num]
     if not (sum(shares) and total("completions_trained")):
-        return ""
+        return None
     full = total("groups_trained") / (total("groups_trained") + total("shortfall"))
     tokens = full * total("completions_generated") / total("completions_trained")
     groups = full * len(shares) / sum(shares)
-    return f": {tokens:.1f} times those of GRPOTrainer's steps, with about {groups:.1f} times their groups that teach"
+    return ComparedWithGRPO(tokens, groups, full)
+
+
+def advise_on_batches(compared: ComparedWithGRPO) -> str | None:
+    """Return what to do about steps that trained on hardly more informative groups than GRPO's; `None` for others."""
+    if compared.groups >= WORTH_IT:
+        return None
+    if compared.full < 1 / WORTH_IT:
+        return (
+            f"a step trained on about as many informative groups as one of GRPOTrainer, since batches were only "
+            f"{compared.full:.0%} full. Raise `dynamic_sampling_max_gen_batches`, or use fewer prompts per step."
+        )
+    return (
+        "nearly every group was informative without dynamic sampling, so a step trained on about as many as one of "
+        "GRPOTrainer. Harder prompts would give it something to do."
+    )
 
 
 def summarize(
@@ -224,7 +260,16 @@ def summarize(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
-        lines.append(f"Tokens:    {totals.tokens_generated:,} generated{_beside_grpo(log_history)}.")
+        compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
+        if compared is None:
+            lines.append(f"{tokens}.")
+        else:
+            lines.append(
+                f"{tokens}: {compared.tokens:.1f} times as many per step as GRPOTrainer, for about "
+                f"{compared.groups:.1f} times as many informative groups."
+            )
+            if advice := advise_on_batches(compared):
+                lines.append(f"Advice:    {advice}")
     timeline = {
         word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
         for name, word in PHASES[any("timeline/wait_seconds" in entry for entry in log_history)].items()
@@ -366,7 +411,8 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
                 return
             if self._num_rows % HEADER_EVERY == 0:
                 self.say(HEADER)
-            self.say(format_row(self._window, state.global_step, self._seconds_left(state)))
+            target = None if self._sampler is None else self._sampler.target
+            self.say(format_row(self._window, state.global_step, self._seconds_left(state), target))
             self._window, self._num_rows = [], self._num_rows + 1
 
     def _progress(self, state: TrainerState) -> list[tuple[float, float]]:

@@ -33,10 +33,10 @@ class InFlight(list[Ask]):
         """Takes out what would be too old in the rollout after this one."""
         return self._take([ask for ask in self if ask.due <= number])
 
-    def take_whole(self, num: int, multiple_of: int, before: float) -> list[Ask]:
-        """Takes out up to `num` groups that were asked for as a whole, before a rollout."""
-        found = [ask for ask in self if ask.rollout + 1 < ask.due and ask.rollout < before]
-        return self._take(found[: min(num, len(found) // multiple_of * multiple_of)])
+    def take_whole(self, num: float, multiple_of: int) -> list[Ask]:
+        """Takes out up to `num` groups that were asked for as a whole, in a multiple."""
+        found = [ask for ask in self if ask.rollout + 1 < ask.due]
+        return self._take(found[: int(min(num, len(found))) // multiple_of * multiple_of])
 
     def _take(self, asks: list[Ask]) -> list[Ask]:
         places = {ask.place for ask in asks}

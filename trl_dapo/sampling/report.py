@@ -145,38 +145,63 @@ def describe_unscored(rollout: Rollout, names: Sequence[str]) -> str | None:
     )
 
 
-def describe_shortfall(rollout: Rollout, max_rounds: int, num_short: int = 0, num_trained: int | None = None) -> str:
-    """What a rollout found that used up its rounds, and what to do; the run stops where `num_trained` is `None`."""
+def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_trained: int | None = None) -> str:
+    """
+    Describe a batch that did not fill up, and what to do about it.
+
+    Args:
+        rollout ([`Rollout`]):
+            The rollout, after its last round.
+        limit (`float`):
+            `dynamic_sampling_max_gen_batches`.
+        num_short (`int`, *optional*, defaults to `0`):
+            Rollouts in a row whose batch did not fill up, this one included.
+        num_trained (`int`, *optional*):
+            Groups that train all the same. `None` if the run stops here.
+    """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
-    carried = f" beside {len(rollout.carried)} carried" if rollout.carried else ""
+    carried = f", and {len(rollout.carried)} carried from the last rollout" if rollout.carried else ""
+    batches = "batch" if limit == 1 else "batches"
+    at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
-        f"{len(rollout.accepted)} of {rollout.num_groups} groups accepted in {_rounds(rollout)}{carried}, "
-        f"{rollout.target} needed (dropped: {reasons})."
+        f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{carried}; the batch takes "
+        f"{rollout.target} (dropped: {reasons})."
     )
-    raise_what = f"`dynamic_sampling_max_rounds` ({max_rounds})" if max_rounds > 0 else "`dynamic_sampling_stop_after`"
-    advice = f"{advise(rollout)}Or raise {raise_what}"
+    setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"
+    advice = f"{advise(rollout)}Or raise {setting}"
     if num_trained is None:
         return (
-            f"Dynamic sampling could not fill the rollout batch: {what} {advice}, or set "
-            "`dynamic_sampling_on_exhausted='top_up'` to train on what was found."
+            f"The batch is not full {at}: {what} {advice}, or set `dynamic_sampling_on_exhausted='top_up'` to train "
+            "on the accepted groups."
         )
-    outcome = f"trains on {num_trained} groups" if num_trained else "does not move the weights"
-    in_a_row = f" ({num_short} rollouts in a row)" if num_short > 1 else ""
-    return f"Dynamic sampling fell short{in_a_row}: {what} This rollout {outcome}. {advice}."
+    outcome = f"trains on {num_trained} groups" if num_trained else "trains on nothing and moves no weight"
+    in_a_row = f"for {num_short} rollouts in a row" if num_short > 1 else "this time"
+    return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}."
 
 
-def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str) -> str:
-    """Why a run stops that finds nothing, what to do, and where to go on from."""
+def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empty_batches: float | None = None) -> str:
+    """
+    Say why a run stops that accepts no group any more, what to do, and how to continue.
+
+    Args:
+        rollout ([`Rollout`]):
+            The last one.
+        num_rollouts (`int`):
+            Rollouts in a row that accepted no group.
+        checkpoint (`str`):
+            The folder to continue from.
+        num_empty_batches (`float`, *optional*):
+            Batches of completions without an accepted group after which a rollout without a limit has given up.
+    """
     reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
-    what = f"a rollout of {_rounds(rollout)}" if num_rollouts == 1 else f"{num_rollouts} rollouts in a row"
+    if num_empty_batches is not None:
+        where = f"the last {num_empty_batches:g} batches of completions"
+    else:
+        where = "the last rollout" if num_rollouts == 1 else f"the last {num_rollouts} rollouts"
     return (
-        f"Training stops: {what} found no group to train on (the last dropped: {reasons}). "
+        f"Training stops: no group was accepted in {where} (dropped in the last rollout: {reasons}). "
         f"{advise(rollout)}{checkpoint} can be resumed. `dynamic_sampling_stop_after=0` never stops a run."
     )
-
-
-def _rounds(rollout: Rollout) -> str:
-    return f"{rollout.num_rounds} round{'s' * (rollout.num_rounds != 1)}"
 
 
 def advise(rollout: Rollout) -> str:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rollout has sampled so far, and a run."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ class Rollout:
     drop_reasons: dict[Group, str] = field(default_factory=dict)
     half: dict[Group, Ask] = field(default_factory=dict)  # whose first few completions do not agree
     sampled: list[Round] = field(default_factory=list)  # the rounds that it sampled itself, as they were asked for
+    _num_completions_at_last_group: int = 0  # sampled when a group was last accepted
 
     @property
     def num_rounds(self) -> int:
@@ -50,6 +50,7 @@ class Rollout:
                 self.half[group] = round_.asks[index]
             else:
                 self.accepted.append(group)
+                self._num_completions_at_last_group = self.num_completions
 
     def round_of(self, group: Group) -> Round:
         return self.rounds[group.round]
@@ -86,6 +87,11 @@ class Rollout:
         return sum(len(round_.rewards_BF) for round_ in self.sampled)
 
     @property
+    def num_completions_without_group(self) -> int:
+        """Completions that were sampled since a group was last accepted, or since the rollout began."""
+        return self.num_completions - self._num_completions_at_last_group
+
+    @property
     def num_found(self) -> int:
         """Groups that can train."""
         return len(self.carried) + len(self.accepted)
@@ -93,12 +99,6 @@ class Rollout:
     @property
     def shortfall(self) -> int:
         return max(self.target - self.num_found, 0)
-
-    def num_left(self, max_batches: float, num_generations: int, least: float) -> float:
-        """Completions that it may yet ask for: of a batch more where `least` are not left for the first group."""
-        batch = self.target * num_generations
-        left = int(max_batches * batch + 1e-6) - self.num_completions if max_batches else math.inf
-        return left if left >= least or self.num_found else batch
 
     @property
     def acceptance_rate(self) -> float:
@@ -112,9 +112,11 @@ class Totals:
     groups_sampled: int = 0
     groups_trained: int = 0
     tokens_generated: int = 0
+    short_rollouts: int = 0  # whose batch was not full
     barren_rollouts: int = 0  # in a row that found no group to train on
 
-    def add(self, rollout: Rollout, batch: Batch) -> None:
+    def add(self, rollout: Rollout, batch: Batch, fell_short: bool) -> None:
+        self.short_rollouts += fell_short
         self.groups_sampled += rollout.num_groups
         self.groups_trained += len(batch.train)
         self.tokens_generated += rollout.num_tokens

@@ -36,9 +36,8 @@ class Sampler:
     mode: str = "filter"  # of `refill.missing`, as the next
     min_replace_ratio: float = 0.3
     carries: bool = False  # whether accepted groups beyond the batch train in the next rollout
-    max_rounds: int = 10  # of a rollout; zero or less: no limit
-    max_batches: float = 0.0  # of completions that a rollout asks for, once it has found a group; zero: no limit
-    max_barren_rounds: int = 0  # of a rollout that has found nothing, where `max_rounds` is no limit; zero: no limit
+    max_gen_batches: float = 10.0  # completions that a rollout may sample, in rollout batches; 0: no limit
+    max_empty_batches: float = 0.0  # without a limit, a rollout ends after these without an accepted group; 0: never
     max_round_size: int | None = None  # prompts, rounded down to `multiple_of`, but never below it
     batch_multiplier: float | None = None  # rollout batches of a round; else the acceptance rate sizes it
     memory: PromptMemory | None = None  # of prompts to skip for a while
@@ -49,7 +48,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if self.mode == "mask":
-            self.max_rounds, self.batch_multiplier = 1, 1.0
+            self.max_gen_batches, self.batch_multiplier = 1.0, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
         self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
@@ -76,8 +75,26 @@ class Sampler:
         return self.num_ranks if has_whole else self._shared
 
     @property
-    def _least_left(self) -> float:
-        return max(self.target / 4, self.multiple_of) * self.num_generations  # completions of which a round pays
+    def _smallest_round(self) -> float:
+        """Completions for which a round is worth its price: a quarter of a batch, in equal shares for the ranks."""
+        return max(self.target / 4, self.multiple_of) * self.num_generations
+
+    @property
+    def num_left(self) -> float:
+        """Completions that the rollout may yet sample."""
+        return self._cap - self.rollout.num_completions
+
+    @property
+    def _cap(self) -> float:
+        """Completions that a rollout may sample."""
+        # What is typed, 1.15, is the nearest to 115 / 100, but 1.15 x 100 is below 115.
+        batch = self.target * self.num_generations
+        return int(self.max_gen_batches * batch + 1e-6) if self.max_gen_batches else math.inf
+
+    @property
+    def _most_for_equal_shares(self) -> int:
+        """Completions that are added, at most, so that the ranks have equal shares of groups that are not whole."""
+        return 2 * self.num_ranks if self.num_ranks > 1 else 0
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
@@ -110,29 +127,23 @@ class Sampler:
         return missing(self.mode, self.rollout.num_found, self.rollout.target, self.min_replace_ratio)
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether the rounds ran out before the batch was full."""
-        return self.num_missing > 0 and (0 < self.max_rounds <= self.rollout.num_rounds or self.has_given_up)
-
-    @property
     def has_given_up(self) -> bool:
-        """Whether a rollout whose rounds have no limit found nothing in `max_barren_rounds`."""
-        return self.max_rounds <= 0 < self.max_barren_rounds <= self.rollout.num_rounds and not self.rollout.num_found
+        """Whether a rollout without a limit accepted no group in its last `max_empty_batches` of completions."""
+        num_empty = self.rollout.num_completions_without_group / (self.target * self.num_generations)
+        return not self.max_gen_batches and 0 < self.max_empty_batches <= num_empty
 
     def next_prompts(self) -> list[Ask]:
         """What the next round takes in; nothing where the rollout has ended."""
         # First what would be too old for the next rollout, then no more of what is in flight than is missing, in turn.
-        rollout, num_missing = self.rollout, self.num_missing
+        rollout, num_missing, num_left = self.rollout, self.num_missing, self.num_left
         if due := self.in_flight.take_due(rollout.number):
             return due
-        if num_missing == 0:
+        if num_missing == 0 or self.has_given_up:
             return []
-        num, is_exhausted = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing))), self.is_exhausted
-        # All that was asked for in earlier rollouts is one round.
-        whole = self.in_flight.take_whole(num, self.multiple_of, rollout.number if is_exhausted else math.inf)
-        if whole or is_exhausted:
+        num = self._in_groups(max(num_missing, self.acceptance.at_most(num_missing)))
+        if whole := self.in_flight.take_whole(min(num, num_left // self.num_generations), self.multiple_of):
             return whole
-        asks = self._draw(rollout.half, rollout.shortfall)
+        asks = self._draw(rollout.half, rollout.shortfall, num_left)
         return [ask._replace(rollout=rollout.number, step=self._step) for ask in asks]
 
     def _in_groups(self, num: int) -> int:
@@ -146,7 +157,8 @@ class Sampler:
         if num_rollouts <= 0 or (self.ahead == 1 and (self._is_open or self.in_flight)):
             return
         if self.ahead == 1:
-            asks = self._draw(self._half, new) if (new := self.target - self._num_carried) > 0 else []
+            new = self.target - self._num_carried
+            asks = self._draw(self._half, new, self._cap) if new > 0 else []
         else:
             share, num_whole = self.share_completed, sum(ask.first is None for ask in self.in_flight)
             if self._is_open:  # what is half asked by then is completed in the next one
@@ -154,20 +166,25 @@ class Sampler:
             else:
                 wanted, half = -self._num_carried, self._half
             wanted += num_rollouts * self.target
-            asks = rest_of(half, max(math.ceil(wanted / share), 0), None, G)
-            if (num := self.acceptance.at_most(wanted - share * len(asks)) - num_whole) > 0:
+            # All of what is in flight may have to be taken in by one rollout: it is no more than one may sample.
+            left = self._cap - sum(ask.num for ask in self.in_flight) - self._most_for_equal_shares
+            asks = rest_of(half, max(math.ceil(wanted / share), 0), None, G, left)
+            left -= sum(ask.num for ask in asks)
+            num = self.acceptance.at_most(wanted - share * len(asks)) - num_whole
+            if num > 0 and left >= self.multiple_of * G:
                 enough = num * self.promise.rate if self.memory else math.inf
-                asks += self._new.take(self._in_groups(num), enough=enough)
+                asks += replace(self._new, left=left).take(self._in_groups(num), enough=enough)
         # Groups that are asked for as a whole may take two rollouts; the rest of others must come before that.
         whole, parts = apart(asks, G, self.multiple_of) if self.ahead > 1 else ([], asks)
         parts = in_equal_shares(parts, G, self.num_ranks, self._new.take)
         self.in_flight.send(whole, parts, self.num_rollouts - 1, self._step, self.ahead)
 
-    def _draw(self, half: Mapping[Group, Ask], shortfall: int) -> list[Ask]:
-        """What a round asks for."""
+    def _draw(self, half: Mapping[Group, Ask], shortfall: int, left: float) -> list[Ask]:
+        """What a round asks for, at most `left` completions."""
         G = self.num_generations
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
-        left = self.rollout.num_left(self.max_batches, G, self._least_left)
+        if self.screen is not None or half:
+            left -= self._most_for_equal_shares
         asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G, left)
         left -= (num_rest := sum(ask.num for ask in asks))
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
@@ -177,7 +194,7 @@ class Sampler:
         if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
-        if left >= self._least_left and (num := num_missing + num_ahead):
+        if left >= self._smallest_round and (num := num_missing + num_ahead):
             size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
             if self.batch_multiplier is not None:
                 size = int(self.batch_multiplier * self.target)
@@ -253,10 +270,9 @@ class Sampler:
         if (oldest := max(select_ages(rollout.rounds, batch.train), default=0)) > MAX_AGE:
             raise RuntimeError(f"A group is {oldest} rollouts old, but none may train beyond {MAX_AGE}.")
         # With "mask" a rollout takes what one round brings.
-        is_spent = rollout.num_left(self.max_batches, self.num_generations, self._least_left) < self._least_left
-        fell_short = not batch.train if self.mode == "mask" else self.is_exhausted and not is_spent
+        fell_short = not batch.train if self.mode == "mask" else self.num_missing > 0
         self.num_short_rollouts = self.num_short_rollouts + 1 if fell_short else 0
-        self.totals.add(rollout, batch)
+        self.totals.add(rollout, batch, fell_short)
         if not self.carries:
             return batch._replace(carry=[])
         return batch._replace(carry=young[:num_carried], half=half[: self.target * (1 if self.ahead == 1 else 2)])

@@ -88,8 +88,7 @@ RANGES = {
     "eval_top_p": Range(0, 1, is_open=True, or_none=True),
     "eval_top_k": Range(0, is_whole=True, or_none=True, hint="0 is all tokens."),
     # Dynamic sampling
-    "dynamic_sampling_max_rounds": Range(-math.inf, is_whole=True),
-    "dynamic_sampling_max_batches": Range(1, or_none=True, or_zero=True, hint="0 is no limit."),
+    "dynamic_sampling_max_gen_batches": Range(1, or_zero=True, hint="0 is no limit."),
     "dynamic_sampling_stop_after": Range(0, is_whole=True, hint="0 is never."),
     "dynamic_sampling_max_round_size": COUNT_OR_NONE,
     "dynamic_sampling_min_accuracy": ANY,

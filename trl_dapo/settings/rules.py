@@ -38,7 +38,7 @@ NO_GENERATION_KWARGS = {
 OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
 OF_THE_POLICY |= {"repetition_penalty": (1.0, None), "vllm_structured_outputs_regex": (None,)}
 LEAVES_THE_DISTRIBUTION = {"stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
-DEFAULT_REPLACE_RATIO, DEFAULT_MAX_ROUNDS, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 0.3, 10, 4, 1.0
+DEFAULT_MAX_GEN_BATCHES, DEFAULT_REPLACE_RATIO, DEFAULT_LOG_GROUPS, DEFAULT_PENALTY_FACTOR = 10.0, 0.3, 4, 1.0
 
 
 def _some_group_fits(s: SimpleNamespace) -> bool:
@@ -47,9 +47,8 @@ def _some_group_fits(s: SimpleNamespace) -> bool:
 
 
 def _may_hold_filler(s: SimpleNamespace) -> bool:
-    ends = s.dynamic_sampling_max_rounds > 0 or s.dynamic_sampling_stop_after > 0
-    tops_up = s.dynamic_sampling_on_exhausted == "top_up" and ends
-    return tops_up or s.dynamic_sampling_mode == "mask" or bool(s.dynamic_sampling_max_batches)
+    ends = s.dynamic_sampling_max_gen_batches > 0 or s.dynamic_sampling_stop_after > 0
+    return s.dynamic_sampling_mode == "mask" or (s.dynamic_sampling_on_exhausted == "top_up" and ends)
 
 
 def _asks_a_server(s: SimpleNamespace) -> bool:
@@ -114,12 +113,6 @@ _not_in_the_paper = partial(
     lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode == "paper",
     "contradicts `dynamic_sampling_mode='paper'`, which asks for whole groups of every prompt and discards the "
     "surplus. Leave it out, or use `dynamic_sampling_mode='filter'`.",
-)
-_always_full = partial(
-    _ruled_out,
-    lambda s: s.use_dynamic_sampling and s.dynamic_sampling_max_batches,
-    "contradicts `dynamic_sampling_max_batches={dynamic_sampling_max_batches:g}`, which ends a rollout before its "
-    "batch is full. Leave one of them out.",
 )
 _no_rounds_ahead = partial(
     _ruled_out,
@@ -225,17 +218,13 @@ RULES: tuple[Rule, ...] = (
     _counted_by_sampling("max_tokens_generated", None),
     _idle_with_mask("dynamic_sampling_on_exhausted", "top_up"),
     _idle_with_mask("dynamic_sampling_surplus", None, "discard"),
-    _idle_with_mask("dynamic_sampling_max_rounds", DEFAULT_MAX_ROUNDS, 1),
+    _idle_with_mask("dynamic_sampling_max_gen_batches", DEFAULT_MAX_GEN_BATCHES, 1),
     _idle_with_mask("dynamic_sampling_max_round_size", None),
     _idle_with_mask("dynamic_sampling_screen", None, "off"),
     _idle_with_mask("batch_multiplier", None),
     _not_in_the_paper("dynamic_sampling_surplus", None, "discard"),
     _not_in_the_paper("dynamic_sampling_memory", None, False),
     _not_in_the_paper("dynamic_sampling_screen", None, "off"),
-    _always_full("dynamic_sampling_mode", "filter"),
-    _always_full("dynamic_sampling_on_exhausted", "top_up"),
-    _always_full("batch_multiplier", None),
-    _always_full("rollouts_ahead", 0),
     _ruled_out(
         lambda s: s.use_dynamic_sampling and s.dynamic_sampling_mode != "replace",
         "has no effect with `dynamic_sampling_mode={dynamic_sampling_mode!r}`. Set `dynamic_sampling_mode='replace'`.",
@@ -250,11 +239,6 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.dynamic_sampling_screen not in (None, "auto", "off", *map(str, range(2, s.num_generations))),
         "`dynamic_sampling_screen` must be 'auto', 'off', or a number of at least 2 and below `num_generations` "
         "({num_generations}), got {dynamic_sampling_screen!r}.",
-    ),
-    Rule(
-        lambda s: _screens(s) and s.dynamic_sampling_max_rounds == 1,
-        "`dynamic_sampling_max_rounds=1` leaves no round for the rest of the groups of which "
-        "`dynamic_sampling_screen={dynamic_sampling_screen!r}` asks for a few first. Raise it, or leave that out.",
     ),
     _not_screened("has_group_filter", "a `group_filter`, which is asked of whole groups"),
     _not_screened("has_rollout_func", "a `rollout_func`, which makes whole groups"),
@@ -367,6 +351,13 @@ RULES: tuple[Rule, ...] = (
             f"of {s.groups_per_rollout}. Raise it to at least {1 / s.groups_per_rollout:.3g}."
         ),
         ("groups_per_rollout",),
+    ),
+    Rule(
+        lambda s: s.use_dynamic_sampling and 0 < s.dynamic_sampling_max_gen_batches < (s.batch_multiplier or 0),
+        "`batch_multiplier={batch_multiplier:g}` samples that many batches in each round, but "
+        "`dynamic_sampling_max_gen_batches={dynamic_sampling_max_gen_batches:g}` allows a rollout fewer. Lower the "
+        "former or raise the latter. (verl and NeMo RL count rounds here: 10 of theirs are {batch_multiplier:g} x 10 "
+        "batches.)",
     ),
     _round_too_large("dynamic_sampling_max_round_size", lambda s: s.dynamic_sampling_max_round_size or 0),
     _round_too_large("batch_multiplier", lambda s: (s.batch_multiplier or 0) * s.groups_per_rollout),

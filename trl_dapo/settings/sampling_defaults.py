@@ -1,69 +1,147 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How prompts are sampled where nothing is said: in the way that costs least, as far as a run supports it. Pure."""
+"""What dynamic sampling does if nothing is stated, as far as a run supports it, and the line that says so. Pure."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .rules import why_refused
 
 
-# What costs least, what the paper does, and what the first is in words.
-WAYS: dict[str, tuple[Any, Any, Any]] = {
-    "dynamic_sampling_max_batches": (1.0, 0.0, "a rollout ends once it sampled {:g} x its batch and found a group"),
-    "dynamic_sampling_surplus": ("carry", "discard", "surplus trains later"),
-    "dynamic_sampling_memory": (True, False, "prompts likely to be dropped are skipped"),
-    "dynamic_sampling_screen": ("auto", "off", "a few completions are sampled first"),
+class Saving(NamedTuple):
+    """A setting that samples fewer completions than the paper does for the same full batch."""
+
+    default: Any  # if it is not stated and the run supports it
+    paper: Any
+    in_words: str
+
+
+SAVINGS: dict[str, Saving] = {
+    "dynamic_sampling_surplus": Saving("carry", "discard", "surplus groups train in the next rollout"),
+    "dynamic_sampling_memory": Saving(True, False, "prompts that are likely to be dropped are skipped for a while"),
+    "dynamic_sampling_screen": Saving("auto", "off", "a few completions of a prompt are sampled first"),
 }
-MEANT = {"": None} | dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
-CHEAPEST, PAPER, IN_WORDS = ({name: way[column] for name, way in WAYS.items()} for column in range(3))
+DEFAULTS = {name: saving.default for name, saving in SAVINGS.items()}
+PAPER = {name: saving.paper for name, saving in SAVINGS.items()}
+
+YAML_WORDS = {"": None} | dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 
 
-def as_given(name: str, value: Any) -> Any:
-    """What was meant by a value of these: to YAML `off` is false and `4` no text, to a command line all is text."""
-    value = MEANT.get(str(value).lower(), value) if name in WAYS else value
-    return str(value or "off") if name == "dynamic_sampling_screen" and value is not None else value
+def normalize(name: str, value: Any) -> Any:
+    """Return what is meant by a value of these settings: YAML reads `off` as false, a command line knows only text."""
+    if name in SAVINGS:
+        value = YAML_WORDS.get(str(value).lower(), value)
+    if name == "dynamic_sampling_screen" and value is not None:
+        return str(value or "off")
+    return value
 
 
 def why_not_screened(settings: Any, has_tools: bool, on_cpu: bool) -> str | None:
-    """Why screening is off where it is left alone, though it is not refused."""
+    """Return why the screen is off by default in a run that could use it if told to."""
     if not (settings.use_vllm or settings.use_transformers_continuous_batching or on_cpu):
-        return "screening takes more rounds, each as long as its longest completion without vLLM"
-    is_tried = not (settings.skip_preflight or has_tools)
-    return None if is_tried else "nothing can tell whether a reward function compares completions: no screening"
+        return (
+            "`dynamic_sampling_screen` takes more rounds, and without vLLM each is as long as its longest completion"
+        )
+    if settings.skip_preflight or has_tools:
+        return (
+            "`dynamic_sampling_screen` scores the first few completions of a group apart, and without the preflight "
+            "nothing can tell whether a reward function compares them"
+        )
+    return None
 
 
 class SamplingChoice:
-    """Settles those of these settings that were left alone; `no_screen` is a reason against it, `facts` the rules'."""
+    """
+    Settles the savings that were not stated, in place.
 
-    def __init__(self, settings: Any, no_screen: str | None, **facts: Any) -> None:
-        self._settings = settings
-        self.reasons: dict[str, str] = {}  # why what was left alone is off
-        self.idle: list[str] = []  # stated, but sampling is off
-        self.known = ""  # of the prompts
+    Args:
+        settings:
+            The settings of a run, or of a plan.
+        no_screen (`str`, *optional*):
+            Why the screen is off unless it is stated.
+        undecided_rewards (`Sequence[str]`, *optional*):
+            The reward functions that decide together which groups train, if there are several and none was named.
+        **facts:
+            What the rules need to know besides the settings.
+    """
+
+    def __init__(
+        self, settings: Any, no_screen: str | None, undecided_rewards: Sequence[str] = (), **facts: Any
+    ) -> None:
+        self._settings, self._has_group_filter = settings, bool(facts.get("has_group_filter"))
+        self._undecided_rewards = () if self._has_group_filter else undecided_rewards
+        self.reasons: dict[str, str] = {}  # why a saving that was not stated is off
+        self.idle: list[str] = []  # stated, but dynamic sampling is off
+        self.known = ""  # what is known of the prompts from an earlier run
         self.may_leave_out_screen = settings.dynamic_sampling_screen is None
-        for name in [name for name in CHEAPEST if getattr(settings, name) is None]:
+        for name in [name for name in SAVINGS if getattr(settings, name) is None]:
             setattr(settings, name, PAPER[name])
-            if settings.use_dynamic_sampling and settings.dynamic_sampling_mode in ("filter", "replace"):
-                tried = SimpleNamespace(**{**vars(settings), name: CHEAPEST[name]})
-                why = why_refused(tried) or why_refused(tried, **facts)
-                why = why or (no_screen if name == "dynamic_sampling_screen" else None)
-                setattr(settings, name, PAPER[name] if why else CHEAPEST[name])
-                self.reasons |= {name: why.split(". ")[0]} if why else {}
+            if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode not in ("filter", "replace"):
+                continue
+            tried = SimpleNamespace(**{**vars(settings), name: DEFAULTS[name]})
+            why = why_refused(tried) or why_refused(tried, **facts)
+            if name == "dynamic_sampling_screen":
+                why = why or no_screen
+            if why:
+                self.reasons[name] = why.split(". ")[0]
+            else:
+                setattr(settings, name, DEFAULTS[name])
 
     def leave_out_screen(self, why: str) -> None:
         self._settings.dynamic_sampling_screen = "off"
         self.reasons["dynamic_sampling_screen"] = why
 
     def describe(self) -> str:
-        """One line for the start of a run: how prompts are sampled, and what is off, why."""
-        if not self._settings.use_dynamic_sampling or self._settings.dynamic_sampling_mode == "mask":
-            return f"Dynamic sampling is off: no effect has {', '.join(self.idle)}." if self.idle else ""
-        values = {name: getattr(self._settings, name) for name in WAYS}
-        does = [words.format(values[name]) for name, words in IN_WORDS.items() if values[name] != PAPER[name]]
-        line = f"Dynamic sampling: {', '.join(does)}. `dynamic_sampling_mode='paper'` turns this off."
-        if not does:
-            line = "Dynamic sampling: surplus is discarded and every group is sampled whole, as in the paper."
-        elif values | {"dynamic_sampling_surplus": "discard"} == PAPER | {"dynamic_sampling_max_batches": 1}:
-            line += " Others are sampled in place of dropped groups with `dynamic_sampling_max_batches=0`."
-        return " ".join(filter(None, [line, self.known, *(f"Off: {why}." for why in self.reasons.values())]))
+        """Return one line for the start of a run: how batches are filled, what saves completions, what is off, why."""
+        settings = self._settings
+        if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
+            if not self.idle:
+                return ""
+            return f"Dynamic sampling is off, so these settings have no effect: {', '.join(self.idle)}."
+        parts = [self._describe_filling()]
+        on = [saving.in_words for name, saving in SAVINGS.items() if getattr(settings, name) != saving.paper]
+        if on:
+            parts.append(f"To sample less, {_listed(on)} (`dynamic_sampling_mode='paper'` does without).")
+        elif settings.dynamic_sampling_mode == "paper":
+            parts.append("As in the paper, surplus is discarded and every group is sampled whole.")
+        parts.append(self.known)
+        reasons = list(self.reasons.values())
+        if self._undecided_rewards:
+            needs_one = "needs to know which completions are right"  # the line below says how to mend it
+            reasons = [why for why in reasons if needs_one not in why]
+            parts.append(self._describe_undecided())
+        parts += [f"Off: {why}." for why in reasons]
+        return " ".join(filter(None, parts))
+
+    def _describe_filling(self) -> str:
+        settings, limit = self._settings, self._settings.dynamic_sampling_max_gen_batches
+        has_band = (settings.dynamic_sampling_min_accuracy, settings.dynamic_sampling_max_accuracy) != (0.0, 1.0)
+        dropped = "dropped groups" if has_band or self._has_group_filter else "groups whose rewards are all equal"
+        up_to = f"up to {limit:g} batches of completions per rollout" if limit else "however many it takes"
+        if limit == 1:
+            return (
+                "A rollout samples at most one batch of completions, as GRPOTrainer does, and trains on the accepted "
+                f"groups: {dropped} are replaced only as far as that goes."
+            )
+        if settings.dynamic_sampling_mode == "replace":
+            return (
+                f"{dropped.capitalize()} are replaced, {up_to}, until {settings.min_replace_ratio:.0%} of the batch "
+                "is accepted; copies of accepted groups fill the rest."
+            )
+        return f"Batches are filled: {dropped} are replaced, {up_to}."
+
+    def _describe_undecided(self) -> str:
+        names = self._undecided_rewards
+        number = NUMBERS[len(names)] if len(names) < len(NUMBERS) else f"{len(names)}"
+        listed = ", ".join(f"`{name}`" for name in names)
+        return (
+            f"{number} reward functions decide together which groups train: {listed}. "
+            f'Name the one that judges correctness, such as `dynamic_sampling_rewards=["{names[0]}"]`, to sample less.'
+        )
+
+
+def _listed(phrases: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))

@@ -18,6 +18,42 @@ LOW_WEIGHT_MESSAGE = (
 )
 
 
+MANY_CUT_OFF, HALF_CUT_OFF = 0.2, 0.5  # shares of the completions
+
+
+def describe_cut_off(settings: Any, ratio: float) -> str | None:
+    """
+    Return what to do about completions that `max_completion_length` cuts off, if they are many.
+
+    Args:
+        settings:
+            The run's settings.
+        ratio (`float`):
+            Share of the completions that are cut off, `completions/clipped_ratio`.
+    """
+    longest = settings.max_completion_length
+    is_handled = settings.overlong_buffer_length is not None or settings.mask_truncated_completions
+    if ratio < HALF_CUT_OFF and (ratio <= MANY_CUT_OFF or is_handled):
+        return None
+    parts = []
+    if ratio >= HALF_CUT_OFF:
+        parts.append(
+            f"`max_completion_length={longest}` is too short: {ratio:.1%} of the completions are cut off by it."
+        )
+        parts.append("Most of them never reach their answer. Raise it.")
+    else:
+        parts.append(
+            f"{ratio:.1%} of the completions are cut off by `max_completion_length={longest}`. Raise it if you can."
+        )
+    if not is_handled:
+        buffer = max(1, (longest or 0) // 5)
+        parts.append(
+            f"The paper punishes long completions softly (`overlong_buffer_length={buffer}`) or leaves those that are "
+            "cut off out of the loss (`overlong_filtering=True`); neither is set."
+        )
+    return " ".join(parts)
+
+
 def leave_out_renaming_warnings() -> None:
     """From now on, leaves out warnings of renamed names in TRL's code, which nobody who reads them can change."""
     # Not for a block: at its end Python would forget which it has shown, and drop the filters that others have set.
