@@ -6,6 +6,7 @@ import pytest
 from helpers import ScriptedTrainer, letters, number, prompts, spy_on_training, tiny_config, weights
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_model, tmp_path):
@@ -15,6 +16,7 @@ def test_continuous_batching_samples_rounds_beyond_the_generation_batch(tiny_mod
         use_transformers_continuous_batching=True,
         transformers_continuous_batching_config=settings,
         batch_multiplier=2.0,  # 8 prompts a round, where the generation batch holds 4
+        **PAPER,
         shuffle_dataset=False,
     )
     trainer = DAPOTrainer(tiny_model, letters, args, train_dataset=prompts(40))

@@ -27,18 +27,18 @@ def test_a_plan_for_one_gpu_by_hand(on_one_gpu):
     # vLLM has half of the GPU; weights, moments and 1.5 GiB are there too.
     assert planned.peak_sampling == 0.5 * 81_559 * 2**20 + 12 * num + 1.5 * GIB
     assert planned.peak_updating == sum(planned.training.memory.values()) + GIB
-    # A rollout samples its 64 prompts; to fill it takes 160 in the mean, and some for where they are not enough.
-    assert planned.sampling.num_groups == pytest.approx(64)
-    filled = on_one_gpu({"dynamic_sampling_max_batches": 0}, lengths=(2000, 8192), acceptance=0.4)
-    assert 160 <= filled.sampling.num_groups <= 1.1 * 160
+    # Filling a batch of 64 takes 160 groups on average, and a few for when they are not enough. GRPO's budget is 64.
+    assert 160 <= planned.sampling.num_groups <= 1.1 * 160
+    limited = on_one_gpu({"dynamic_sampling_max_gen_batches": 1}, lengths=(2000, 8192), acceptance=0.4)
+    assert limited.sampling.num_groups == pytest.approx(64)
     assert planned.training.checkpoint == 12 * num
     assert planned.batches.num_rollouts == 300
     # 256 rows a step of 2,256 tokens, a tenth of what fits is padding.
     assert planned.batches.num_microbatches == math.ceil(256 * 2_256 / 0.9 / 16_384)
     # Forward, backward (twice as much), and forward again; without checkpointing three of these.
     flops = training_flops(planned.shape, 1_024, planned.lengths, 256, 4, causal=False)
-    assert filled.seconds["update"] == pytest.approx(flops / 0.9 / (0.31 * 989e12))
-    assert planned.seconds["update"] == pytest.approx(0.4 * filled.seconds["update"])
+    assert planned.seconds["update"] == pytest.approx(flops / 0.9 / (0.31 * 989e12))
+    assert limited.seconds["update"] == pytest.approx(0.4 * planned.seconds["update"])
     assert planned.seconds["logps"] == pytest.approx(planned.seconds["update"] / 4)
     # Weights are copied beside themselves.
     assert planned.seconds["sync"] == pytest.approx(4 * num / (0.7 * 3.35e12))
@@ -159,8 +159,8 @@ def test_a_server_waits_and_is_waited_for_unless_a_rollout_is_ahead(write):
 
 def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     def rounds(**fields):
-        filled = {"dynamic_sampling_surplus": "discard", "dynamic_sampling_max_batches": 0}
-        found = on_one_gpu(filled | fields, acceptance=0.25).sampling.rounds
+        discarded = {"dynamic_sampling_surplus": "discard"}
+        found = on_one_gpu(discarded | fields, acceptance=0.25).sampling.rounds
         return [(often, size) for often, size in found if often > 1e-6]
 
     assert rounds(batch_multiplier=3) == [(2, 3 * 64)]  # 4 batches are needed
@@ -168,31 +168,25 @@ def test_rounds_of_one_size_and_of_no_refill_are_counted(on_one_gpu):
     assert rounds(batch_multiplier=3, dynamic_sampling_surplus="carry") == [(pytest.approx(4 / 3), 192)]
     assert rounds(use_dynamic_sampling=False) == rounds(dynamic_sampling_mode="mask") == [(1, 64)]
     assert rounds(dynamic_sampling_mode="replace") == rounds()[:1]  # it asks for all, and needs a third
-    assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_batches=5) == [(4, 64)]
-    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5) == [(3, 160 / 3)]
-    assert rounds(dynamic_sampling_max_batches=2.5) == [(1, 160)]
-    assert rounds(use_vllm=False, dynamic_sampling_max_batches=2.5, dynamic_sampling_max_gen_batches=2) == [(2, 64)]
-    # 64 / 0.25 = 256 groups in rounds of 48, of which ten may be.
+    assert rounds(use_vllm=False) == rounds(use_vllm=False, dynamic_sampling_max_gen_batches=5) == [(4, 64)]
+    assert rounds(use_vllm=False, dynamic_sampling_max_gen_batches=2.5) == [(3, 160 / 3)]
+    assert rounds(dynamic_sampling_max_gen_batches=2.5) == [(1, 160)]
+    # 64 / 0.25 = 256 groups in rounds of 48.
     assert rounds(dynamic_sampling_max_round_size=48) == [(6, 48)]
     assert rounds(dynamic_sampling_max_round_size=48, batch_multiplier=3) == [(6, 48)]
 
 
 def test_where_little_is_accepted_rounds_end_before_the_rollout_is_full(on_one_gpu):
-    filled = {"dynamic_sampling_max_batches": 0}
-    planned = on_one_gpu(filled, acceptance=0.001)
-    # 64,000 groups are needed; a round is of 32 rollouts at most, 2,048 groups, and there are ten at most.
-    ((often, size),) = planned.sampling.rounds
-    assert often == 10
-    assert 64 < size <= 2_048
-    assert "`dynamic_sampling_max_gen_batches: 10` ends a rollout before it is full" in " ".join(describe(planned).split())
-    enough = on_one_gpu(filled, acceptance=0.01)  # 6,400 groups, surplus is carried
+    planned = on_one_gpu(acceptance=0.01)
+    # 6,400 groups are needed, and a rollout samples ten batches of 64 at most, in one round: of these 6.4 are accepted.
+    assert planned.sampling.rounds == [(1, 640)]
+    assert planned.sampling.num_trained == pytest.approx(16 * 6.4)
+    said = " ".join(describe(planned).split())
+    assert "`dynamic_sampling_max_gen_batches: 10` ends a rollout before its batch is full" in said
+    # Without a limit: 2,048 groups per round at most, 32 batches, and surplus is carried.
+    enough = on_one_gpu({"dynamic_sampling_max_gen_batches": 0}, acceptance=0.01)
     assert enough.sampling.rounds == [(6_400 / 2_048, 2_048)]
-    assert "before it is full" not in describe(enough)
-    # Left alone, a rollout samples 64 groups, and as many more until it has found one, in ten rounds at most: 0.99^64
-    # = 0.526 of the first find none, as of each after them, and 0.999^64 = 0.938.
-    limited = on_one_gpu(acceptance=0.01).sampling
-    assert limited.rounds == [(1, 64), (pytest.approx(sum(0.99 ** (64 * i) for i in range(1, 10))), 64)]
-    assert limited.num_trained == pytest.approx(16 * 0.01 * limited.num_groups)
+    assert "before its batch is full" not in describe(enough)
     rarely = on_one_gpu({"dynamic_sampling_max_round_size": 16}, acceptance=0.001).sampling.rounds
     assert rarely == [(4, 16), (pytest.approx(sum(0.999 ** (64 + 16 * i) for i in range(6))), 16)]
 

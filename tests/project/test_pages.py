@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long the pages of docs/ are, and that what they tell a user to write works."""
+"""What the pages of docs/ tell a user to write works."""
 
 import re
 import runpy
@@ -18,21 +18,8 @@ from trl_dapo.version import __version__
 
 
 ROOT = Path(__file__).parents[2]
-GENERATED_PAGES = {"configuration"}  # by docs/configuration.py
-GENERATED_TABLE = re.compile(r"<!-- ([\w ]+): python .*?<!-- end of \1 -->", flags=re.DOTALL)
 BLOCK = re.compile(r"^## (.*?)\n+```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 PAPERS = dict(BLOCK.findall((ROOT / "docs" / "papers.md").read_text()))
-
-
-def count_words(text: str) -> int:
-    """Words outside of tables that a command writes; a word has a letter or a digit, and code counts too."""
-    return sum(any(map(str.isalnum, word)) for word in GENERATED_TABLE.sub("", text).split())
-
-
-def test_the_pages_have_at_most_6000_words():
-    pages = [path for path in (ROOT / "docs").glob("*.md") if path.stem not in GENERATED_PAGES]
-    assert len(pages) > 10
-    assert sum(count_words(path.read_text()) for path in pages) <= 6000
 
 
 def explained() -> list[str]:
@@ -67,7 +54,6 @@ def config_of(paper: str, tmp_path) -> DAPOConfig:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_settings_of_each_paper_make_a_config(paper, tmp_path):
-    assert len(PAPERS[paper].splitlines()) <= 12
     assert config_of(paper, tmp_path).beta == 0.0
 
 

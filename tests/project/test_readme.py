@@ -258,19 +258,6 @@ def test_every_page_is_linked_from_the_readme_and_the_index():
     assert pages - {name for name in pages if f"]({name})" in page("index")} == {"index.md"}
 
 
-def test_the_readme_is_short_and_its_first_words_and_command_need_nothing():
-    assert len(README.splitlines()) <= 130
-    blocks = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
-    prose = [line for line in blocks.splitlines() if not line.startswith(("|", "    ", "<!--"))]
-    words = re.sub(r"\]\([^)]*\)", "]", "\n".join(prose)).split()
-    assert sum(any(map(str.isalnum, word)) for word in words) <= 900
-    assert README.index("    round 1 ") < README.index("\n|")  # the trace before any table
-    assert next(command for command in commands() if command in README) == "trl-dapo quickstart"
-    own = re.sub(r"<!-- [\w ]+: .*?<!-- end of", "", README, flags=re.DOTALL)
-    assert len(table_cells(README)) - len(table_cells(own)) <= 5
-    assert not any(word in README for word in ("Holm", "an earlier one"))
-
-
 def test_the_page_of_settings_is_what_the_docstring_says():
     script = runpy.run_path(str(ROOT / "docs" / "configuration.py"))
     assert script["PAGE"].read_text() == script["describe"](DAPOConfig.__doc__)

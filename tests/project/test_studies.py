@@ -46,7 +46,9 @@ def test_a_run_of_the_ladder_leaves_its_figures(tmp_path):
     assert result["tokens"] == pytest.approx(128 * sum(result["curves"]["completions/mean_length"]), abs=1)
 
 
-@pytest.mark.parametrize("arm", [Arm(GRPO, {}), Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1})], ids=["GRPO", "DAPO"])
+@pytest.mark.parametrize(
+    "arm", [Arm(GRPO, {}), Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1})], ids=["GRPO", "DAPO"]
+)
 def test_a_run_on_countdown_is_probed_on_the_way_and_on_more_problems_at_its_end(arm, tmp_path, monkeypatch):
     small = {"NUM_PROMPTS": 2, "NUM_GENERATIONS": 4, "NUM_STEPS": 2, "NUM_TRAIN": 64, "MAX_LENGTH": 8}
     for name, value in {**small, "NUM_PROBED": 8, "NUM_HELD_OUT": 16}.items():

@@ -19,6 +19,7 @@ from trl_dapo.sampling.prompts import PromptStream
 from trl_dapo.sampling.refill import Group
 from trl_dapo.sampling.rounds import Ask, Round, Rows
 from trl_dapo.sampling.sampler import Sampler
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 def sampled(rewards_NF, lengths, sources=None, seconds=0.0, step=0):
@@ -297,7 +298,7 @@ def test_the_table_of_completions_shows_the_rewards_that_were_given_and_the_reas
     def script(text, i):
         return "right" if number(text) == 1 and i % 4 == 0 else "right" if number(text) == 2 else "wrong"
 
-    settings = {"dynamic_sampling_max_gen_batches": 1, "log_completions": True, "num_completions_to_print": 0}
+    settings = {"dynamic_sampling_max_gen_batches": 1, "log_completions": True, "num_completions_to_print": 0, **PAPER}
     make_trainer(tiny_model, tmp_path, script, num_prompts=8, max_steps=2, **settings).train()
     first, second = (pq.read_table(path).to_pandas() for path in sorted((tmp_path / "completions").iterdir()))
     verdicts = ["trained", "dropped: all_wrong", "dropped: all_correct", "dropped: all_wrong"]

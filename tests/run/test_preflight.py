@@ -14,6 +14,7 @@ from helpers import right, run_preflight
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from trl_dapo.run.preflight import SetupError, made_up_group, too_few_processes
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 def refusal(trainer) -> str:
@@ -68,7 +69,7 @@ def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing
         answer.clear()
         return [float(completion == "right") for completion in completions]
 
-    trainer = made(reward)
+    trainer = made(reward, **PAPER)  # with a screen it is called more often, to see whether it compares completions
     trainer.model.eval()
     run_preflight(trainer)
     assert calls == [(["prompt 0:"] * 4, ["Answer: 0"] * 4, 4, [7] * 4)]
@@ -90,11 +91,11 @@ def test_chats_are_scored_as_chats_and_who_takes_one_for_text_is_told_what_a_com
         seen.extend(completions)
         return [float(completion.endswith("4")) for completion in completions]
 
-    said = refusal(made(reward, Dataset.from_list([CHAT] * 4)))
+    said = refusal(made(reward, Dataset.from_list([CHAT] * 4), **PAPER))
     assert seen == [[{"role": "assistant", "content": "Answer: 0"}]] * 4
     assert "with 4 completions [{'role': 'assistant', 'content': 'Answer: 0'}]" in said
     assert 'a completion is a list of messages, its text `completion[0]["content"]`' in said
-    said = refusal(made(fails))
+    said = refusal(made(fails, **PAPER))
     assert "with 4 completions 'Answer: 0', before" in said
     assert "list of messages" not in said
 
@@ -132,8 +133,8 @@ def test_a_function_that_reads_the_state_of_the_run_is_called_once_it_is_known(m
         shares.append(trainer_state.global_step / trainer_state.max_steps)
         return [float(completion == "right") for completion in completions]
 
-    made(reward, max_steps=2).train()
-    assert shares == [0.0, 0.0, 0.5]  # the made-up group, and a round a step
+    made(reward, max_steps=2, **PAPER).train()
+    assert shares == [0.0, 0.0, 0.5]  # the made-up group, and a round per step
 
 
 def test_no_tracker_is_told_of_it(made):
@@ -144,7 +145,7 @@ def test_no_tracker_is_told_of_it(made):
         told.append(list(trainer.args.report_to))
         return [0.0] * len(completions)
 
-    trainer = made(reward)
+    trainer = made(reward, **PAPER)
     trainer.args.report_to = ["trackio"]
     run_preflight(trainer)
     assert (told, trainer.args.report_to) == ([[]], ["trackio"])

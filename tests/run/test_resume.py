@@ -29,11 +29,12 @@ from helpers import (
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.run.checkpoint import last_complete_checkpoint, rule_of
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 IMAGE = PIL.Image.new("RGB", (2, 2), "red")
 SAVED = {"save_strategy": "steps", "save_steps": 1}
-CARRY = {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0}
+CARRY = {**PAPER, "dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0}
 NO_CARRY = {"dynamic_sampling_surplus": "discard", "batch_multiplier": None}
 TWO_STEPS = {"steps_per_generation": 8}  # of which a rollout has parts
 
@@ -165,8 +166,8 @@ def test_a_rule_says_what_json_cannot_hold_by_the_name_that_the_next_run_gives_i
 
 def test_prompts_in_another_order_start_a_fresh_pass(run, caplog):
     """In random order the rest of the pass would hold prompts that were drawn, and lack others."""
-    run(1, dataset=prompts(12))
-    all_mixed = {"script": lambda text, i: "right" if i % 4 == 0 else "wrong", "dataset": prompts(12)}
+    run(1, dataset=prompts(12), **PAPER)
+    all_mixed = {"script": lambda text, i: "right" if i % 4 == 0 else "wrong", "dataset": prompts(12), **PAPER}
     trainer = run(2, "checkpoint-1", shuffle_dataset=True, **all_mixed)
     assert trainer.state.log_history[-2]["dynamic_sampling/passes"] == pytest.approx(1 + 4 / 12)
     assert "`shuffle_dataset` (False there, True here)" in caplog.text
@@ -190,7 +191,7 @@ def test_an_unfinished_rollout_that_does_not_fit_is_left_behind(run, overrides, 
 
 
 def test_a_memory_that_is_turned_on_inside_a_rollout_is_saved(run, tmp_path):
-    run(1, **TWO_STEPS)
+    run(1, dynamic_sampling_memory=False, **TWO_STEPS)
     run(2, "checkpoint-1", dynamic_sampling_memory=True, **TWO_STEPS)
     assert pq.read_table(tmp_path / "checkpoint-2" / "dapo_memory.parquet").num_rows == 0  # nothing was sampled since
 

@@ -8,6 +8,7 @@ import pytest
 from helpers import launch, make_trainer, number
 
 from trl_dapo.run.checkpoint import last_complete_checkpoint
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -15,10 +16,10 @@ SAVED = {"save_strategy": "steps", "save_steps": 1}
 
 @pytest.fixture
 def run(tiny_model, tmp_path):
-    """Trains 4 prompts x 4 completions a rollout in one round, in order; half are right of a prompt that is solved."""
+    """Trains 4 prompts x 4 completions per rollout, sampled once and in order; of a solved prompt half are right."""
 
     def train(solved=lambda i: True, resumes=False, **settings):
-        settings = {"max_steps": 12, "dynamic_sampling_max_gen_batches": 1, "num_prompts": 40, **settings}
+        settings = {"max_steps": 12, "dynamic_sampling_max_gen_batches": 1, "num_prompts": 40, **PAPER, **settings}
 
         def script(text, i):
             return "right" if i % 2 and solved(number(text)) else "wrong"
@@ -45,23 +46,38 @@ def test_a_run_stops_after_so_many_rollouts_in_a_row_that_found_nothing_with_a_c
     checkpoint = last_complete_checkpoint(tmp_path)
     assert checkpoint == tmp_path / "checkpoint-5"  # although `save_strategy` is "no"
     (said,) = [record.message for record in caplog.records if "Training stops" in record.message]
-    assert "3 rollouts in a row found no group to train on (the last dropped: all_wrong 4)" in said
+    assert "no group was accepted in the last 3 rollouts (dropped in the last rollout: all_wrong 4)" in said
     assert "Most prompts are too hard for the model" in said
     assert f"{checkpoint} can be resumed" in said
     # As many tries again.
     assert run(never, resumes=True, dynamic_sampling_stop_after=3).state.global_step == 8
 
 
-def test_a_rollout_without_a_limit_of_rounds_that_finds_nothing_stops_the_run_too(run, caplog):
+def test_a_rollout_without_a_limit_that_finds_nothing_stops_the_run_too(run, caplog):
     trainer = run(never, dynamic_sampling_max_gen_batches=0, dynamic_sampling_stop_after=2)
     assert trainer.state.global_step == 1
     assert trainer.stop.found_nothing
-    # Twice the ten rounds that a rollout has by default.
+    # Twice the ten batches that a rollout has by default.
     (said,) = [record.message for record in caplog.records if "Training stops" in record.message]
-    assert said.startswith("Training stops: a rollout of 20 rounds found no group to train on (the last dropped: ")
-    (short,) = [record.message for record in caplog.records if "fell short" in record.message]
-    assert short.startswith("Dynamic sampling fell short: 0 of 80 groups accepted in 20 rounds, 4 needed")
+    assert said.startswith("Training stops: no group was accepted in the last 20 batches of completions (dropped ")
+    (short,) = [record.message for record in caplog.records if "is not full" in record.message]
+    assert short.startswith(
+        "The batch is not full since no further group was accepted, this time: 0 of 80 sampled groups were accepted; "
+        "the batch takes 4 (dropped: all_wrong 80). This rollout trains on nothing and moves no weight. "
+    )
     assert short.endswith("Or raise `dynamic_sampling_stop_after`.")
+
+
+def test_a_rollout_without_a_limit_trains_on_what_it_accepted_before_it_gave_up_and_then_the_run_stops(run, caplog):
+    """One prompt of 40 is solved, and only once: its group trains in two optimizer steps, although none follows."""
+    solved_once = iter([True])
+    steps = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    limits = {"dynamic_sampling_max_gen_batches": 0, "dynamic_sampling_stop_after": 1}
+    trainer = run(lambda i: i == 2 and next(solved_once, False), **steps, **limits)
+    assert (trainer.state.global_step, trainer.stop.found_nothing) == (2, True)
+    assert trainer._sampler.totals.groups_trained == 1
+    assert sum(log["dynamic_sampling/groups_trained"] for log in trainer.state.log_history if "reward" in log) == 1
+    assert "no group was accepted in the last 10 batches of completions" in caplog.text
 
 
 def test_zero_never_stops(run):
@@ -100,6 +116,6 @@ def test_two_processes_stop_at_the_same_step_and_before_it_where_one_cannot_scor
     reports = [json.loads((tmp_path / f"report-2-{rank}.json").read_text()) for rank in (0, 1)]
     assert [(report["step"], report["found_nothing"]) for report in reports] == [(2, True)] * 2
     assert last_complete_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
-    assert result.stderr.count("Training stops: 2 rollouts in a row") == 1
+    assert result.stderr.count("no group was accepted in the last 2 rollouts") == 1
     assert "The reward function 'fails' failed with KeyError: 'no such column'" in reports[1]["error"]
     assert "failed on process 1" in reports[0]["error"]

@@ -27,13 +27,19 @@ JOBS = Path(__file__).parents[1] / "jobs.py"
 
 def test_a_row_shows_the_means_of_its_entries_and_a_dash_for_what_none_has():
     logs = [
-        {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "dynamic_sampling/tokens_generated": 1200.0},
+        {"reward": 0.25, "dynamic_sampling/acceptance_rate": 0.5, "completions/clipped_ratio": 0.125},
         {"reward": 0.75, "dynamic_sampling/acceptance_rate": 0.25, "task_accuracy": None, "step_time": 1.5},
     ]
     row = format_row(logs, 12, 3725.4)
-    assert row.split() == ["12", "0.500", "-", "37.5%", "-", "1.2k", "-", "-", "1.50", "1:02:05"]
+    assert row.split() == ["12", "0.500", "-", "37.5%", "-", "12.5%", "-", "-", "1.50", "1:02:05"]
     assert len(row) == len(HEADER) == 79
     assert format_row([{"reward": -0.0004}], 1, None).split()[1] == "0.000"  # zero has no sign
+
+
+@pytest.mark.parametrize(("numbers", "shown"), [((16, 16), "16/16"), ((16, 15), "15/16"), ((3,), "3/16")])
+def test_a_row_says_that_batches_were_full_only_if_all_were(numbers, shown):
+    logs = [{"dynamic_sampling/groups_trained": number} for number in numbers]
+    assert format_row(logs, 1, None, target=16).split()[4] == shown
 
 
 @pytest.mark.parametrize("use_dynamic_sampling", [True, False])
@@ -48,7 +54,7 @@ def test_the_share_of_right_completions_is_told_where_other_rewards_shape_what_i
     trainer.train()
     log = trainer.state.log_history[0]
     assert (log["reward"], log["task_accuracy"]) == (-0.75, 0.25)  # 1/4 - 1
-    assert " -0.750    25.0% " in capsys.readouterr().out
+    assert " -0.750   25.0% " in capsys.readouterr().out
 
 
 def test_a_run_that_was_silent_for_a_quarter_of_a_minute_says_what_it_does_and_of_how_much(made):
@@ -90,12 +96,12 @@ def test_a_run_has_somebody_listen_for_silence_while_it_trains_and_nobody_afterw
 
 
 def test_a_row_of_large_figures_is_no_wider():
-    sampling = {"acceptance_rate": 1.0, "rounds": 100.0, "tokens_generated": 167_772_160.0}
+    sampling = {"acceptance_rate": 1.0, "groups_trained": 512.0}
     log = {f"dynamic_sampling/{name}": value for name, value in sampling.items()}
     log |= {"completions/mean_length": 20480.0, "entropy": 11.93, "step_time": 3599.9}
-    log |= {"reward": -123.456, "task_accuracy": 1.0}
-    row = format_row([log], 100_000, 8_640_000)
-    assert row.split() == "100000 -123.5 100.0% 100.0% 100.0 167.8M 20.5k 11.930 3600 100d 00h".split()
+    log |= {"reward": -123.456, "task_accuracy": 1.0, "completions/clipped_ratio": 1.0}
+    row = format_row([log], 100_000, 8_640_000, target=512)
+    assert row.split() == "100000 -123.5 100.0% 100.0% 512/512 100.0% 20.5k 11.930 3600 100d 00h".split()
     assert len(row) == 79
 
 
@@ -186,7 +192,7 @@ def test_a_summary_compares_steps_that_rollouts_were_sampled_for():
     assert "Rewards:   right 0.250 -> 0.750 (means of steps 1 -> 4-5)." in summed_up(history)
 
 
-def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
+def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_grpo():
     sampled = {"acceptance_rate": 0.5, "groups_generated": 8, "completions_generated": 40}
     sampled |= {"groups_trained": 4, "completions_trained": 32, "shortfall": 1}
     # What is carried is all that trains in the second step.
@@ -196,9 +202,33 @@ def test_a_summary_says_what_steps_cost_and_taught_beside_those_of_grpo():
         for step, each in enumerate((sampled, carried, {**sampled, "skipped_by_memory": 4}), start=1)
     ]
     lines = summed_up(history, Totals(16, 8, 640))
-    # 80 completions where GRPO has 3 x 40; 4 groups of 8 and of 12 would teach, 5 in 12, and 13 of 15 train.
-    times = "0.7 times those of GRPOTrainer's steps, with about 2.1 times their groups that teach"
+    # 80 completions where GRPO has 3 x 40; of its groups 4 of 8 and 4 of 12 would be informative, 5 of 12 on average,
+    # and here 13 of 15 train.
+    times = "0.7 times as many per step as GRPOTrainer, for about 2.1 times as many informative groups"
     assert f"Tokens:    640 generated: {times}." in lines
+    assert not any(line.startswith("Advice:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "trained", "advice"),
+    # Of 16 groups that GRPO samples 8 would be informative, here 8 of 16 train; then 16, and then 16 train of 16.
+    [
+        (
+            0.5,
+            8,
+            "since batches were only 50% full. Raise `dynamic_sampling_max_gen_batches`, or use fewer prompts per",
+        ),
+        (0.5, 16, None),
+        (1.0, 16, "nearly every group was informative without dynamic sampling"),
+    ],
+)
+def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted, trained, advice):
+    sampled = {"acceptance_rate": accepted, "groups_generated": 16, "completions_generated": 128}
+    sampled |= {"groups_trained": trained, "completions_trained": 8 * trained, "shortfall": 16 - trained}
+    entry = {"step": 1, "loss": 0.1} | {f"dynamic_sampling/{name}": value for name, value in sampled.items()}
+    said = [line for line in summed_up([entry], Totals(16, trained, 640)) if line.startswith("Advice:")]
+    assert len(said) == (advice is not None)
+    assert advice is None or advice in said[0]
 
 
 def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():
@@ -303,7 +333,7 @@ def test_a_resumed_run_says_from_where_and_sums_up_nothing_where_nothing_is_left
     assert "Resumed at step 1 of 3." in lines
     # Of the whole run: 4 groups a step, all of which train.
     said = "Groups:    12 trained of 12 sampled; accepted 100.0% -> 100.0% (means of steps 1 -> 3)"
-    assert lines[-5].startswith(said)
+    assert any(line.startswith(said) for line in lines)
     made(max_steps=3, **SAVED).train(resume_from_checkpoint=True)
     lines = capsys.readouterr().out.splitlines()
     said = "Resumed at step 3 of 3. Nothing is left to train: raise `max_steps`."
@@ -336,6 +366,6 @@ def test_a_launch_of_two_processes_ends_with_their_status_and_without_a_tracebac
     result = launch("says", tmp_path, json.dumps(train(tmp_path, *options)), num_processes=1)
     assert result.returncode == 3, result.stderr[-3000:]
     assert "= 2 processes x 4 rows x 2 micro-batches" in result.stdout
-    assert "Training stops: a rollout of 2 rounds found no group to train on" in result.stderr
+    assert "Training stops: no group was accepted in the last rollout" in result.stderr
     assert "Saved to" not in result.stdout
     assert "Traceback" not in result.stderr

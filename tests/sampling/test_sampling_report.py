@@ -74,11 +74,12 @@ def test_where_all_were_cut_off_the_lengths_of_those_that_ended_are_zero():
     assert metrics["completions/mean_terminated_length"] == metrics["completions/max_terminated_length"] == 0
 
 
-def test_a_rollout_that_fell_short_is_told_of_with_advice_and_what_to_raise(sampler):
+def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampler):
     said = describe_shortfall(sampler.rollout, 1, num_short=2, num_trained=1)
     assert said.startswith(
-        "Dynamic sampling fell short (2 rollouts in a row): 1 of 3 groups accepted in 2 rounds, 2 needed (dropped: "
-        "all_correct 1, all_wrong 1). This rollout trains on 1 groups. Most prompts are too easy for the model: "
+        "The batch is not full at the limit of 1 batch of completions, for 2 rollouts in a row: 1 of 3 sampled groups "
+        "were accepted; the batch takes 2 (dropped: all_correct 1, all_wrong 1). This rollout trains on 1 group. Most "
+        "prompts are too easy for the model: "
     )
     assert said.endswith("Or raise `dynamic_sampling_max_gen_batches` (1).")
     assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith("Or raise `dynamic_sampling_stop_after`.")

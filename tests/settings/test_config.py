@@ -94,7 +94,7 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"dynamic_sampling_max_gen_batches": -1},  # no limit, as 0
+        {"dynamic_sampling_max_gen_batches": 0},  # no limit
         {"dynamic_sampling_max_gen_batches": 1},  # of which a screen would take two
         {**IN_VLLM, "vllm_max_model_length": 33},
         {**IN_VLLM, "max_completion_length": None, "vllm_max_model_length": 33},

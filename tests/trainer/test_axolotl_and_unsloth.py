@@ -114,7 +114,8 @@ SMALL = {
 
 
 def test_axolotls_plugin_trains_dapo_over_what_axolotl_adds(axolotl, tiny_model, tmp_path):
-    cfg = Settings(rl="grpo", trl=Settings(), dapo={"overlong_buffer_length": 4, "dynamic_sampling_max_gen_batches": 1})
+    dapo = {"overlong_buffer_length": 4, "dynamic_sampling_max_gen_batches": 1}
+    cfg = Settings(rl="grpo", trl=Settings(), dapo=dapo)
     trainer = build(*axolotl, cfg, tiny_model, output_dir=str(tmp_path), curriculum_sampling=True, **SMALL)
     assert isinstance(trainer, DAPOTrainer)
     assert isinstance(trainer, AxolotlGRPOTrainer)

@@ -49,9 +49,7 @@ def drop_equal_rewards(rewards, rows):
 )
 def test_every_batch_is_full_where_one_prompt_in_three_is_informative(tiny_model, tmp_path, reward_funcs, settings):
     args = tiny_config(tmp_path, **SIZES, **settings)
-    trainer = ScriptedTrainer(
-        tiny_model, reward_funcs, args, train_dataset=prompts(48), script=one_prompt_in_three
-    )
+    trainer = ScriptedTrainer(tiny_model, reward_funcs, args, train_dataset=prompts(48), script=one_prompt_in_three)
     assert trained_groups(trainer) == [8] * NUM_ROLLOUTS
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How prompts are sampled where nothing is said, and what is said of it."""
+"""What dynamic sampling does if nothing is stated, and the line that says so at the start of a run."""
 
 from collections import Counter
 
@@ -23,42 +23,108 @@ def grade(completions, **kwargs):
 
 
 def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
-    """These settings as a run had them, and whether its sampler screened."""
-    left_alone = dict.fromkeys(PAPER) | {"max_steps": 1}
-    args = tiny_config(tmp_path, **left_alone | settings)
+    """Trains a step; returns the savings that the run had, and whether its sampler screened."""
+    args = tiny_config(tmp_path, **{"max_steps": 1, **settings})
     trainer = ScriptedTrainer(
         tiny_model, reward_funcs, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3
     )
     trainer.train()
-    assert all(getattr(args, name) == (left_alone | settings)[name] for name in PAPER)  # for the next trainer
+    assert all(getattr(args, name) == settings.get(name) for name in PAPER)  # not settled for the next trainer
     return {name: getattr(trainer.args, name) for name in PAPER}, trainer._sampler.screen
 
 
-def test_left_alone_surplus_is_carried_pass_rates_are_remembered_and_prompts_screened(tiny_model, tmp_path, capsys):
+def start_line(capsys):
+    """What a run says of its sampling as it begins."""
+    starts = ("Batches are filled", "A rollout samples at most", "Groups whose", "Dropped groups", "Dynamic sampling")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(starts)]
+    return line
+
+
+def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path) == (DEFAULTS, "auto")
-    assert "Off: " not in capsys.readouterr().out
+    assert start_line(capsys) == (
+        "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
+        "rollout. To sample less, surplus groups train in the next rollout, prompts that are likely to be dropped are "
+        "skipped for a while and a few completions of a prompt are sampled first (`dynamic_sampling_mode='paper'` "
+        "does without)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dynamic_sampling_max_gen_batches": 2.5}, "replaced, up to 2.5 batches of completions per rollout. "),
+        (
+            {"dynamic_sampling_max_gen_batches": 0},
+            "Batches are filled: groups whose rewards are all equal are replaced",
+        ),
+        ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, however many it takes. "),
+        (
+            {"dynamic_sampling_max_gen_batches": 1},
+            "at most one batch of completions, as GRPOTrainer does, and trains on",
+        ),
+        ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),
+        (
+            {"dynamic_sampling_mode": "replace"},
+            "are replaced, up to 10 batches of completions per rollout, until 30% of the batch is accepted; copies of "
+            "accepted groups fill the rest.",
+        ),
+    ],
+    ids=str,
+)
+def test_the_start_says_how_far_batches_are_filled(tiny_model, tmp_path, capsys, settings, said):
+    trained(tiny_model, tmp_path, **settings)
+    assert said in start_line(capsys)
+
+
+def test_of_two_rewards_without_a_name_one_line_says_what_they_cost_and_how_to_sample_less(
+    tiny_model, tmp_path, capsys
+):
+    trained(tiny_model, tmp_path, reward_funcs=[right, style])
+    line = start_line(capsys)
+    assert line.endswith(
+        "Two reward functions decide together which groups train: `right`, `style`. Name the one that judges "
+        'correctness, such as `dynamic_sampling_rewards=["right"]`, to sample less.'
+    )
+    assert "Off: " not in line
 
 
 def test_of_grades_the_memory_learns_nothing(tiny_model, tmp_path):
-    args = tiny_config(tmp_path, **dict.fromkeys(PAPER) | {"max_steps": 1, "skip_preflight": True})
+    args = tiny_config(tmp_path, max_steps=1, skip_preflight=True)
     trainer = ScriptedTrainer(tiny_model, grade, args, train_dataset=prompts(48), script=mixed_unless_multiple_of_3)
     trainer.train()
     assert (trainer.args.dynamic_sampling_memory, trainer._sampler.memory.prompts) == (True, set())
 
 
-@pytest.mark.parametrize(("limit", "is_within"), [(None, True), (0, False)])
-def test_a_rollout_of_4_x_4_samples_no_more_than_16_completions_unless_told_to(tiny_model, tmp_path, limit, is_within):
-    args = tiny_config(tmp_path, **dict.fromkeys(PAPER) | {"dynamic_sampling_max_batches": limit, "max_steps": 4})
-    of_every_other = {"script": lambda text, i: "right" if number(text) % 2 and i % 2 else "wrong"}
-    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), **of_every_other)
+@pytest.mark.parametrize("limit", [1, 1.5, 3])
+def test_a_rollout_samples_no_more_than_its_limit(tiny_model, tmp_path, limit):
+    """Batches of 4 x 4, of prompts that are never solved: 16, 24 and 48 completions at most, and most of them."""
+    args = tiny_config(tmp_path, dynamic_sampling_max_gen_batches=limit, max_steps=4)
+    trainer = ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=lambda text, i: "wrong")
     trainer.train()
-    sampled = [entry.get("dynamic_sampling/completions_generated", 0) for entry in trainer.state.log_history]
-    assert (max(sampled) <= 16) == is_within
+    sampled = [entry["dynamic_sampling/completions_generated"] for entry in trainer.state.log_history[:-1]]
+    assert all(16 * limit - 4 <= num <= 16 * limit for num in sampled)
+
+
+def test_the_first_short_batch_is_warned_of_and_then_only_the_fifth_in_a_row(tiny_model, tmp_path, caplog):
+    """Of prompts 0 to 3 all train, then none for a rollout, and so on: a warning per short batch would hide others."""
+
+    def every_second_batch(text, i):
+        return "right" if number(text) % 8 < 4 and i % 2 else "wrong"
+
+    args = tiny_config(tmp_path, dynamic_sampling_max_gen_batches=1, max_steps=8, shuffle_dataset=False, **PAPER)
+    ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(48), script=every_second_batch).train()
+    said = [record.message for record in caplog.records if "is not full" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("The batch is not full at the limit of 1 batch of completions, this time: 0 of 4 ")
 
 
 def test_one_word_brings_the_papers_own_sampling_back(tiny_model, tmp_path, capsys):
     assert trained(tiny_model, tmp_path, dynamic_sampling_mode="paper") == (PAPER, None)
-    assert "every group is sampled whole, as in the paper" in capsys.readouterr().out
+    assert start_line(capsys) == (
+        "Batches are filled: groups whose rewards are all equal are replaced, up to 10 batches of completions per "
+        "rollout. As in the paper, surplus is discarded and every group is sampled whole."
+    )
 
 
 @pytest.mark.parametrize(("reward", "settings"), [(right, {}), (rare_answer, {}), (right, {"skip_preflight": True})])
@@ -72,38 +138,32 @@ def test_processes_score_whole_groups_where_a_reward_may_compare_them(tiny_model
 
 @pytest.mark.parametrize("stated", [{}, {"min_replace_ratio": 0.5, "dynamic_sampling_memory": True}])
 def test_where_sampling_is_off_what_was_stated_beside_it_is_said_to_be_idle(tiny_model, tmp_path, capsys, stated):
-    off = dict.fromkeys(PAPER) | {"use_dynamic_sampling": False, "dynamic_sampling_rewards": ["right"]} | stated
-    args = tiny_config(tmp_path, **off)
+    args = tiny_config(tmp_path, use_dynamic_sampling=False, dynamic_sampling_rewards=["right"], **stated)
     ScriptedTrainer(tiny_model, right, args, train_dataset=prompts(8), script=mixed_unless_multiple_of_3).train()
-    said = "off: no effect has `min_replace_ratio=0.5`, `dynamic_sampling_memory=True`." in capsys.readouterr().out
-    assert said == bool(stated)
+    said = "so these settings have no effect: `min_replace_ratio=0.5`, `dynamic_sampling_memory=True`."
+    assert (said in capsys.readouterr().out) == bool(stated)
 
 
 @pytest.mark.parametrize(
     ("settings", "off", "why"),
     [
         ({"loss_type": "grpo"}, ["surplus"], "needs `loss_type='dapo'`, got 'grpo'"),
-        ({"reward_funcs": [right, style]}, ["memory", "screen"], "several reward functions decide: 'right', 'style'"),
         ({"reward_funcs": [right, rare_answer], "dynamic_sampling_rewards": ["right"]}, ["screen"], "'rare_answer'"),
         ({"skip_preflight": True}, ["screen"], "whether a reward function compares"),
-        ({"dynamic_sampling_max_gen_batches": 1}, ["screen"], "leaves no round for the rest"),
         ({"num_generations": 2}, ["screen"], "a group of two has no first few"),
-        ({"batch_multiplier": 1.0}, ["max_batches"], "`batch_multiplier=1.0` contradicts `dynamic_sampling_max_b"),
-        ({"dynamic_sampling_on_exhausted": "error"}, ["max_batches"], "ends a rollout before its batch is full"),
-        ({"dynamic_sampling_mode": "replace"}, ["max_batches", "surplus"], "`dynamic_sampling_mode='replace'` contr"),
+        ({"dynamic_sampling_mode": "replace"}, ["surplus"], "`dynamic_sampling_mode='replace'`"),
     ],
 )
 def test_what_a_run_does_not_support_is_off_and_said(tiny_model, tmp_path, capsys, settings, off, why):
     values, screen = trained(tiny_model, tmp_path, **settings)
     assert values == DEFAULTS | {f"dynamic_sampling_{name}": PAPER[f"dynamic_sampling_{name}"] for name in off}
     assert screen == (None if "screen" in off else "auto")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Dynamic sampling: ")]
+    line = start_line(capsys)
     assert (line.count("Off: "), why in line) == (len(off), True)
-    assert ("Others are sampled in place of dropped groups with" in line) == ({"memory", "screen"} <= {*off})
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_what_contradicts_the_papers_sampling_is_refused(tmp_path, name):
     stated = {name: DEFAULTS[name], "dynamic_sampling_mode": "paper"}
     with pytest.raises(ValueError, match=r"contradicts `dynamic_sampling_mode='paper'`|e='paper'` contradicts"):
-        tiny_config(tmp_path, **dict.fromkeys(PAPER) | stated)
+        tiny_config(tmp_path, **stated)

@@ -24,6 +24,7 @@ from helpers import (
 from trl import GRPOTrainer
 
 from trl_dapo import DAPOTrainer
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 # ---- Surplus ----
@@ -51,12 +52,15 @@ def test_a_short_rollout_that_carried_groups_says_what_it_trains_on(tiny_model, 
     def script(text, i):
         return "right" if 0 < number(text) < 7 and i % 4 == 0 else "wrong"
 
-    settings = {"max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
+    settings = {**PAPER, "max_steps": 2, "batch_multiplier": 1.0, "dynamic_sampling_surplus": "carry"}
     trainer = make_trainer(tiny_model, tmp_path, script, dynamic_sampling_max_gen_batches=2, **settings)
     trainer.train()
-    (warning,) = [record.message for record in caplog.records if "fell short" in record.message]
-    assert "0 of 8 groups accepted in 2 rounds beside 2 carried, 4 needed" in warning
-    assert "This rollout trains on 2 groups." in warning
+    (warning,) = [record.message for record in caplog.records if "is not full" in record.message]
+    assert warning.startswith(
+        "The batch is not full at the limit of 2 batches of completions, this time: 0 of 8 sampled groups were "
+        "accepted, and 2 carried from the last rollout; the batch takes 4 (dropped: all_wrong 8). This rollout trains "
+        "on 2 groups. "
+    )
     assert trainer.state.log_history[1]["dynamic_sampling/groups_trained"] == 2
 
 
@@ -148,7 +152,7 @@ def test_a_dataset_smaller_than_a_rollout_batch_is_refused_with_both_numbers(tin
 
 
 def test_epochs_keep_trls_number_of_optimizer_steps_and_the_passes_made_are_logged(tiny_model, tmp_path):
-    trainer = make_trainer(tiny_model, tmp_path, max_steps=-1, num_train_epochs=2, num_prompts=12)
+    trainer = make_trainer(tiny_model, tmp_path, max_steps=-1, num_train_epochs=2, num_prompts=12, **PAPER)
     trainer.train()
     assert trainer.state.global_step == 2 * 12 // 4
     generated = len(trainer.sampled) // 4

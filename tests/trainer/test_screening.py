@@ -78,12 +78,13 @@ def test_the_ledger_has_every_token_once_where_a_run_ends_with_groups_half_asked
 
 
 def test_a_group_that_was_dropped_half_asked_can_fill_a_batch_that_fell_short(tiny_model, tmp_path):
-    settings = {"dynamic_sampling_max_gen_batches": 2, "dynamic_sampling_stop_after": 0}
+    settings = {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}
     trainer = make(tiny_model, tmp_path, script=lambda text, i: "wrong", **settings)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     log = trainer.state.log_history[0]
-    assert (log["dynamic_sampling/groups_trained"], log["dynamic_sampling/completions_generated"]) == (0, 16)
+    # Two of 16 are left: no group of four fits.
+    assert (log["dynamic_sampling/groups_trained"], log["dynamic_sampling/completions_generated"]) == (0, 14)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
 
 
@@ -114,10 +115,6 @@ def test_the_memory_hears_of_each_completion_once(tiny_model, tmp_path):
         ({"dynamic_sampling_screen": 1}, "got '1'"),
         ({"dynamic_sampling_screen": "few"}, "got 'few'"),
         ({"dynamic_sampling_mode": "mask"}, "`dynamic_sampling_screen='2'` has no effect with .*'mask'"),
-        (
-            {"dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_surplus": "carry"},
-            "`dynamic_sampling_max_gen_batches=1` leaves no round for the rest .*_screen='2'` .* Raise it",
-        ),
     ],
 )
 def test_what_cannot_be_screened_is_refused(tmp_path, settings, message):

@@ -29,6 +29,7 @@ from update_helpers import Recorder
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines import seam
 from trl_dapo.run.stopwatch import Stopwatch
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 # ---- Sample until full ----
@@ -231,10 +232,16 @@ def test_a_short_rollout_trains_on_what_was_found_and_filler_rows_weigh_nothing(
 
 
 def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
-    settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_on_exhausted": "error"}
+    settings = {"dynamic_sampling_max_gen_batches": 3, "dynamic_sampling_on_exhausted": "error", **PAPER}
     trainer = make_trainer(tiny_model, tmp_path, lambda text, i: "right", **settings)
-    with pytest.raises(RuntimeError, match=r"0 of 12 groups accepted in 3 rounds, 4 .* \(dropped: all_correct 12\)"):
+    with pytest.raises(RuntimeError) as error:
         trainer.train()
+    assert str(error.value) == (
+        "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted; the "
+        "batch takes 4 (dropped: all_correct 12). Most prompts are too easy for the model: use harder prompts or more "
+        "`num_generations`. Or raise `dynamic_sampling_max_gen_batches` (3), or set "
+        "`dynamic_sampling_on_exhausted='top_up'` to train on the accepted groups."
+    )
 
 
 # ---- Metrics and logs ----

@@ -174,7 +174,8 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
             f"The batch is not full {at}: {what} {advice}, or set `dynamic_sampling_on_exhausted='top_up'` to train "
             "on the accepted groups."
         )
-    outcome = f"trains on {num_trained} groups" if num_trained else "trains on nothing and moves no weight"
+    groups = "group" if num_trained == 1 else "groups"
+    outcome = f"trains on {num_trained} {groups}" if num_trained else "trains on nothing and moves no weight"
     in_a_row = f"for {num_short} rollouts in a row" if num_short > 1 else "this time"
     return f"The batch is not full {at}, {in_a_row}: {what} This rollout {outcome}. {advice}."
 
