@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, TrainerCall
 
 from trl_dapo import DAPOTrainer
 from trl_dapo.engines.lora_adapters import gather_adapter
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 USES_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -105,14 +106,14 @@ SCRIPTED = {
     "reference": REFERS,
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
     # Of three rollouts the second has no accepted group.
-    "empty": {"dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1},
+    "empty": {**PAPER, "dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1},
     "lora": {"beta": 0.1},
     # A rank's 8 rows are 4 micro-batches without a budget.
     "more micro-batches": {"max_tokens_per_microbatch": 20},
     "fewer micro-batches": {"max_tokens_per_microbatch": 200, **REFERS},
     "carried, budget": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0, "max_tokens_per_microbatch": 20},
-    "empty, budget": {"dynamic_sampling_max_gen_batches": 1, "weight_decay": 0.1, "max_tokens_per_microbatch": 20},
 }
+SCRIPTED["empty, budget"] = {**SCRIPTED["empty"], "max_tokens_per_microbatch": 20}
 
 
 # Losses of TRL's average over micro-batches, which differ between one process and two.

@@ -10,10 +10,13 @@ import jobs
 import pytest
 from helpers import launch
 
+from trl_dapo.settings.sampling_defaults import PAPER
+
 
 SAME_GROUPS = {
     "plain": {},
-    "short": {"dynamic_sampling_max_gen_batches": 1},  # filler rows lie on the last rank
+    # Filler rows are on the last rank. Near the limit a screen keeps a few completions free for equal shares.
+    "short": {**PAPER, "dynamic_sampling_max_gen_batches": 1},
     "penalised": {"overlong_buffer_length": 4, "beta": 0.01},
     "carried": {"dynamic_sampling_surplus": "carry", "batch_multiplier": 1.0},
     "screened": {"dynamic_sampling_surplus": "carry", "dynamic_sampling_screen": "2"},
