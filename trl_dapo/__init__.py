@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""DAPO for TRL: a drop-in for `GRPOTrainer` that refills each batch until every prompt teaches something."""
+"""DAPO for TRL: a drop-in for `GRPOTrainer` that fills every batch with groups whose rewards differ."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

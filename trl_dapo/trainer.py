@@ -3,9 +3,9 @@
 """DAPO (arXiv 2503.14476), Algorithm 1, on top of TRL's `GRPOTrainer`.
 
     for each rollout batch:
-        sample G completions a prompt and score them        _sample_round
-        keep the groups that are neither all right nor all   _judge_groups, Sampler
-        wrong; neither full nor at the limit: sample again
+        until the batch is full, or the limit is reached:
+            sample G completions per prompt, score them     _sample_round
+            keep the groups whose rewards differ            _judge_groups, Sampler
         advantages within each group                        GRPOTrainer, on the rows that were kept (_train_on)
         for each optimizer step:
             Clip-Higher, token mean                         UpdatePhase
@@ -70,7 +70,8 @@ class DAPOTrainer(Checkpoints):
     A drop-in for [`~trl.GRPOTrainer`]: same constructor, same models, reward functions, tools, environments and launch
     commands. What changes:
 
-    - only groups train that are neither all right nor all wrong, and other prompts are sampled in place of the others;
+    - groups whose rewards are all equal are dropped, and other prompts are sampled until the batch is full, at most
+      `dynamic_sampling_max_gen_batches` batches of completions per rollout;
     - every token of an optimizer step weighs the same, and the clip is wider upwards than downwards;
     - with `overlong_buffer_length` set, a reward function named `soft_overlong_punishment` joins `reward_funcs`.
 
