@@ -1,6 +1,6 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure in README.md and docs/ that a benchmark makes stands where the benchmark has left it: figures.txt."""
+"""Every figure in README.md and docs/ that looks measured was written down by a benchmark: figures.txt says where."""
 
 import re
 from pathlib import Path
@@ -16,8 +16,8 @@ PAGES = {path.stem: path.read_text() for path in [ROOT / "README.md", *sorted((R
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?![\d.]*\d)")
 # Figures that look measured: with decimals, in thousands, or of something that is counted.
 FIGURE = re.compile(
-    r"(?<![\w.,/])(?:\d[\d,]*\.\d+(?![\d.]*\.\d)|\d{1,3}(?:,\d{3})+"
-    r"|\d+(?=x\b| (?:%|ms|[KMG]iB|bytes|points)(?!\w)))"
+    r"(?<![\w.,/])(?:\d[\d,]*\.\d+(?:e-\d+)?(?![\d.]*\.\d)|\d{1,3}(?:,\d{3})+"
+    r"|\d+(?=x\b|%| (?:%|ms|[KMG]iB|bytes|points)(?!\w)))"
 )
 GENERATED = {"configuration"}  # by docs/configuration.py
 
@@ -39,24 +39,25 @@ def values(text):
     return [match.replace(",", "").removesuffix(".") for match in NUMBER.findall(text.replace("x", " x "))]
 
 
-def holds(figure, measured, percent):
-    """Whether a figure is one of those measured, rounded as the figure is; a share may stand as percent."""
+def holds(figure, measured):
+    """Whether a figure is one of those measured, rounded as the figure is; a share may be written in percent."""
     if "e-" in figure:
         return figure in measured
     signed, decimals = figure[0] in "+-", len(figure.partition(".")[2])
     found = [float(value) if signed else abs(float(value)) for value in measured]
-    found += [100 * value for value in found] if percent else []
+    found += [100 * value for value in found]
     return any(f"{value:{'+' if signed else ''}.{decimals}f}" == figure for value in found)
 
 
 def read_places():
-    """Each entry of figures.txt: a page, its words, and the lines below them: where these are measured, or why not."""
+    """Each entry of figures.txt: a page, its numbers, and the lines below: where they were measured, or why not."""
     entries = []
     for line in (Path(__file__).parent / "figures.txt").read_text().partition("\n\n")[2].splitlines():
         if line.startswith("    "):
             entries[-1][2].append(line.strip())
         elif line:
-            entries.append((*line.split(": ", 1), []))
+            page, numbers = line.split(": ", 1)
+            entries.append((page, tuple(numbers.split()), []))
     return entries
 
 
@@ -64,23 +65,28 @@ PLACES = read_places()
 MEASURED = [entry for entry in PLACES if re.match(r"\S+\.(md|csv): ", entry[2][0])]
 
 
-@pytest.mark.parametrize(("page", "words", "places"), MEASURED, ids=lambda value: str(value)[:40])
-def test_a_figure_of_a_page_is_the_one_that_was_measured(page, words, places):
+@pytest.mark.parametrize(("page", "numbers", "places"), MEASURED, ids=lambda value: str(value)[:40])
+def test_a_figure_of_a_page_is_the_one_that_was_measured(page, numbers, places):
     measured = []
     for file, part in (place.split(": ", 1) for place in places):
         assert part in plain((ROOT / "benchmarks" / file).read_text())
         measured += values(part.replace(",", " ") if file.endswith(".csv") else part)
-    assert words in plain(PAGES[page])
-    assert [figure for figure in values(words) if not holds(figure, measured, "%" in words)] == []
+    assert [number for number in numbers if not holds(number, measured)] == []
 
 
 @pytest.mark.parametrize("name", sorted(PAGES.keys() - GENERATED))
 def test_every_figure_of_a_page_has_a_place_where_it_was_measured_or_is_known_to_have_none(name):
-    text = prose(name)
-    for page, words, places in PLACES:
-        assert places
-        if page == name:
-            assert words in plain(PAGES[name]), words
-            text = text.replace(words, "")
-    text = re.sub(r"`[^`]*`", "", text)
-    assert [(match[0], text[max(match.start() - 40, 0) : match.end() + 20]) for match in FIGURE.finditer(text)] == []
+    text = re.sub(r"`[^`]*`", "", prose(name))
+    known = {number.lstrip("+-") for page, numbers, _ in PLACES if page == name for number in numbers}
+    found = {
+        match[0].replace(",", ""): text[max(match.start() - 40, 0) : match.end() + 20]
+        for match in FIGURE.finditer(text)
+    }
+    assert {figure: where for figure, where in found.items() if figure not in known} == {}
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - GENERATED))
+def test_no_place_is_kept_for_a_figure_that_a_page_no_longer_has(name):
+    on_page = {number.lstrip("+-") for number in values(plain(PAGES[name]))}
+    known = {number.lstrip("+-") for page, numbers, _ in PLACES if page == name for number in numbers}
+    assert known - on_page == set()
