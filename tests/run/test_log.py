@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from helpers import tiny_config
 from transformers import TrainerCallback
 from transformers.utils import logging
 
 from trl_dapo import DAPOConfig
 from trl_dapo.report import load_run, write_report
-from trl_dapo.run.log import changed_settings
+from trl_dapo.run.log import LogHistoryCallback, changed_settings
+from trl_dapo.settings.sampling_defaults import PAPER
 
 
 SAVED = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -94,3 +96,52 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_its_report(made, tmp_pat
     assert "gpu-7:8000" in (tmp_path / "run" / "settings.json").read_text()
     said = "".join(capfd.readouterr())
     assert not [secret for secret in planted if secret in said]
+
+
+def cut_off_warnings(caplog):
+    return [record.message for record in caplog.records if "cut off" in record.message]
+
+
+def test_a_run_whose_completions_are_all_cut_off_is_told_first_of_all_that_they_are_too_short(made, caplog):
+    made(script=lambda text, i: "right..." if i % 2 else "wrong...", max_steps=3, logging_steps=1).train()
+    assert cut_off_warnings(caplog) == [
+        "`max_completion_length=8` is too short: 100.0% of the completions are cut off by it. Most of them never "
+        "reach their answer. Raise it. The paper punishes long completions softly (`overlong_buffer_length=1`) or "
+        "leaves those that are cut off out of the loss (`overlong_filtering=True`); neither is set."
+    ]
+
+
+@pytest.mark.parametrize("use_dynamic_sampling", [True, False])
+def test_one_line_names_both_settings_if_a_quarter_of_the_completions_is_cut_off(made, caplog, use_dynamic_sampling):
+    def script(text, i):
+        return "wrong..." if i % 4 == 0 else "right" if i % 4 == 1 else "wrong"
+
+    settings = {"use_dynamic_sampling": use_dynamic_sampling, **(PAPER if use_dynamic_sampling else {})}
+    made(script=script, max_steps=3, **settings).train()
+    assert cut_off_warnings(caplog) == [
+        "25.0% of the completions are cut off by `max_completion_length=8`. Raise it if you can. The paper punishes "
+        "long completions softly (`overlong_buffer_length=1`) or leaves those that are cut off out of the loss "
+        "(`overlong_filtering=True`); neither is set."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "settings", "num_warnings"),
+    [
+        ([0.2], {}, 0),
+        ([0.21, 0.3, 0.49], {}, 1),
+        ([0.3, 0.6, 0.9, 0.3], {}, 2),  # once for many, once for half
+        ([0.6, 0.3], {}, 1),
+        ([0.3, 0.49], {"overlong_buffer_length": 2}, 0),
+        ([0.3, 0.49], {"overlong_filtering": True}, 0),
+        ([0.6, 0.9], {"overlong_filtering": True}, 1),
+    ],
+    ids=str,
+)
+def test_cut_off_completions_are_warned_of_once_per_level(tmp_path, caplog, ratios, settings, num_warnings):
+    callback, args = LogHistoryCallback(), tiny_config(tmp_path, **settings)
+    for ratio in ratios:
+        callback._warn_of_cut_off(args, ratio)
+    assert len(cut_off_warnings(caplog)) == num_warnings
+    if "overlong_filtering" in settings:
+        assert not any("neither is set" in said for said in cut_off_warnings(caplog))

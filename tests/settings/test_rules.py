@@ -77,6 +77,11 @@ SETTINGS = [
     ({**MASK, "dynamic_sampling_max_round_size": 2}, f"`dynamic_sampling_max_round_size=2` {IN_MODE_MASK}"),
     ({**MASK, "dynamic_sampling_max_gen_batches": 3}, f"`dynamic_sampling_max_gen_batches=3` {IN_MODE_MASK}"),
     ({**SCREEN, "num_generations": 2}, "`dynamic_sampling_screen='auto'` has no effect with `num_generations=2`: a "),
+    (
+        {"batch_multiplier": 3.0, "dynamic_sampling_max_gen_batches": 2.0},
+        "`batch_multiplier=3` samples that many batches in each round, but `dynamic_sampling_max_gen_batches=2` a",
+    ),
+    ({"dynamic_sampling_mode": "paper", "dynamic_sampling_memory": True}, "`dynamic_sampling_memory=True` contradict"),
     ({**MASK, "batch_multiplier": 3.0}, f"`batch_multiplier=3.0` {IN_MODE_MASK}"),
     ({"min_replace_ratio": 0.5}, "`min_replace_ratio=0.5` has no effect with `dynamic_sampling_mode='filter'`. Set `"),
     ({**CARRY, "dynamic_sampling_mode": "replace"}, "`dynamic_sampling_surplus='carry'` contradicts `dynamic_sampli"),
