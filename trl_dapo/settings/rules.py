@@ -356,7 +356,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.use_dynamic_sampling and 0 < s.dynamic_sampling_max_gen_batches < (s.batch_multiplier or 0),
         "`batch_multiplier={batch_multiplier:g}` samples that many batches in each round, but "
         "`dynamic_sampling_max_gen_batches={dynamic_sampling_max_gen_batches:g}` allows a rollout fewer. Lower the "
-        "former or raise the latter; verl and NeMo RL count rounds here, and 10 of theirs are {batch_multiplier:g} x 10 "
+        "former or raise the latter; verl and NeMo RL count rounds: 10 of theirs are {batch_multiplier:g} x 10 "
         "batches.",
     ),
     _round_too_large("dynamic_sampling_max_round_size", lambda s: s.dynamic_sampling_max_round_size or 0),
