@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
 
-import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
 from .settings.batch_sizes import describe_batches, describe_torn_group, size_batches
+from .settings.environment import num_processes_of
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
 from .settings.rules import check_rules
@@ -270,7 +270,7 @@ class DAPOConfig(GRPOConfig):
         self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
         self.overlong_filtering = None
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
-        num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+        num_processes = num_processes_of("WORLD_SIZE")
         if self._in_prompts:
             defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
             sizes = size_batches(self, defaults, num_processes)

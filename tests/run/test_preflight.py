@@ -212,6 +212,10 @@ def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
     assert too_few_processes(2) is None
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert too_few_processes(1) is None
+    monkeypatch.setenv("WORLD_SIZE", "")  # as if it were not set
+    assert "asked for several processes and started one" in too_few_processes(1)
+    monkeypatch.setenv("MASTER_ADDR", "")
+    assert too_few_processes(1) is None
 
 
 # ---- What may be screened ----

@@ -231,3 +231,12 @@ def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkey
     with pytest.raises(ValueError, match=r"for 4 processes \(WORLD_SIZE\), but this launch has 1\. Without a GPU"):
         tiny_config(tmp_path, prompts_per_step=8, gradient_accumulation_steps=1)
     tiny_config(tmp_path)  # nothing hangs on it
+
+
+@pytest.mark.parametrize("world_size", ["", "0", " ", "many"])
+def test_a_world_size_that_is_no_number_of_processes_is_one_process(tmp_path, monkeypatch, launched_on, world_size):
+    launched_on(1)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows on one process.
+    args = tiny_config(tmp_path, prompts_per_step=8, gradient_accumulation_steps=1)
+    assert args.gradient_accumulation_steps == 8
