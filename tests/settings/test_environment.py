@@ -13,8 +13,17 @@ from trl_dapo.settings.environment import is_set, num_processes_of
 @pytest.mark.fast
 @pytest.mark.parametrize(
     ("value", "num", "has_a_value"),
-    [(None, 1, False), ("", 1, False), (" ", 1, False), ("0", 1, True), ("-1", 1, True), ("many", 1, True)]
-    + [("1", 1, True), ("8", 8, True), (" 8\n", 8, True)],
+    [
+        (None, 1, False),
+        ("", 1, False),
+        (" ", 1, False),
+        ("0", 1, True),
+        ("-1", 1, True),
+        ("many", 1, True),
+        ("1", 1, True),
+        ("8", 8, True),
+        (" 8\n", 8, True),
+    ],
 )
 def test_what_states_no_number_of_processes_states_one(monkeypatch, value, num, has_a_value):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
