@@ -43,8 +43,8 @@ OVERRIDES = {
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 
-# The first parameters of `_get_per_token_logps_and_entropies`, which is overridden too. They are passed by position or by
-# keyword; those behind them change with every kind of image input.
+# The first parameters of `_get_per_token_logps_and_entropies`, which is overridden too. They are passed by position or
+# by keyword; those behind them change with every kind of image input.
 LOGPS_TAKES = (
     *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
     "compute_aux_loss",

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -78,6 +79,25 @@ def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing
     trainer.train()
     assert len(calls) > 1
     assert trainer.state.log_history[0]["reward"] == 0.5
+
+
+def test_what_made_up_completions_score_says_nothing_of_which_rewards_tell_right_from_wrong(made):
+    """A reward of three values is no verdict, but only completions of the model show how many it has."""
+
+    def reward(completions, **kwargs):
+        return [{"right": 1.0, "wrong": 0.0}.get(completion, 0.3) for completion in completions]
+
+    trainer = made(reward, num_generations=8, per_device_train_batch_size=8, dynamic_sampling_screen="3")
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    trainer.preflight.score(
+        [{"prompt": "2+2"}] * 3, ["right", "wrong", "?"], [[3], [4], [5]], lambda name: nullcontext()
+    )
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    run_preflight(trainer)
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    trainer.train()
+    assert (trainer._task.values, trainer._task.tells_right) == ({0.0, 1.0}, True)
+    assert trainer.state.log_history[0]["task_accuracy"] == 0.5
 
 
 CHAT = {"prompt": [{"role": "user", "content": "2+2"}]}

@@ -52,8 +52,6 @@ class Sampler:
             self.max_rounds, self.batch_multiplier = 1, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
-        self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
-        self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
         self.rollout = Rollout(self.target)
         self.totals = Totals()
@@ -78,6 +76,16 @@ class Sampler:
     @property
     def _least_left(self) -> float:
         return max(self.target / 4, self.multiple_of) * self.num_generations  # completions of which a round pays
+
+    @property
+    def counts_correct(self) -> bool:
+        """Whether the number of correct completions of each group is needed."""
+        return self.memory is not None or self.screen == "auto"
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the first few completions of the next batch are sampled with the rest of this one."""
+        return self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out
