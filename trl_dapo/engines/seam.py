@@ -365,7 +365,7 @@ class Checkpoints(EvaluationSeam):
         return {
             "step": self._step if phase else 0,
             "generate_every": self._generate_every,
-            "accumulation": self.args.gradient_accumulation_steps,
+            "accumulation": int(self.args.gradient_accumulation_steps),  # whatever type marks it as worked out
             "rollout": self._buffered_inputs if phase else None,
         }
 
