@@ -383,6 +383,9 @@ def test_a_missing_file_is_named_with_every_place_that_was_searched(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"no `{tmp_path}/sums.jsonl` nor `{tmp_path}/data/sums.jsonl`"):
         load_math_dataset("sums.jsonl")
+    monkeypatch.setenv("TRL_DAPO_DATA", "")
+    with pytest.raises(FileNotFoundError, match=f"no `{tmp_path}/sums.jsonl`; TRL_DAPO_DATA is not set"):
+        load_math_dataset("sums.jsonl")
     monkeypatch.delenv("TRL_DAPO_DATA")
     with pytest.raises(FileNotFoundError, match="TRL_DAPO_DATA is not set"):
         load_math_dataset("sums.jsonl")

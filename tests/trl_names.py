@@ -43,8 +43,13 @@ OVERRIDES = {
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
 
-# `_get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep)`: keywords change with every
-# kind of image input; `batch_size` and `compute_entropy` are among them. It returns:
+# The first parameters of `_get_per_token_logps_and_entropies`, which is overridden too. They are passed by position or
+# by keyword; those behind them change with every kind of image input.
+LOGPS_TAKES = (
+    *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
+    "compute_aux_loss",
+)
+# And this is what it returns.
 LOGPS_RETURNS = ("log-probabilities", "entropies", "auxiliary loss")
 
 # Names that the oldest releases lack, and what has them first. `trl_dapo/update/compat.py` alone asks for them.
@@ -54,26 +59,33 @@ LATER_NAMES = {
     "is_distributed_loading_by_transformers": "transformers 5.19.0",
 }
 
-# Methods that are called as they are.
-CALLS = (
-    "get_high_entropy_mask",
-    "get_off_policy_mask",
-    "_generate_single_turn",  # positional: prompt ids, images, multimodal fields, number of completions
-    "_get_output_dir",
-    "_set_signature_columns_if_needed",
-    "_tokenize_prompts",  # returns the first three of these
-    *("add_callback", "get_cp_size", "get_sp_size", "get_tp_size", "remove_callback"),
-)
+# Methods that are called as they are, and the first parameters of each, in order: those that are passed, by position
+# or by keyword. A release may add others behind them that have a default.
+CALLS = {
+    "get_high_entropy_mask": ("self", "entropies", "mask", "threshold"),
+    "get_off_policy_mask": (  # a static method
+        *("advantages", "per_token_logps", "sampling_per_token_logps", "mask", "off_policy_threshold"),
+    ),
+    "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+    "_get_output_dir": ("self", "trial"),
+    "_set_signature_columns_if_needed": ("self",),
+    "_tokenize_prompts": ("self", "prompts"),  # returns the three that `_generate_single_turn` takes first
+    "add_callback": ("self", "callback"),
+    "get_cp_size": ("self",),
+    "get_sp_size": ("self",),
+    "get_tp_size": ("self",),
+    "remove_callback": ("self", "callback"),
+}
 
-# Functions of trl.trainer.utils.
-UTILS = (
-    "get_config_model_id",
-    "pad",
-    "shuffle_sequence_dict",  # one draw of torch.randperm, over this rank's rows
-    "split_pixel_values_by_grid",
-    "split_tensor_dict",
-    "unsplit_pixel_values_by_grid",
-)
+# Functions of trl.trainer.utils, and the first parameters of each, as those of `CALLS`.
+UTILS = {
+    "get_config_model_id": ("config",),
+    "pad": ("tensors", "padding_value", "padding_side", "pad_to_multiple_of"),
+    "shuffle_sequence_dict": ("seq_dict",),  # one draw of torch.randperm, over this rank's rows
+    "split_pixel_values_by_grid": ("batch",),
+    "split_tensor_dict": ("tensor_dict", "num_chunks"),
+    "unsplit_pixel_values_by_grid": ("batch",),
+}
 
 # Types that annotations name.
 TYPES = (
@@ -84,6 +96,18 @@ TYPES = (
 
 # `trl grpo`: its fields, its `main`, which is run up to the trainer that it makes, and a dataset of a mixture.
 SCRIPTS = ("trl.scripts.grpo", "trl.scripts.utils.DatasetConfig")
+SCRIPT_MAIN = ("script_args", "training_args", "model_args", "dataset_args")  # passed by position
+
+# Dataclasses whose fields a plan parses from their files, without importing them: package, file in it, class.
+PARSED = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+    ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("trl", "scripts/utils.py", "ScriptArguments"),
+    ("trl", "scripts/utils.py", "DatasetMixtureConfig"),
+    ("trl", "scripts/grpo.py", "GRPOScriptArguments"),
+)
 
 # What `_generate` returns, in order.
 GENERATED = (

@@ -34,6 +34,7 @@ class Row:
     tool_mask: list[int] | None = None
     old: list[float] | None = None
     image: float | None = None
+    unknown: float | None = None  # of a tensor that a later TRL may add to its rollouts
     ref: list[float] | None = None
     is_masked: bool = False
     is_filler: bool = False
@@ -99,6 +100,8 @@ def collate(rows):
         rollout["pixel_values"] = torch.tensor([[row.image] for row in rows for _ in range(2)])
         rollout["image_grid_thw"] = torch.tensor([[1, 1, 2]] * len(rows))
         rollout["num_images"] = [1] * len(rows)
+    if rows[0].unknown is not None:
+        rollout["tone"] = torch.tensor([[row.unknown] * 3 for row in rows])
     rollout["num_items_in_batch"] = torch.tensor(sum(sum(row.loss_mask) for row in rows))
     return rollout
 
@@ -273,6 +276,11 @@ def old(rows, indices):
     return [replace(row, old=[-4.0] * len(row.completion)) if i in indices else row for i, row in enumerate(rows)]
 
 
+def with_unknown(rows):
+    """As a later TRL may make them: with a tensor whose padding is not known, here the row's number."""
+    return [replace(row, unknown=float(i)) for i, row in enumerate(rows)]
+
+
 # Rows of one optimizer step and their split. With two ranks, rank 0 starts with the first half of them.
 CASES = {
     **{f"split {split}": (ROWS, split) for split in SPLITS},
@@ -284,6 +292,7 @@ CASES = {
     "one long row, one micro-batch": ([*make_rows(3, longest=3), Row([9] * 5, list(range(3, 93)), -1.0)], (1, 1)),
     "old logps on one rank": (old(ROWS, range(8)), (4, 4)),
     "images on one rank": ([replace(row, image=float(i)) for i, row in enumerate(ROWS[:8])] + ROWS[8:], (4, 4)),
+    "an unknown tensor on one rank": (with_unknown(ROWS[:8]) + ROWS[8:], (4, 4)),
 }
 
 
@@ -344,6 +353,8 @@ BUDGETED = {
     "no token": (mask(ROWS, range(16)), (4, 4), {"max_tokens_per_microbatch": 60}),
     "a row beyond the budget": (CASES["one long row"][0], (4, 4), {"max_tokens_per_microbatch": 30}),
     "old logps on one rank": (old(ROWS, range(8)), (8, 8), {"max_tokens_per_microbatch": 60}),
+    # Without it, a rank would have one or two micro-batches of its 8 rows; with it, TRL's 8.
+    "an unknown tensor on one rank": (with_unknown(ROWS[:8]) + ROWS[8:], (8, 8), {"max_tokens_per_microbatch": 1000}),
     "gradients synchronized at each micro-batch": (
         ROWS,
         (8, 8),

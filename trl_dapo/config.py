@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DAPO changes in [`~trl.GRPOConfig`], what it adds, and what it refuses."""
 
-import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
-from .settings.batch_sizes import describe_batches, describe_torn_group, size_batches
+from .settings.batch_sizes import WorkedOut, count_microbatches, describe_batches, describe_torn_group, size_batches
+from .settings.environment import num_processes_of
 from .settings.help import help_from_docstring
 from .settings.ranges import CHOICES, check_values
 from .settings.rules import check_rules
@@ -17,6 +18,8 @@ from .settings.warnings import leave_out_renaming_warnings
 
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
+# The sizes that follow from others where they are not stated.
+BATCH_SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 CLIP_HIGHER = float("0.28")  # an object that nobody has who writes 0.28: left alone, it follows `epsilon`
 
 
@@ -261,6 +264,8 @@ class DAPOConfig(GRPOConfig):
     log_groups: int = 4
 
     def __post_init__(self) -> None:
+        self._forget_worked_out_sizes()
+        stated = {name for name in BATCH_SIZES if getattr(self, name) != self._default_of(name)}
         check_values(self)
         for name in SAVINGS:
             setattr(self, name, normalize(name, getattr(self, name)))
@@ -271,31 +276,54 @@ class DAPOConfig(GRPOConfig):
         self.mask_truncated_completions = self.mask_truncated_completions or bool(self.overlong_filtering)
         self.overlong_filtering = None
         # `super()` counts the processes too, but after it has read the batch sizes that hang on them.
-        num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+        num_processes = num_processes_of("WORLD_SIZE")
         if self._in_prompts:
             defaults = {name: field.default for name, field in self.__dataclass_fields__.items()}
             sizes = size_batches(self, defaults, num_processes)
             self.gradient_accumulation_steps = sizes["gradient_accumulation_steps"]
             self.steps_per_generation = sizes["steps_per_generation"]
         rows = self.per_device_train_batch_size * num_processes * (self.steps_per_generation or 0)
-        if self._in_prompts or self.generation_batch_size == rows:  # a config made from another's fields states both
+        if self._in_prompts:
             self.generation_batch_size = None  # `super()` refuses both, and works it out from the other
+        elif self.generation_batch_size == rows:  # a config that is made from another one's `to_dict` states both
+            self.generation_batch_size = None
+            stated.discard("generation_batch_size")
         asked = self.generation_batch_size
         leave_out_renaming_warnings()
         try:
             super().__post_init__()
         except ValueError as error:
-            if "must be divisible by num_generations" not in str(error):
-                raise
-            # TRL names a size that it worked out itself, and no way out.
-            steps = vars(self)["steps_per_generation"]  # an integer by now
-            raise ValueError(describe_torn_group(self, steps, self.world_size, asked)) from None
+            # TRL names sizes that it worked out itself, or no value, and no way out.
+            if "must be divisible by num_generations" in str(error):
+                steps = vars(self)["steps_per_generation"]  # an integer by now
+                raise ValueError(describe_torn_group(self, steps, self.world_size, asked)) from None
+            if "can not be both configured" in str(error) or "divisible by the global batch size" in str(error):
+                count_microbatches(self, self.world_size)
+            raise
         if self._in_prompts and self.world_size != num_processes:
             raise ValueError(
                 f"The batch sizes were worked out for {num_processes} processes (WORLD_SIZE), but this launch has "
                 f"{self.world_size}. Without a GPU set `use_cpu`; else use `accelerate launch`, or unset it."
             )
         check_rules(self, groups_per_rollout=self.groups_per_rollout)
+        for name in BATCH_SIZES:
+            value = getattr(self, name)
+            if name not in stated and value != self._default_of(name):
+                setattr(self, name, WorkedOut(value))
+
+    def _forget_worked_out_sizes(self) -> None:
+        """Leave out the batch sizes that another config worked out from fields that this one may have changed."""
+        for name in BATCH_SIZES:
+            if isinstance(getattr(self, name), WorkedOut):
+                setattr(self, name, self._default_of(name))
+
+    def _default_of(self, name: str) -> Any:
+        return self.__dataclass_fields__[name].default
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, as other packages expect them (`dict[str, Any]`)."""
+        values = super().to_dict()
+        return {name: int(value) if isinstance(value, WorkedOut) else value for name, value in values.items()}
 
     @property
     def _in_prompts(self) -> bool:

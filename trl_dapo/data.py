@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from .rewards.dapo_math import content_text, loggable
 from .rewards.golds import BadRow, read_gold
 from .settings.arguments import settle_for_the_cache
+from .settings.environment import is_set
 from .settings.ranges import Range, check_choice, check_value
 from .settings.recipe_files import RECIPES
 
@@ -278,7 +279,7 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
             raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
         return None
     candidates = [path]
-    if not path.is_absolute() and DATA_FOLDER_VARIABLE in os.environ:
+    if not path.is_absolute() and is_set(DATA_FOLDER_VARIABLE):
         candidates.append(Path(os.environ[DATA_FOLDER_VARIABLE]) / path)
     for candidate in [*candidates, RECIPES / path]:
         if candidate.is_file():
@@ -286,7 +287,7 @@ def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
         if candidate.is_dir():
             raise IsADirectoryError(f"`{candidate}` is a folder: name a file in it.")
     looked = " nor ".join(f"`{candidate.absolute()}`" for candidate in candidates)
-    hint = "" if DATA_FOLDER_VARIABLE in os.environ or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
+    hint = "" if is_set(DATA_FOLDER_VARIABLE) or path.is_absolute() else f"; {DATA_FOLDER_VARIABLE} is not set"
     raise FileNotFoundError(f"There is no {looked}{hint}{_nearest(path)}.")
 
 

@@ -256,7 +256,8 @@ class DAPOTrainer(Checkpoints):
                 f"The reward function {name!r} returned an infinite reward. Return `None` for a completion that "
                 "cannot be scored."
             )
-        self._task = self._task.having_seen(rewards)
+        if not self._scores_dummies:
+            self._task = self._task.having_seen(rewards)
         if self.model.training:
             rewards = self._task.scaled(rewards, self.args.reward_scaling)
             self._append_metrics(self._task.metrics([rewards]))

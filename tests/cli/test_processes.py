@@ -3,8 +3,10 @@
 """A launch of several processes ends as they ended, and tells a mistake once."""
 
 import json
+import logging
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 from helpers import launch as launch_job
@@ -53,6 +55,38 @@ def test_a_mistake_is_told_once_before_any_process_starts(started, tmp_path, cap
     assert message in line
     assert started == []
     assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize("world_size", ["4", "", None])
+def test_the_environment_and_the_logging_are_restored_as_they_were_before_the_check(monkeypatch, world_size):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    logging.disable(logging.INFO)
+    try:
+        with suppress(KeyError), processes.believing_in(2):
+            assert os.environ["WORLD_SIZE"] == "2"
+            raise KeyError
+        assert os.environ.get("WORLD_SIZE") == world_size
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("value", "is_launched"), [("0", True), ("", False), (None, False)])
+def test_an_empty_rank_is_no_launcher(monkeypatch, value, is_launched):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LOCAL_RANK", value)
+    assert processes.is_launched() is is_launched
+
+
+@pytest.mark.parametrize("world_size", ["", "0", "many"])
+def test_a_mistake_is_told_if_world_size_is_no_number_of_processes(monkeypatch, capsys, world_size):
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    processes.tell_once("trl-dapo train: there is no such file.")
+    assert capsys.readouterr().err == "trl-dapo train: there is no such file.\n"
 
 
 def test_machines_are_accelerates_to_launch_and_the_first_checks_for_all(started, tmp_path, capfd):

@@ -54,7 +54,7 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--load_in_4bit", "set `use_peft: true`"),
         ("--tiny_model false --model_name_or_path [", "The config of [ was not found"),
         ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
-        (f"{IN_ROWS} 20", "`generation_batch_size=20` rows do not divide by 1 process x `per_device_train_batch_size"),
+        (f"{IN_ROWS} 20", "`generation_batch_size=20` does not divide into micro-batches of 1 process x `per_device"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),

@@ -329,6 +329,19 @@ def test_an_exception_in_the_trainer_leaves_no_worker_behind(light, pool):
     assert reward(["\\boxed{1}"], ["1"]) == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("on_this_machine", "num_workers"),
+    # 12 cores: 8 workers at most for one process, 12 / 2 = 6 for each of two, at least one for each of 24.
+    [(None, 8), ("", 8), ("0", 8), ("-1", 8), ("many", 8), ("1", 8), ("2", 6), (" 2 ", 6), ("24", 1)],
+)
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch, on_this_machine, num_workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if on_this_machine is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", on_this_machine)
+    assert MathVerifyReward().num_workers == num_workers
+
+
 TRAINER = """
     import sys, threading
     from trl_dapo.rewards import MathVerifyReward

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -79,6 +80,25 @@ def test_functions_are_called_once_with_a_group_of_the_first_example_and_nothing
     trainer.train()
     assert len(calls) > 1
     assert trainer.state.log_history[0]["reward"] == 0.5
+
+
+def test_what_made_up_completions_score_says_nothing_of_which_rewards_tell_right_from_wrong(made):
+    """A reward of three values is no verdict, but only completions of the model show how many it has."""
+
+    def reward(completions, **kwargs):
+        return [{"right": 1.0, "wrong": 0.0}.get(completion, 0.3) for completion in completions]
+
+    trainer = made(reward, num_generations=8, per_device_train_batch_size=8, dynamic_sampling_screen="3")
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    trainer.preflight.score(
+        [{"prompt": "2+2"}] * 3, ["right", "wrong", "?"], [[3], [4], [5]], lambda name: nullcontext()
+    )
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    run_preflight(trainer)
+    assert (trainer._task.values, trainer._task.tells_right) == (frozenset(), True)
+    trainer.train()
+    assert (trainer._task.values, trainer._task.tells_right) == ({0.0, 1.0}, True)
+    assert trainer.state.log_history[0]["task_accuracy"] == 0.5
 
 
 CHAT = {"prompt": [{"role": "user", "content": "2+2"}]}
@@ -212,6 +232,10 @@ def test_one_process_where_several_were_asked_for_is_told_of(monkeypatch):
     assert "asked for several processes and started one" in too_few_processes(1)
     assert too_few_processes(2) is None
     monkeypatch.setenv("WORLD_SIZE", "1")
+    assert too_few_processes(1) is None
+    monkeypatch.setenv("WORLD_SIZE", "")  # as if it were not set
+    assert "asked for several processes and started one" in too_few_processes(1)
+    monkeypatch.setenv("MASTER_ADDR", "")
     assert too_few_processes(1) is None
 
 

@@ -44,6 +44,14 @@ def trained(trainer):
     return [number(text) for text, *_, tokens in trainer.seen if tokens]
 
 
+def test_what_a_checkpoint_keeps_of_batch_sizes_that_were_worked_out_is_read_as_plain_weights(made, tmp_path):
+    # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows.
+    trainer = made(prompts_per_step=8, gradient_accumulation_steps=1)
+    torch.save(trainer.update_state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert (state["accumulation"], state["generate_every"]) == (8, 8)
+
+
 @pytest.fixture
 def run(made, tmp_path):
     """Trains, from a checkpoint in its folder or as told; the trainer has the rows that came to the loss as `seen`."""

@@ -371,6 +371,14 @@ def test_right_completions_are_counted_where_a_memory_or_the_cheapest_number_han
     assert new(4, **options).counts_correct is counts
 
 
+def test_without_its_screen_a_sampler_counts_and_looks_ahead_as_one_that_never_had_it():
+    screened, unscreened = new(4, num_generations=4, screen="auto", carries=True), new(4, carries=True)
+    assert (screened.counts_correct, screened._looks_ahead) == (True, True)
+    screened.screen = None  # as the preflight leaves it out
+    assert (screened.counts_correct, screened._looks_ahead) == (False, False)
+    assert (unscreened.counts_correct, unscreened._looks_ahead) == (False, False)
+
+
 def test_a_memory_that_knows_nothing_asks_for_as_many_as_none_at_first_and_at_a_resume():
     """Of 16 completions of a pass rate that nobody knows 15 in 17 groups are mixed; of groups before, one in two."""
     assert len(new(64, num_generations=16, memory=PromptMemory()).next_prompts()) == 64

@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import dataclasses
+import pickle
 
 import pytest
 from helpers import prompts, right, tiny_config
@@ -231,3 +233,107 @@ def test_a_left_over_world_size_is_refused_rather_than_believed(tmp_path, monkey
     with pytest.raises(ValueError, match=r"for 4 processes \(WORLD_SIZE\), but this launch has 1\. Without a GPU"):
         tiny_config(tmp_path, prompts_per_step=8, gradient_accumulation_steps=1)
     tiny_config(tmp_path)  # nothing hangs on it
+
+
+@pytest.mark.parametrize("world_size", ["", "0", " ", "many"])
+def test_a_world_size_that_is_no_number_of_processes_is_one_process(tmp_path, monkeypatch, launched_on, world_size):
+    launched_on(1)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    # 8 prompts x 4 completions are 32 rows: 8 micro-batches of 4 rows on one process.
+    args = tiny_config(tmp_path, prompts_per_step=8, gradient_accumulation_steps=1)
+    assert args.gradient_accumulation_steps == 8
+
+
+# ---- A config made from another one, with a field changed ----
+
+SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed", "sizes"),
+    # One process, and 16 completions a prompt. What was not stated is worked out anew, with the size of a micro-batch.
+    [
+        # Nothing was stated: one micro-batch a step and a rollout.
+        ({}, {"per_device_train_batch_size": 16}, (1, 1, 16)),
+        # A rollout has the micro-batches of one optimizer step: 4 of 32 rows are 128 rows.
+        ({"gradient_accumulation_steps": 4}, {"per_device_train_batch_size": 32}, (4, 4, 128)),
+        ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 8}, (8, 8, 128)),
+        # 2 micro-batches were stated, and stay: 2 of 32 rows are 64 rows.
+        ({"steps_per_generation": 2}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
+        ({"steps_per_generation": 2}, {"steps_per_generation": 3}, (1, 3, 48)),
+        ({"gradient_accumulation_steps": 4}, {"steps_per_generation": 2}, (4, 2, 32)),
+        # 64 rows were stated, and stay: 64 / 32 are 2 micro-batches.
+        ({"generation_batch_size": 64}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
+        ({"generation_batch_size": 64}, {"generation_batch_size": 32}, (1, 2, 32)),
+        ({"gradient_accumulation_steps": 4}, {"generation_batch_size": 32}, (4, 2, 32)),
+        # The same number as was worked out, 4 x 16 = 64, but now it is stated: 64 / 32 are 2 micro-batches.
+        (
+            {"gradient_accumulation_steps": 4},
+            {"per_device_train_batch_size": 32, "generation_batch_size": 64},
+            (4, 2, 64),
+        ),
+        # Both were stated, and agree: the micro-batches stay.
+        ({"steps_per_generation": 2, "generation_batch_size": 32}, {"per_device_train_batch_size": 32}, (1, 2, 64)),
+        # 8 prompts x 16 are 128 rows: 4 micro-batches of 32.
+        ({"prompts_per_step": 8}, {"per_device_train_batch_size": 32}, (4, 4, 128)),
+        # 4 prompts x 16 are 64 rows: 4 micro-batches of 16.
+        ({"prompts_per_step": 8}, {"prompts_per_step": 4}, (4, 4, 64)),
+        # 16 prompts x 16 are 256 rows, in two optimizer steps of 8 micro-batches.
+        ({"prompts_per_step": 8}, {"prompts_per_rollout": 16}, (8, 16, 256)),
+        # 8 prompts x 8 are 64 rows: 4 micro-batches of 16.
+        ({"prompts_per_step": 8}, {"num_generations": 8}, (4, 4, 64)),
+        ({"prompts_per_step": 8}, {"prompts_per_step": None}, (1, 1, 16)),
+        ({"prompts_per_step": 8}, {"prompts_per_step": None, "gradient_accumulation_steps": 2}, (2, 2, 32)),
+        ({}, {"prompts_per_step": 8}, (8, 8, 128)),
+        ({"gradient_accumulation_steps": 4}, {"num_generations": 8}, (4, 4, 64)),
+    ],
+    ids=str,
+)
+def test_sizes_that_were_worked_out_follow_the_field_that_changes(sized, stated, changed, sizes):
+    args = sized(1, **{"per_device_train_batch_size": 16, **stated})
+    for one in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), dataclasses.replace(args, seed=1)):
+        again = dataclasses.replace(one, **changed)
+        assert tuple(getattr(again, name) for name in SIZES) == sizes
+    assert {type(value) for name, value in args.to_dict().items() if name in SIZES} == {int}
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed", "message"),
+    [
+        # 1 x 8 x 4 are 32 rows.
+        (
+            {"steps_per_generation": 4},
+            {"generation_batch_size": 64},
+            "^`generation_batch_size=64` contradicts `steps_per_generation=4`, which makes it 32 rows with 1 process "
+            "x `per_device_train_batch_size=8`. Leave one of them out.$",
+        ),
+        # 64 rows are no multiple of 24. The nearest multiples are 48 and 72.
+        (
+            {"generation_batch_size": 64},
+            {"per_device_train_batch_size": 24},
+            "^`generation_batch_size=64` does not divide into micro-batches of 1 process x "
+            "`per_device_train_batch_size=24` = 24 rows. Nearest `generation_batch_size`: 48 or 72.$",
+        ),
+        # 8 prompts x 16 are 128 rows: 16 micro-batches of 8, and 8 of 16.
+        (
+            {"prompts_per_step": 8, "gradient_accumulation_steps": 16},
+            {"per_device_train_batch_size": 16},
+            "^`gradient_accumulation_steps=16` contradicts .* which make it 8 with .* Leave it out,",
+        ),
+        (
+            {"prompts_per_step": 8},
+            {"steps_per_generation": 4},
+            "^`steps_per_generation=4` contradicts .* make it 16 wi",
+        ),
+        # 4 prompts x 16 are 64 rows.
+        (
+            {"prompts_per_step": 8, "generation_batch_size": 128},
+            {"prompts_per_step": 4},
+            "^`generation_batch_size=128` contradicts .* make it 64",
+        ),
+    ],
+)
+def test_a_stated_size_that_contradicts_the_change_is_refused_once(sized, stated, changed, message):
+    args = sized(1, **stated)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(args, **changed)

@@ -69,6 +69,23 @@ def test_a_rollout_is_full_of_accepted_groups_in_prompt_order_and_counts_what_wa
     assert logs["rounds"] >= 2
 
 
+def test_a_run_with_a_tensor_that_a_later_trl_adds_ends_with_the_same_weights(tiny_model, tmp_path, monkeypatch):
+    script = {"script": lambda text, i: ("right" if i % 4 == 0 else "wrong") + "." * (number(text) % 5)}
+    settings = {"optim": "sgd", "learning_rate": 0.1, "dynamic_sampling_surplus": "carry", **script}
+    expected = make_trainer(tiny_model, tmp_path / "today", **settings)
+    before = weights(expected)
+    expected.train()
+    generate = GRPOTrainer._generate_and_score_completions
+
+    def of_a_later_trl(self, inputs):
+        return {**generate(self, inputs), "tone": torch.zeros(len(inputs), 3)}
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", of_a_later_trl)
+    found = make_trainer(tiny_model, tmp_path / "later", **settings)
+    found.train()
+    assert (weights(found) - weights(expected)).norm() < 1e-5 * (weights(expected) - before).norm()
+
+
 def test_a_reward_function_that_changes_what_it_is_handed_changes_nothing_that_trains(tiny_model, tmp_path):
     lengths = set()
 

@@ -3,6 +3,7 @@
 """Every private name this package leans on exists upstream, with the shape it is used in."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
+import trl.scripts.grpo
 import trl.trainer.utils
 import trl_names
 from helpers import prompts, tiny_config
@@ -23,7 +25,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 import trl_dapo
-from trl_dapo import DAPOTrainer
+from trl_dapo import DAPOConfig, DAPOTrainer
+from trl_dapo.cli.train import LaunchArguments
+from trl_dapo.plan.recipe import DATACLASSES
 
 
 WHERE = f"trl {trl.__version__}: see tests/trl_names.py for what relies on it"
@@ -48,7 +52,18 @@ def test_every_overridden_method_keeps_its_parameters(name):
     )
 
 
+def assert_takes(function, parameters):
+    """The function's first parameters are these, in order, and what follows need not be passed."""
+    found = list(inspect.signature(function).parameters.values())
+    named = tuple(each.name for each in found[: len(parameters)])
+    assert named == parameters, f"{function.__qualname__} changed ({WHERE})"
+    others = [each for each in found[len(parameters) :] if each.default is inspect.Parameter.empty]
+    needed = [each.name for each in others if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    assert needed == [], f"{function.__qualname__} needs more ({WHERE})"
+
+
 def test_log_probabilities_take_what_they_are_called_with_and_come_as_three(trainer):
+    assert_takes(GRPOTrainer._get_per_token_logps_and_entropies, trl_names.LOGPS_TAKES)
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
     method, tokens = GRPOTrainer._get_per_token_logps_and_entropies, (ids, torch.ones_like(ids))
     returned = method(trainer, trainer.model, *tokens, 2, batch_size=1, compute_entropy=True)
@@ -60,8 +75,42 @@ def test_log_probabilities_take_what_they_are_called_with_and_come_as_three(trai
 
 
 @pytest.mark.parametrize("name", trl_names.CALLS)
-def test_every_method_that_is_called_exists(name):
+def test_every_method_that_is_called_takes_what_it_is_given(name):
     assert callable(getattr(GRPOTrainer, name, None)), f"GRPOTrainer.{name} is gone ({WHERE})"
+    assert_takes(getattr(GRPOTrainer, name), trl_names.CALLS[name])
+
+
+@pytest.mark.parametrize("name", trl_names.UTILS)
+def test_every_function_that_is_called_takes_what_it_is_given(name):
+    assert_takes(getattr(trl.trainer.utils, name), trl_names.UTILS[name])
+
+
+def test_the_script_of_trl_takes_its_arguments_in_the_order_in_which_they_are_passed():
+    assert_takes(trl.scripts.grpo.main, trl_names.SCRIPT_MAIN)
+
+
+def test_prompts_are_tokenized_into_what_is_generated_from(trainer):
+    prompt_ids, images, fields = trainer._tokenize_prompts(["prompt 0:"])
+    assert (len(prompt_ids), images, fields) == (1, None, {})
+    trainer.model.train()
+    completion_ids, _ = GRPOTrainer._generate_single_turn(trainer, prompt_ids, images, fields, 1)
+    assert 1 <= len(completion_ids[0]) <= 8
+
+
+@pytest.mark.parametrize(("package", "file", "name"), trl_names.PARSED, ids=lambda text: text.strip("_"))
+def test_every_dataclass_that_a_plan_parses_is_declared_in_its_file(package, file, name):
+    path = Path(importlib.import_module(package).__file__).parent / file
+    module = importlib.import_module(".".join([package, *Path(file).with_suffix("").parts]))
+    cls = getattr(module, name, None)
+    assert dataclasses.is_dataclass(cls), f"{package}/{file} has no dataclass `{name}` ({WHERE})"
+    assert Path(inspect.getsourcefile(cls)) == path, f"`{name}` moved to {inspect.getsourcefile(cls)} ({WHERE})"
+
+
+def test_a_plan_parses_every_class_that_a_run_takes_fields_from():
+    used = {base for cls in (DAPOConfig, trl.ModelConfig, LaunchArguments) for base in cls.__mro__}
+    named = {base.__name__ for base in used if dataclasses.is_dataclass(base)}
+    assert named == {name for _, _, name in DATACLASSES}, WHERE
+    assert {each for each in DATACLASSES if each[0] != "trl_dapo"} == set(trl_names.PARSED)
 
 
 @pytest.mark.parametrize(("module", "function", "name"), trl_names.SWAPPED)
@@ -194,6 +243,37 @@ def test_every_attribute_of_trls_trainer_that_is_used_is_listed():
     theirs = {name for name in used if hasattr(GRPOTrainer, name) or re.search(rf"self\.{name}\b", upstream)}
     assert theirs >= {"_generate", "rollout_func", "model_wrapped"}  # the walk finds methods, attributes, callbacks'
     assert theirs - LISTED == set()
+
+
+def calls_of_trl(tree):
+    """Calls in a module of methods of a trainer and of functions imported from TRL: name, arguments, keywords."""
+    nodes = list(ast.walk(tree))
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl"))
+    imported = {alias.name for node in imports for alias in node.names}
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        function, arguments = call.func, call.args
+        if isinstance(function, ast.Name) and function.id == "partial":
+            function, *arguments = arguments
+        keywords = {keyword.arg for keyword in call.keywords}
+        if isinstance(function, ast.Name) and function.id in imported:
+            yield function.id, arguments, keywords
+        elif isinstance(function, ast.Attribute) and is_trainer(function.value):
+            yield function.attr, arguments, keywords
+        elif ast.unparse(function) == "grpo.main":
+            yield "main", arguments, keywords
+
+
+def test_what_is_called_is_passed_nothing_but_the_parameters_that_are_listed():
+    listed = {**trl_names.CALLS, **trl_names.UTILS, "main": trl_names.SCRIPT_MAIN}
+    parameters = {name: [each for each in names if each != "self"] for name, names in listed.items()}
+    seen = set()
+    for path in PACKAGE.rglob("*.py"):
+        for name, arguments, keywords in calls_of_trl(ast.parse(path.read_text())):
+            if name in parameters:
+                seen.add(name)
+                assert len(arguments) <= len(parameters[name]), f"{name} in {path.name}"
+                assert keywords <= {*parameters[name]}, f"{name} in {path.name}"
+    assert seen == listed.keys()
 
 
 def test_every_import_from_inside_trl_is_listed():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from trl_dapo.update.rows import (
-    check_keys,
     clear_of_nan,
     index_rows,
     is_cut_by_row,
@@ -17,6 +16,7 @@ from trl_dapo.update.rows import (
     rows_from_bytes,
     rows_to_bytes,
     schema,
+    unknown_keys,
     widths,
 )
 
@@ -121,9 +121,12 @@ def test_a_rollout_without_old_logps_joins_one_with_them_as_unknown():
     assert joined[1, 0].isnan()
 
 
-def test_an_unknown_key_and_one_that_only_one_rollout_has_are_refused_by_name():
-    with pytest.raises(ValueError, match="padding is unknown: audio_values"):
-        check_keys(rows(([5], [1]), audio_values=torch.zeros(1)))
+def test_tensors_whose_layout_is_not_known_are_named():
+    assert unknown_keys(rows(([5], [1]), tool_mask=torch.tensor([[1]]))) == []
+    assert unknown_keys(rows(([5], [1]), tone=torch.zeros(1), hue=[1], audio=None)) == ["hue", "tone"]
+
+
+def test_a_key_that_only_one_rollout_has_is_refused_by_name():
     with pytest.raises(ValueError, match="differ in their keys: tool_mask"):
         join_rows([rows(([5], [1]), tool_mask=torch.tensor([[1]])), rows(([5], [1]))], PAD)
 

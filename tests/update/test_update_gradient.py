@@ -3,8 +3,11 @@
 """The update phase's gradient, held against one row at a time, nothing padded."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
+import torch
+from trl import GRPOTrainer
 from update_helpers import (
     ROWS,
     SPLITS,
@@ -17,7 +20,9 @@ from update_helpers import (
     mask,
     old,
     reference_gradient,
+    rows_of,
     run,
+    with_unknown,
 )
 
 
@@ -76,3 +81,52 @@ def test_images_stay_with_their_rows():
     assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
     assert [len(microbatch["prompt_ids"]) for microbatch in trainer.microbatches] == [4] * 4
     assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+
+
+# ---- A tensor that a later TRL adds to its rollouts ----
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_with_an_unknown_tensor_micro_batches_are_trls_and_the_gradient_is_the_same(split, caplog):
+    script = with_unknown(ROWS)
+    trainer, trl = (run(cls, script, *split) for cls in (ScriptedUpdate, ScriptedGRPO))
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    for microbatch, theirs in zip(trainer.microbatches, trl.microbatches, strict=True):
+        for key in ("prompt_ids", "completion_ids", "tone"):
+            assert torch.equal(microbatch[key], theirs[key]), key
+        for row, values in zip(rows_of(microbatch), microbatch["tone"].tolist(), strict=True):
+            assert values == [float([each.completion for each in ROWS].index(row.completion))] * 3
+
+
+def test_an_unknown_tensor_is_warned_of_once(caplog):
+    run(ScriptedUpdate, with_unknown(make_rows(32)), 4, max_steps=2, max_tokens_per_microbatch=100)
+    (said,) = [record.message for record in caplog.records if "`tone`" in record.message]
+    assert said.startswith("TRL's rollouts have tensors that this version of trl-dapo does not know: `tone`. ")
+    assert "as wide and as many rows as `GRPOTrainer`" in said
+    assert "`max_tokens_per_microbatch=100` has no effect" in said
+    caplog.clear()
+    run(ScriptedUpdate, make_rows(32), 4, max_steps=2)
+    assert "does not know" not in caplog.text
+
+
+def test_a_key_without_a_value_is_no_unknown_tensor(monkeypatch, caplog):
+    generate = ScriptedUpdate._generate_and_score_completions
+    monkeypatch.setattr(
+        ScriptedUpdate, "_generate_and_score_completions", lambda *args: {**generate(*args), "tint": None}
+    )
+    trainer = run(ScriptedUpdate, ROWS, 4)
+    assert apart(trainer.gradients[0], reference_gradient(ROWS)) < 1e-6
+    assert len({microbatch["completion_ids"].size(1) for microbatch in trainer.microbatches}) > 1
+    assert "does not know" not in caplog.text
+
+
+def test_an_unknown_tensor_that_trls_log_probabilities_take_reaches_the_model(monkeypatch):
+    compute, seen = GRPOTrainer._get_per_token_logps_and_entropies, []
+
+    def of_a_later_trl(self, model, input_ids, attention_mask, logits_to_keep, tone=None, **kwargs):
+        seen.append(None if tone is None else tone[:, 0].tolist())
+        return compute(self, model, input_ids, attention_mask, logits_to_keep, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", of_a_later_trl)
+    run(ScriptedUpdate, with_unknown(ROWS), 4)
+    assert sorted(chain.from_iterable(seen)) == [float(i) for i in range(16)]

@@ -14,6 +14,7 @@ from typing import Any
 from ..evaluation.commands import add_compare_arguments, add_eval_arguments, run_compare, run_eval
 from ..plan.page import add_plan_arguments, run_plan
 from ..settings.arguments import FETCHED, OneLineParser, check_output_dir, check_train_arguments, one_line
+from ..settings.environment import is_set
 from ..settings.ranges import RANGES
 from ..settings.recipe_files import RECIPES, find_recipe, list_recipes
 from ..version import __version__
@@ -118,7 +119,7 @@ def _train(argv: list[str]) -> int:
         argv = check_train_arguments(argv)
     except (ValueError, OSError) as error:
         return _tell("train", error)
-    if "RANK" not in os.environ and not {"--help", "-h"} & {*argv}:
+    if not is_set("RANK") and not {"--help", "-h"} & {*argv}:
         print("Loading torch and TRL.", flush=True)
     # Here, so that these mistakes are told in a moment.
     from .train import launch

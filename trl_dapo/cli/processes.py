@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..config import DAPOConfig
+from ..settings.environment import is_set, num_processes_of
 from ..settings.ranges import COUNT_OR_NONE, check_value
 from ..settings.recipe_files import find_accelerate_config
 from ..update.swap import swapped
@@ -34,7 +35,7 @@ TOLD, WAIT_FOR_FIRST_RANK = "trl_dapo/told", timedelta(seconds=10)
 
 def is_launched() -> bool:
     """Whether a launcher started this process: `accelerate launch`, with one process too, or `torchrun`."""
-    return not {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"}.isdisjoint(os.environ)
+    return is_set("ACCELERATE_MIXED_PRECISION") or is_set("LOCAL_RANK")
 
 
 def options_of_accelerate(fields: Collection[str]) -> dict[str, bool]:
@@ -101,14 +102,18 @@ def _refuse(message: str) -> NoReturn:
 @contextmanager
 def believing_in(num_processes: int) -> Iterator[None]:
     """Lets a config be made as each of so many processes will make it, before they are; nothing is logged."""
+    world_size, silenced = os.environ.get("WORLD_SIZE"), logging.root.manager.disable
     os.environ["WORLD_SIZE"] = str(num_processes)
     logging.disable(logging.WARNING)  # the processes will
     try:
         with swapped(DAPOConfig, world_size=num_processes, device=torch.device("cpu")):
             yield
     finally:
-        logging.disable(logging.NOTSET)
-        del os.environ["WORLD_SIZE"]
+        logging.disable(silenced)
+        if world_size is None:
+            del os.environ["WORLD_SIZE"]
+        else:
+            os.environ["WORLD_SIZE"] = world_size
 
 
 def launch_processes(arguments: Namespace) -> int:
@@ -131,7 +136,7 @@ def launch_processes(arguments: Namespace) -> int:
 
 def tell_once(line: str) -> None:
     """Prints what ended this process. A rank behind the first does so where the first has nothing to tell."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if num_processes_of("WORLD_SIZE") > 1:
         rank = PartialState().process_index  # the ranks meet there, if they have not yet
         store = distributed_c10d._get_default_store()
         line += f" (process {rank})" * bool(rank)

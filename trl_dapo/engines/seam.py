@@ -63,6 +63,7 @@ class RecordReplay(UpdatePhase):
     _replayed: tuple[tuple, Tensor] | None = None  # what `_generate` and `_calculate_rewards` hand back
     _earlier_logps: Sequence | None = None  # for TRL's next forward pass: of rows that an earlier policy sampled
     _completion_lengths: Sequence[int] = ()  # the model's own tokens of this rank's last completions
+    _scores_dummies = False  # whether the completions that are scored now were not sampled
 
     @contextmanager
     def _recording(self) -> Iterator[Recorded]:
@@ -134,11 +135,12 @@ class RecordReplay(UpdatePhase):
         """Rewards of completions that nobody generated, each function called within `within(name)`; none is logged."""
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         funcs = [wrap_reward(reward_func, name, within=partial(within, name)) for reward_func, name in named]
+        lengths = [len(ids) for ids in completion_ids]
         with (
             in_mode(self.model, training=True),  # what is evaluated is kept for the scores
             # TRL reports how long each function takes, and no tracker is open yet.
             swapped(self.args, report_to=[]),
-            swapped(self, reward_funcs=funcs, _completion_lengths=list(map(len, completion_ids))),
+            swapped(self, reward_funcs=funcs, _completion_lengths=lengths, _scores_dummies=True),
             swapped(self, _pending_extra_logs=defaultdict(list), _pending_metrics=defaultdict(list)),
             self._recording(),
         ):
@@ -363,7 +365,7 @@ class Checkpoints(EvaluationSeam):
         return {
             "step": self._step if phase else 0,
             "generate_every": self._generate_every,
-            "accumulation": self.args.gradient_accumulation_steps,
+            "accumulation": int(self.args.gradient_accumulation_steps),  # whatever type marks it as worked out
             "rollout": self._buffered_inputs if phase else None,
         }
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ..models import ModelShape
 from ..sampling.round_size import MIN_RATE, AcceptanceRate
-from ..settings.batch_sizes import describe_batches, describe_launch, describe_torn_group, size_batches
+from ..settings.batch_sizes import count_microbatches, describe_batches, describe_torn_group, size_batches
 from .memory import VLLM_WORK, vllm_cache_tokens
 from .recipe import GPU, GPUS_PER_MACHINE, Recipe, declared_fields
 
@@ -155,19 +155,10 @@ class Batches:
         rows = settings.per_device_train_batch_size
         if settings.prompts_per_rollout is not None or settings.prompts_per_step is not None:
             return size_batches(settings, declared_fields(), processes)
-        steps, asked = settings.steps_per_generation, settings.generation_batch_size
-        if asked is None:
-            steps = steps or settings.gradient_accumulation_steps
-        elif steps is not None and asked != rows * processes * steps:
-            raise ValueError(f"`generation_batch_size={asked}` contradicts `steps_per_generation={steps}`: set one.")
-        elif asked % (rows * processes):
-            micro_batch = describe_launch(processes, rows)
-            raise ValueError(f"`generation_batch_size={asked}` rows do not divide by {micro_batch}, a micro-batch.")
-        else:
-            steps = asked // (rows * processes)
+        steps = count_microbatches(settings, processes)
         batch = rows * processes * steps
         if batch % settings.num_generations:
-            raise ValueError(describe_torn_group(settings, steps, processes, asked))
+            raise ValueError(describe_torn_group(settings, steps, processes, settings.generation_batch_size))
         accumulated = {"gradient_accumulation_steps": settings.gradient_accumulation_steps}
         return accumulated | {"steps_per_generation": steps, "generation_batch_size": batch}
 

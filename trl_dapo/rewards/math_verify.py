@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple, cast
 
+from ..settings.environment import num_processes_of
 from .dapo_math import completion_text, gold_text, loggable
 from .math_worker import CLOCK_FACTOR, GOLD_READ, READY, RETIRED, SKIPPED, STARTUP_LIMIT, serve
 
@@ -170,7 +171,7 @@ class MathVerifyReward:
             )
         if num_workers is None:  # this process shares its cores with the others that train on this machine
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            num_workers = max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+            num_workers = max(1, min(8, cores // num_processes_of("LOCAL_WORLD_SIZE")))
         self.timeout = timeout
         self.num_workers = num_workers
         self.memory_limit = memory_limit

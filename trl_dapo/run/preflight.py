@@ -3,7 +3,6 @@
 """What is tried once before a run generates its first token, so that no mistake in it costs a rollout."""
 
 import copy
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from ..config import DAPOConfig
 from ..rewards.checks import check_prompt_column, find_comparison
 from ..rewards.golds import BadRow, read_gold
 from ..sampling.sampler import Sampler
+from ..settings.environment import is_set
 from ..settings.sampling_defaults import SamplingChoice
 from .known_prompts import learn_from
 from .terminal import wrapped_for
@@ -190,8 +190,8 @@ def right_answer(example: Mapping[str, Any]) -> str:
 def too_few_processes(num_processes: int) -> str | None:
     """What `accelerate launch` does not say: that it was asked for several processes and started one."""
     # Its launcher of one process sets a port to meet at only where several were asked for, and never WORLD_SIZE.
-    asked_for_several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
-    if num_processes > 1 or not asked_for_several or "WORLD_SIZE" in os.environ:
+    asked_for_several = is_set("ACCELERATE_MIXED_PRECISION") and is_set("MASTER_ADDR")
+    if num_processes > 1 or not asked_for_several or is_set("WORLD_SIZE"):
         return None
     return (
         "`accelerate launch` was asked for several processes and started one, as it does on a CPU. Launch with "

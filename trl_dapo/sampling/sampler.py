@@ -51,8 +51,6 @@ class Sampler:
             self.max_gen_batches, self.batch_multiplier = 1.0, 1.0
         self.acceptance, self.promise = AcceptanceRate(), AcceptanceRate()  # and what the memory expected of it
         self._completed = [1.0, 1.0]  # groups made whole, fading: accepted, all; an accuracy band drops some
-        self._looks_ahead = self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
-        self.counts_correct = self.memory is not None or self.screen == "auto"
         self.population = Population() if self.memory is None else self.memory.population
         self.rollout = Rollout(self.target)
         self.totals = Totals()
@@ -95,6 +93,16 @@ class Sampler:
     def _most_for_equal_shares(self) -> int:
         """Completions that are added, at most, so that the ranks have equal shares of groups that are not whole."""
         return 2 * self.num_ranks if self.num_ranks > 1 else 0
+
+    @property
+    def counts_correct(self) -> bool:
+        """Whether the number of correct completions of each group is needed."""
+        return self.memory is not None or self.screen == "auto"
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the first few completions of the next batch are sampled with the rest of this one."""
+        return self.carries and self.screen is not None and self.max_round_size is None and self.ahead < 2
 
     @property
     def _new(self) -> Draw:  # with today's screen: a run that begins may leave it out

@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class WorkedOut(int):
+    """
+    A batch size that nobody stated. `dataclasses.replace` hands every field of a config to the new one; by this type
+    the new config knows which sizes to work out again from the fields that changed.
+    """
+
+
 def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int) -> dict[str, int]:
     """TRL's batch sizes for `settings.prompts_per_rollout` and `prompts_per_step`, of which one may be `None`."""
     num_generations, per_device_train_batch_size = settings.num_generations, settings.per_device_train_batch_size
@@ -43,6 +50,26 @@ def size_batches(settings: Any, defaults: Mapping[str, Any], num_processes: int)
                 "or leave out `prompts_per_rollout` and `prompts_per_step`."
             )
     return sizes
+
+
+def count_microbatches(settings: Any, num_processes: int) -> int:
+    """Micro-batches of a rollout whose size is stated in rows or micro-batches; refuses sizes that contradict."""
+    size, steps = settings.per_device_train_batch_size, settings.steps_per_generation
+    microbatch, rows = num_processes * size, settings.generation_batch_size
+    launch = describe_launch(num_processes, size)
+    if rows is None:
+        return steps or settings.gradient_accumulation_steps
+    if steps is not None and rows != microbatch * steps:
+        raise ValueError(
+            f"`generation_batch_size={rows}` contradicts `steps_per_generation={steps}`, which makes it "
+            f"{_count(microbatch * steps, 'row')} with {launch}. Leave one of them out."
+        )
+    if rows % microbatch:
+        raise ValueError(
+            f"`generation_batch_size={rows}` does not divide into micro-batches of {launch} = "
+            f"{_count(microbatch, 'row')}. Nearest `generation_batch_size`: {_nearest_multiples(rows, microbatch)}."
+        )
+    return rows // microbatch
 
 
 def describe_torn_group(settings: Any, steps_per_generation: int, num_processes: int, asked: int | None) -> str:

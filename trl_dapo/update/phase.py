@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update phase: what transformers and TRL call between a rollout and the optimizer steps it pays for."""
 
+import inspect
 import time
 from collections import deque
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer
+from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import (
     shuffle_sequence_dict,
@@ -29,10 +31,13 @@ from .loss import engine_weight
 from .objective import Objective, adapted_entropy_coef
 from .padding import why_padding_is_felt
 from .passes import accumulating, ranks_are_in_step, run_trimmed
-from .rows import MODEL_INPUTS, check_keys
+from .rows import MODEL_INPUTS, unknown_keys
 from .swap import swapped
 from .tally import Tally, metrics_of_passes, metrics_of_tokens
 from .window import Cutter, weigh
+
+
+logger = logging.get_logger(__name__)
 
 
 class UpdatePhase(GRPOTrainer):
@@ -136,8 +141,8 @@ class UpdatePhase(GRPOTrainer):
     def _roll_out(self, batch: list[dict[str, Any]]) -> list[dict]:
         """Generates, and assigns the rows to micro-steps at random: exactly TRL's assignment, from the same draw."""
         rollout = self._generate_and_score_completions(batch)
-        if self._trims_padding:
-            check_keys(rollout)
+        if self.loss_type == "dapo" and (unknown := unknown_keys(rollout)) and self.accelerator.is_main_process:
+            logger.warning_once(_describe_unknown(unknown, self.args))
         by_row: dict[str, Any] = split_pixel_values_by_grid(rollout)
         shuffled: dict[str, Any] = shuffle_sequence_dict(by_row)
         parts: list[dict[str, Any]] = split_tensor_dict(shuffled, self._steps_per_generation)
@@ -212,6 +217,7 @@ class UpdatePhase(GRPOTrainer):
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
             **{key: inputs.get(key) for key in MODEL_INPUTS},
+            **_unknown_model_inputs(inputs),
         )
         assert entropies is not None  # asked for
         tally = self._tally if self.model.training else Tally()
@@ -321,3 +327,27 @@ class UpdatePhase(GRPOTrainer):
             return run(model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs)
         trimmed = partial(run, model, **options)
         return *run_trimmed(trimmed, input_ids, attention_mask, logits_to_keep, batch_size, self._cutter), None
+
+
+def _unknown_model_inputs(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of unknown layout that TRL hands to the model, as it would those of a new kind of input."""
+    taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+    return {key: rows[key] for key in unknown_keys(rows) if key in taken}
+
+
+def _describe_unknown(keys: list[str], args: DAPOConfig) -> str:
+    """Say what it means for a run that TRL's rollouts have tensors of unknown layout."""
+    named = ", ".join(f"`{key}`" for key in keys)
+    message = (
+        f"TRL's rollouts have tensors that this version of trl-dapo does not know: {named}. "
+        "Their padding is not known, so no padding is trimmed, and micro-batches are as wide and as many rows as "
+        "`GRPOTrainer` makes them. The gradient is the same, but the update takes longer. DAPO's loss does not use "
+        "these tensors, unless they are inputs of the model. Install a later trl-dapo, or a TRL that "
+        "`docs/limits.md` names."
+    )
+    if args.max_tokens_per_microbatch is not None:
+        message += (
+            f" `max_tokens_per_microbatch={args.max_tokens_per_microbatch}` has no effect: bound memory by "
+            f"`per_device_train_batch_size`, which is {args.per_device_train_batch_size}."
+        )
+    return message

@@ -46,14 +46,9 @@ ROLLOUT_KEYS = {
 MODEL_INPUTS = [key for key, (layout, _) in ROLLOUT_KEYS.items() if layout in ("image", "sequence")]
 
 
-def check_keys(rollout: dict) -> None:
-    """Refuses a rollout with a key whose layout is unknown, rather than guess where its padding is."""
-    unknown = sorted(set(rollout) - set(ROLLOUT_KEYS))
-    if unknown:
-        raise ValueError(
-            f"The rollout has keys whose padding is unknown: {', '.join(unknown)}. Add them to "
-            "`trl_dapo.update.rows.ROLLOUT_KEYS` with their layout and the value of their padding."
-        )
+def unknown_keys(rollout: dict) -> list[str]:
+    """Return the keys of a rollout whose layout is not known, in alphabetical order, such as those of a later TRL."""
+    return sorted(key for key, value in rollout.items() if value is not None and key not in ROLLOUT_KEYS)
 
 
 def mark_filler(rollout: dict, num_live: int) -> None:
@@ -65,8 +60,8 @@ def mark_filler(rollout: dict, num_live: int) -> None:
 
 
 def is_cut_by_row(rollout: dict) -> bool:
-    """Whether every tensor of a rollout can be indexed by row. Image inputs cannot."""
-    return all(value is None or ROLLOUT_KEYS[key][0] != "image" for key, value in rollout.items())
+    """Whether every tensor of a rollout, all of known layout, can be indexed by row. Image inputs cannot."""
+    return not any(ROLLOUT_KEYS[key][0] == "image" for key, value in rollout.items() if value is not None)
 
 
 def row_lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Tensor:
@@ -104,8 +99,10 @@ def resize(batch: dict, prompt_width: int, completion_width: int, pad_token_id: 
     margins = {"prompt": (left, 0), "completion": (0, right), "sequence": (left, right)}
 
     def resized(key: str, value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
         layout, fill = ROLLOUT_KEYS[key]
-        if value is None or layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
+        if layout not in margins or _is_per_row(key, value, batch) or not any(margins[layout]):
             return value
         return pad(value, margins[layout], value=pad_token_id if fill is None else fill)
 

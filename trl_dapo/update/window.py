@@ -26,6 +26,7 @@ from .rows import (
     rows_from_bytes,
     rows_to_bytes,
     schema,
+    unknown_keys,
     widths,
 )
 from .tally import Tally
@@ -41,6 +42,7 @@ class RowFacts(NamedTuple):
     is_live: list[list[bool]]  # no filler
     num_tokens: list[list[int]]  # in the loss
     have_same_keys: bool  # so that rows can be exchanged
+    have_unknown_keys: bool  # any of them, on any rank
 
     @property
     def total_tokens(self) -> int:
@@ -48,8 +50,14 @@ class RowFacts(NamedTuple):
         return sum(map(sum, self.num_tokens))
 
 
+UNKNOWN_KEYS = -1  # in place of a schema's number, which is never negative
+
+
 def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowFacts:
-    """Tells every rank, in one collective, of every row of the window, and whether `keys` are the same everywhere."""
+    """
+    Tell every rank, in one collective, about every row of the window. `keys` stands for the keys of this rank's rows:
+    their `schema`, 0 if no other rank needs to know them, or `UNKNOWN_KEYS`.
+    """
     facts = [torch.tensor([[0, 0, 0, keys]], device=accelerator.device)]
     for part in parts:
         mask = part["completion_mask"]
@@ -63,6 +71,7 @@ def gather_facts(parts: list[dict], keys: int, accelerator: Accelerator) -> RowF
         is_live=[[bool(is_live) for *_, is_live in found] for _, *found in ranks],
         num_tokens=[[num_tokens for *_, num_tokens, _ in found] for _, *found in ranks],
         have_same_keys=all(header[-1] == keys for header, *_ in ranks),
+        have_unknown_keys=any(header[-1] == UNKNOWN_KEYS for header, *_ in ranks),
     )
 
 
@@ -100,10 +109,16 @@ class Cutter:
     def cut(self, parts: list[dict], tally: Tally) -> tuple[list[dict], int]:
         """The micro-batches of a window, which TRL would train on as `parts`, and its loss tokens on all ranks."""
         # Every rank makes as many micro-batches; one without rows has one token, which is not in the loss.
-        accelerator, own_rows = self.accelerator, None
-        if self.recuts and all(map(is_cut_by_row, parts)):
+        accelerator, own_rows, keys = self.accelerator, None, 0
+        if any(map(unknown_keys, parts)):
+            keys = UNKNOWN_KEYS
+        elif self.recuts and all(map(is_cut_by_row, parts)):
             own_rows = join_rows(parts, self.pad_token_id)
-        facts = gather_facts(parts, 0 if own_rows is None else schema(own_rows), accelerator)
+            keys = schema(own_rows)
+        facts = gather_facts(parts, keys, accelerator)
+        trims = self.trims and not facts.have_unknown_keys
+        if not trims:
+            own_rows = None
         rows, lengths, mean_num = own_rows, facts.lengths[accelerator.process_index], float(len(parts))
         if own_rows is None:
             size = len(lengths) // len(parts)
@@ -119,7 +134,7 @@ class Cutter:
                 tally.add_microbatch(real_tokens=0, padded_tokens=0)
             else:
                 part = parts[step] if rows is None else index_rows(rows, self._tensor(indices))
-                if self.trims:
+                if trims:
                     columns = widths([lengths[row] for row in indices], self.multiple_of)
                     if self.on_cuda:
                         columns = clear_of_nan(columns, self.multiple_of)
