@@ -210,6 +210,19 @@ def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_gr
 
 
 @pytest.mark.parametrize(
+    ("num_short", "said"),
+    [
+        (0, []),
+        (1, ["Short:     1 batch was not full at `dynamic_sampling_max_gen_batches`."]),
+        (1200, ["Short:     1,200 batches were not full at `dynamic_sampling_max_gen_batches`."]),
+    ],
+)
+def test_a_summary_says_how_many_batches_were_not_full(num_short, said):
+    lines = summed_up([], Totals(9, 8, 7, short_rollouts=num_short))
+    assert [line for line in lines if line.startswith("Short:")] == said
+
+
+@pytest.mark.parametrize(
     ("accepted", "trained", "advice"),
     # Of 16 groups that GRPO samples 8 would be informative, here 8 of 16 train; then 16, and then 16 train of 16.
     [

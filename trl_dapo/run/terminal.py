@@ -260,6 +260,9 @@ def summarize(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
+        if num_short := totals.short_rollouts:
+            batches = "batch was" if num_short == 1 else "batches were"
+            lines.append(f"Short:     {num_short:,} {batches} not full at `dynamic_sampling_max_gen_batches`.")
         compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
         if compared is None:
             lines.append(f"{tokens}.")
