@@ -199,7 +199,7 @@ def {name}(completions, **kwargs):
     return [float(any(c.isalpha() for c in x[-1]["content"][:2])) for x in completions]
 """
 GIVE_WAY = {"use_vllm": "false", "warmup_steps": "0", "eval_strategy": "no", "eval_dataset_offset": "0"}
-GIVE_WAY |= {"eval_on_start": "false", "attn_implementation": "sdpa"}
+GIVE_WAY |= {"eval_on_start": "false", "attn_implementation": "sdpa", "batch_multiplier": "1"}
 
 
 def shrink(recipe: Path, folder: Path) -> list[str]:

@@ -66,7 +66,7 @@ def train_small(script: str, changes: dict[str, str], folder: Path, monkeypatch)
 
 
 def test_the_grpo_script_with_two_names_changed_trains(tiny_model, tmp_path, monkeypatch):
-    (diff,) = code_blocks("diff")
+    (diff,) = [block for block in code_blocks("diff") if "train_dataset" in block]
     before, after = (
         "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith(other)) for other in "+-"
     )
