@@ -56,6 +56,7 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
         (f"{IN_ROWS} 20", "`generation_batch_size=20` does not divide into micro-batches of 1 process x `per_device"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
+        ("--scale_rewards std", "`scale_rewards` must be one of 'group', 'batch', 'none', True, False, got 'std'"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
         ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),

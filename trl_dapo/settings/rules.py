@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from .arguments import read_mapping
 from .ranges import why_unscalable
 
 
@@ -65,7 +66,7 @@ def _screens(s: SimpleNamespace) -> bool:
 
 
 def _generation_kwargs(s: SimpleNamespace) -> dict:
-    return s.generation_kwargs if isinstance(s.generation_kwargs, dict) else {}  # a command line's are text for a plan
+    return read_mapping("generation_kwargs", s.generation_kwargs) or {}  # a command line's are text
 
 
 def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
