@@ -85,6 +85,8 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({**DPPO, "dynamic_sampling_max_rounds": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
+        ({"max_completion_length": None}, "`max_completion_length=None` has transformers sample 20 tokens.* Set a"),
+        ({"generation_kwargs": {"stop_strings": ["x"]}}, r"`generation_kwargs\['stop_strings'\]=\['x'\]` is not"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
@@ -106,7 +108,6 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         {"max_tokens_generated": 1e9},
         {"top_p": None, "repetition_penalty": None, "num_generations_eval": 0},  # as TRL takes them
         {"epsilon": 0.0},
-        {"max_completion_length": None},
         {"scale_rewards": False},
         # A loss that only a later TRL knows, where no row can be filler.
         {**DPPO, "dynamic_sampling_on_exhausted": "error"},

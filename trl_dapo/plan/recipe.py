@@ -21,7 +21,7 @@ import yaml
 from ..settings.arguments import _read_recipe, refuse_unknown_fields
 from ..settings.ranges import COUNT, TRUTH, check_choice, check_value, check_values, read_choice
 from ..settings.recipe_files import find_accelerate_config, find_recipe
-from ..settings.rules import check_rules
+from ..settings.rules import check_rules, why_punished_twice
 from ..settings.sampling_defaults import SamplingChoice, as_given, why_not_screened
 
 
@@ -269,6 +269,11 @@ def read(
     # What a run would refuse, and what a plan cannot calculate with.
     check_values(settings)
     check_rules(settings)
+    names = [name.rpartition(".")[2].removeprefix("get_") for name in settings.reward_funcs or ()]
+    if (message := why_punished_twice(settings.overlong_buffer_length, names, settings.reward_weights)) is not None:
+        raise ValueError(message)
+    if settings.max_completion_length is None:
+        raise ValueError("A plan needs `max_completion_length`, got None. Set it, as in `max_completion_length: 512`.")
     check_value("lora_r", settings.lora_r, COUNT)
     check_choice("dtype", settings.dtype, DTYPES)
     for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
