@@ -7,10 +7,11 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from .settings.arguments import read_mapping
 from .settings.batch_sizes import WorkedOut, count_microbatches, describe_batches, describe_torn_group, size_batches
 from .settings.environment import num_processes_of
 from .settings.help import help_from_docstring
-from .settings.ranges import CHOICES, check_values
+from .settings.ranges import CHOICES, check_values, read_choice
 from .settings.rules import check_rules
 from .settings.sampling_defaults import SAVINGS, normalize
 from .settings.warnings import leave_out_renaming_warnings
@@ -18,6 +19,8 @@ from .settings.warnings import leave_out_renaming_warnings
 
 # Of `ddp_timeout`: the error that names the server comes before the other processes have given up.
 REQUEST_SHARE = 0.9
+# Fields that are a mapping, or the path of a file with one.
+MAPPING_OR_FILE = ("accelerator_config", "fsdp_config", "deepspeed")
 # The sizes that follow from others where they are not stated.
 BATCH_SIZES = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 CLIP_HIGHER = float("0.28")  # an object that nobody has who writes 0.28: left alone, it follows `epsilon`
@@ -266,7 +269,9 @@ class DAPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         self._forget_worked_out_sizes()
         stated = {name for name in BATCH_SIZES if getattr(self, name) != self._default_of(name)}
+        self.scale_rewards = read_choice("scale_rewards", self.scale_rewards)
         check_values(self)
+        self._check_mappings()
         for name in SAVINGS:
             setattr(self, name, normalize(name, getattr(self, name)))
         check_rules(self)
@@ -310,6 +315,15 @@ class DAPOConfig(GRPOConfig):
             value = getattr(self, name)
             if name not in stated and value != self._default_of(name):
                 setattr(self, name, WorkedOut(value))
+
+    def _check_mappings(self) -> None:
+        """Refuse text that transformers could not read as a mapping, with the name of its field."""
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            is_mapping = name.endswith("_kwargs") or name == "transformers_continuous_batching_config"
+            is_json = isinstance(value, str) and value.startswith("{")
+            if is_mapping or (is_json and name in MAPPING_OR_FILE):
+                read_mapping(name, value)
 
     def _forget_worked_out_sizes(self) -> None:
         """Leave out the batch sizes that another config worked out from fields that this one may have changed."""

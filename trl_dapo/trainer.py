@@ -147,6 +147,7 @@ class DAPOTrainer(Checkpoints):
         self._check_data()
         if args.overlong_buffer_length is not None:
             # As TRL adds an environment's own reward: a further column of weight 1.
+            assert self.max_completion_length is not None  # by the rules
             buffer, factor = args.overlong_buffer_length, args.overlong_penalty_factor
             punishment = SoftOverlongPunishment(self.max_completion_length, buffer, factor)
 

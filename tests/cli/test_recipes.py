@@ -158,11 +158,18 @@ def test_every_key_of_an_accelerate_config_is_one_of_accelerates(path):
         ("--tiny_model false", "`model_name_or_path` is not set"),
         ("--eval_strategy steps --eval_steps 1", "needs `eval_dataset_name`"),
         ("--resume_from_checkpoint nowhere", "`resume_from_checkpoint=nowhere` is not a complete checkpoint"),
+        ("--model_init_kwargs {a:1}", "`model_init_kwargs` must be a mapping, got '{a:1}', which is no JSON (Expect"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_exit_status_2(tmp_path, mistake, problems, overrides, message):
     words = ["--config", SMOKE, "--output_dir", str(tmp_path), "--dataset_name", problems]
     assert message in mistake(*words, *overrides.split()).splitlines()[-1]
+
+
+@pytest.mark.parametrize(("word", "value"), [("True", "group"), ("False", "none"), ("false", "none")])
+def test_a_command_line_says_in_its_own_words_whether_rewards_are_scaled(word, value):
+    _, training_args, _ = make_parser().parse_args_and_config(["--config", SMOKE, "--scale_rewards", word])
+    assert training_args.scale_rewards == value
 
 
 def test_a_recipe_for_gpus_on_a_machine_without_any_names_what_runs_there(monkeypatch, mistake):

@@ -4,6 +4,7 @@
 
 import itertools
 import json
+from unittest.mock import patch
 
 import jobs
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput
 from trl import GRPOTrainer
 
+from trl_dapo.engines import seam
 from trl_dapo.evaluation.scores import Prefetch, rows_that_fit
 
 
@@ -95,6 +97,20 @@ def test_an_engine_is_asked_once_for_all_problems_and_repeats(tiny_model, tmp_pa
     metrics = trainer.evaluate(problems if settings else problems.to_iterable_dataset())
     assert [call["rows"] for call in trainer.calls] == calls
     assert metrics["eval_avg@4"] == 1.0  # every completion is scored for the prompt that it answers
+
+
+def test_without_a_longest_completion_as_many_are_asked_for_as_the_context_bounds(tiny_model, tmp_path):
+    trainer, rows = evaluator(tiny_model, tmp_path), []
+    trainer.max_completion_length = None  # as vLLM takes it
+    with patch.object(trainer._prefetch, "over", lambda loader, num_rows: rows.append(num_rows) or loader):
+        trainer.evaluate(prompts(3))
+        trainer.args.vllm_max_model_length = 2**12
+        trainer.evaluate(prompts(3))
+        trainer.args.vllm_max_model_length = None
+        with patch.object(seam, "context_length", lambda config: None):
+            trainer.evaluate(prompts(3))
+    # Of the 2**25 tokens that one call may have: rows of 2**11, of 2**12 (but 2**14 rows at most), of nobody knows.
+    assert rows == [2**14, 2**13, 1]
 
 
 def test_forward_passes_and_rewards_stay_batched(tiny_model, tmp_path):

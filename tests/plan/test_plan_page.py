@@ -39,6 +39,7 @@ def test_what_does_not_fit_says_why_and_what_would_make_it_fit(page_of):
     assert "less than the 10,240 of one prompt and completion" in page
 
 
+PUNISHED_TWICE = "--overlong_buffer_length 8 --reward_funcs dapo_math"
 IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
 
 
@@ -56,6 +57,11 @@ IN_ROWS = "--prompts_per_rollout null --generation_batch_size"
         ("--steps_per_generation 3", "`steps_per_generation=3` contradicts 4 prompts a rollout and 4 an optimi"),
         (f"{IN_ROWS} 20", "`generation_batch_size=20` does not divide into micro-batches of 1 process x `per_device"),
         (f"{IN_ROWS} 16 --steps_per_generation 3", "`generation_batch_size=16` contradicts `steps_per_generation=3`"),
+        ("--max_completion_length null", "`max_completion_length=None` has transformers sample 20 tokens"),
+        ("--gpus H100-80GB --use_vllm --max_completion_length null", "A plan needs `max_completion_length`, got None"),
+        (f"{PUNISHED_TWICE} get_soft_overlong_punishment", "punishes overlong completions, and so does the reward fu"),
+        (f"{PUNISHED_TWICE} trl_dapo.rewards.soft_overlong_punishment", "and so does the reward function 'soft_overl"),
+        ("--scale_rewards std", "`scale_rewards` must be one of 'group', 'batch', 'none', True, False, got 'std'"),
         ("--use_vllm --vllm_mode colocate --vllm_max_model_length 32", "must be a whole number of at least 33, got 3"),
         ("--accelerate_config nowhere.yaml", "`--accelerate_config nowhere.yaml` names no file"),
         ("--use_peft --lora_modules_to_save norm", "`lora_modules_to_save` names norm; a plan knows embed_tok"),

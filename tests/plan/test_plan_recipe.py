@@ -61,6 +61,17 @@ def test_off_in_a_recipe_is_no_false(write, tmp_path, no):
         assert (settings.dynamic_sampling_screen, settings.dynamic_sampling_memory) == ("off", False)
 
 
+@pytest.mark.parametrize("text", ["True", "false"])
+def test_whether_rewards_are_scaled_may_be_text_in_a_recipe(write, text):
+    settings = plan(write("any CPU", {**TINY_RUN, "scale_rewards": text})).recipe.settings
+    assert settings.scale_rewards is (text == "True")
+
+
+def test_a_mapping_that_is_no_json_is_named_by_a_plan_too(write):
+    with pytest.raises(ValueError, match=r"^`generation_kwargs` must be a mapping, got '{a: 1}', which is no JSON"):
+        plan(write("any CPU", {**TINY_RUN, "generation_kwargs": "{a: 1}"}))
+
+
 OFF = MEMORY, SCREEN = ["dynamic_sampling_memory", "dynamic_sampling_screen"]
 TWO = {"reward_funcs": ["math_verify", "dapo_math"]}
 

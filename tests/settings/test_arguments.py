@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of recipes, and what is said of one of those or of a model's that leads nowhere."""
 
+import re
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,7 +12,12 @@ import pytest
 from huggingface_hub import constants
 
 from trl_dapo.settings import arguments
-from trl_dapo.settings.arguments import check_train_arguments, naming_missing_folders, settle_for_the_cache
+from trl_dapo.settings.arguments import (
+    check_train_arguments,
+    naming_missing_folders,
+    read_mapping,
+    settle_for_the_cache,
+)
 from trl_dapo.settings.recipe_files import ACCELERATE_CONFIGS, RECIPES, find_accelerate_config, find_recipe, names_in
 
 
@@ -131,3 +137,33 @@ def test_an_unknown_name_is_answered_with_all_that_are_known_and_a_path_is_not()
     # An accelerate configuration is no recipe.
     with pytest.raises(FileNotFoundError):
         find_recipe("fsdp2")
+
+
+DOUBLE_QUOTES = "Write it as JSON, with names and texts in double quotes: `--model_init_kwargs '{"
+NO_JSON = [
+    ("{a: 1}", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ("{'dtype': 'bfloat16'}", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ('{"a": 1', "Expecting ',' delimiter: line 1 column 8 (char 7)"),
+    ("dtype=bfloat16", "Expecting value: line 1 column 1 (char 0)"),
+]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("value", "why"), NO_JSON)
+def test_a_mapping_that_is_no_json_is_refused_with_its_name_its_value_and_what_is_expected(value, why):
+    said = f"`model_init_kwargs` must be a mapping, got {value!r}, which is no JSON ({why}). {DOUBLE_QUOTES}"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_mapping("model_init_kwargs", value)
+
+
+@pytest.mark.fast
+def test_json_that_is_no_mapping_is_refused():
+    with pytest.raises(ValueError, match=r"^`generation_kwargs` must be a mapping, got '\[1\]'\. Write it as JSON"):
+        read_mapping("generation_kwargs", "[1]")
+
+
+@pytest.mark.fast
+def test_a_mapping_is_read_from_text_and_otherwise_left_as_it_is():
+    assert read_mapping("model_init_kwargs", '{"a": {"b": [1]}}') == {"a": {"b": [1]}}
+    assert read_mapping("model_init_kwargs", {"a": 1}) == {"a": 1}
+    assert read_mapping("model_init_kwargs", None) is None

@@ -85,6 +85,8 @@ IN_VLLM = {"use_vllm": True, "max_completion_length": 32}
         ({**DPPO, "dynamic_sampling_max_gen_batches": 1, "dynamic_sampling_stop_after": 0}, "would weigh in"),
         ({"eval_top_k": 1.5}, "a whole number of at least 0, got 1.5. 0 is all tokens."),
         ({"rollouts_ahead": 3}, "`rollouts_ahead` must be one of 0, 1, 2, got 3"),
+        ({"max_completion_length": None}, "`max_completion_length=None` has transformers sample 20 tokens.* Set a"),
+        ({"generation_kwargs": {"stop_strings": ["x"]}}, r"`generation_kwargs\['stop_strings'\]=\['x'\]` is not"),
         ({"overlong_filtering": False, "mask_truncated_completions": True}, "contradicts"),
     ],
 )
@@ -106,7 +108,6 @@ def test_a_wrong_value_is_refused_with_the_number_in_the_message(tmp_path, overr
         {"max_tokens_generated": 1e9},
         {"top_p": None, "repetition_penalty": None, "num_generations_eval": 0},  # as TRL takes them
         {"epsilon": 0.0},
-        {"max_completion_length": None},
         {"scale_rewards": False},
         # A loss that only a later TRL knows, where no row can be filler.
         {**DPPO, "dynamic_sampling_on_exhausted": "error"},
@@ -337,3 +338,51 @@ def test_a_stated_size_that_contradicts_the_change_is_refused_once(sized, stated
     args = sized(1, **stated)
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(args, **changed)
+
+
+# ---- What a command line states as text ----
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("True", "group"),
+        ("true", "group"),
+        ("yes", "group"),
+        ("False", "none"),
+        ("false", "none"),
+        ("no", "none"),
+        ("none", "none"),
+        ("group", "group"),
+        ("batch", "batch"),
+    ],
+)
+def test_whether_rewards_are_scaled_may_be_said_in_a_commands_words(tmp_path, text, value):
+    assert tiny_config(tmp_path, scale_rewards=text).scale_rewards == value
+
+
+CONFIG = "transformers_continuous_batching_config"
+MAPPINGS = [name for name in DAPOConfig.__dataclass_fields__ if name.endswith("_kwargs") or name == CONFIG]
+OR_FILES = ["accelerator_config", "fsdp_config", "deepspeed"]
+
+
+def test_every_field_of_which_transformers_reads_json_is_known_here():
+    assert {*MAPPINGS, *OR_FILES} == {*DAPOConfig._VALID_DICT_FIELDS}
+
+
+@pytest.mark.parametrize("name", [*MAPPINGS, *OR_FILES])
+def test_a_field_that_is_no_json_is_named(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got '{{a: 1}}', which is no JSON \(Expec"):
+        tiny_config(tmp_path, **{name: "{a: 1}"})
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_field_that_is_text_and_no_mapping_is_named(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"^`{name}` must be a mapping, got 'bfloat16', which is no JSON \(Expec"):
+        tiny_config(tmp_path, **{name: "bfloat16"})
+
+
+def test_a_mapping_in_json_is_read_and_held_against_the_rules(tmp_path):
+    assert tiny_config(tmp_path, model_init_kwargs='{"dtype": "float32"}').model_init_kwargs == {"dtype": "float32"}
+    with pytest.raises(ValueError, match=r"^`generation_kwargs\['seed'\]=1` is not supported"):
+        tiny_config(tmp_path, generation_kwargs='{"seed": 1}')

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_dapo.plan.recipe import declared_fields
-from trl_dapo.settings.rules import RULES, check_rules, why_refused
+from trl_dapo.settings.rules import RULES, check_rules, why_punished_twice, why_refused
 from trl_dapo.settings.secrets import LEFT_OUT, without_secrets
 
 
@@ -63,7 +63,40 @@ def test_beams_are_taken_where_transformers_samples_them():
     assert why_refused(settings(generation_kwargs={"do_sample": True, "num_beams": 2})) is None
 
 
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_vllm_stops_at_texts_and_needs_no_longest_completion(mode):
+    given = {"use_vllm": True, "vllm_mode": mode, "max_completion_length": None}
+    assert why_refused(settings(**given, generation_kwargs={"stop": ["x"], "stop_token_ids": [5]})) is None
+
+
+def test_no_stop_is_no_mistake():
+    assert why_refused(settings(generation_kwargs={"stop_strings": None, "stop": [], "stop_token_ids": None})) is None
+
+
+@pytest.mark.parametrize(
+    ("buffer", "names", "weights", "is_refused"),
+    [
+        (4, ["exact", "soft_overlong_punishment"], None, True),
+        (4, ["soft_overlong_punishment_reward"], None, True),
+        (4, ["exact", "soft_overlong_punishment"], [1.0, -0.5], True),
+        (4, ["exact", "soft_overlong_punishment"], [1.0, 0.0], False),  # logged, not counted
+        (4, ["exact", "overlong"], None, False),
+        (None, ["exact", "soft_overlong_punishment"], None, False),
+    ],
+)
+def test_overlong_completions_are_not_punished_twice(buffer, names, weights, is_refused):
+    said = why_punished_twice(buffer, names, weights)
+    assert (said is not None) is is_refused
+    if is_refused:
+        assert said.startswith("`overlong_buffer_length=4` punishes overlong completions, and so does the reward ")
+        assert repr(names[-1]) in said
+        assert said.endswith("Leave out one of them.")
+
+
 OFF = {"use_dynamic_sampling": False}
+CONTINUOUS = {"use_transformers_continuous_batching": True}
+STOP_STRINGS = "`generation_kwargs['stop_strings']"
+NOT_A_STOP = "is not supported. vLLM calls it `stop`"
 MASK = {"dynamic_sampling_mode": "mask"}
 SCREEN, BUDGET = {"dynamic_sampling_screen": "auto"}, {"max_tokens_per_microbatch": 64}
 IN_MODE_MASK = "has no effect with `dynamic_sampling_mode='mask'`, which samples"
@@ -102,6 +135,17 @@ SETTINGS = [
     ({"generation_kwargs": {"logprobs": 3}}, "`generation_kwargs['logprobs']=3` is not supported. Leave it out: thos"),
     ({"generation_kwargs": {"temperature": 2}}, "`generation_kwargs['temperature']=2` is not supported. Set `tempera"),
     ({"overlong_buffer_length": 4, "max_completion_length": None}, "`overlong_buffer_length=4` needs a `max_completi"),
+    ({"max_completion_length": None}, "`max_completion_length=None` has transformers sample 20 tokens, its own defau"),
+    ({**CONTINUOUS, "max_completion_length": None}, "`max_completion_length=None` sets no limit with continuous bat"),
+    (
+        {"use_vllm": True, "loss_type": "dr_grpo", "max_completion_length": None},
+        "`loss_type='dr_grpo'` divides by `max_completion_length`, which is `None`. Set a number",
+    ),
+    ({"generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
+    ({**CONTINUOUS, "generation_kwargs": {"stop_strings": "x"}}, f"{STOP_STRINGS}='x'` {NOT_A_STOP}"),
+    ({**SERVER, "generation_kwargs": {"stop_strings": ["x"]}}, f"{STOP_STRINGS}=['x']` {NOT_A_STOP}"),
+    ({"generation_kwargs": {"stop": ["x"]}}, "`generation_kwargs['stop']=['x']` is not supported. It is vLLM's, and"),
+    ({"generation_kwargs": {"stop_token_ids": [5]}}, "`generation_kwargs['stop_token_ids']=[5]` is not supported. I"),
     ({**BUDGET, "loss_type": "grpo"}, "`max_tokens_per_microbatch=64` needs `loss_type='dapo'`"),
     ({**BUDGET, "top_entropy_quantile": 0.5}, "`max_tokens_per_microbatch=64` contradicts `top_entropy_quantile=0"),
     ({"optim": "galore_adamw_layerwise"}, STEPS),
@@ -135,6 +179,11 @@ IN_FP16 = {"use_transformers_continuous_batching": True, "fp16": True}
         ({"batch_multiplier": 0.1}, ROUNDS_OF_4, "`batch_multiplier=0.1` ... batch of 4. Raise it to at least 0.25."),
         ({"batch_multiplier": 2.0}, ROUNDS_OF_4, "`batch_multiplier=2.0` asks for rounds of 8 ... 4 prompts. Lower"),
         (BUDGET, IMAGES, "`max_tokens_per_microbatch=64` does not support models with images, ... Leave it out, and"),
+        (
+            {"use_vllm": True, "max_completion_length": None},
+            {"has_tools": True},
+            "`max_completion_length=None` does not support tools, ... Set a number",
+        ),
         (BUDGET, TWO_A_ROW, "`max_tokens_per_microbatch=64` needs ... 2 ranks share a row ... or leave it out."),
         (BUDGET, ROPE, "`max_tokens_per_microbatch=64` does not work ... its rope type 'dynamic' ... Leave it out,"),
         (CARRY, ROPE, "`dynamic_sampling_surplus='carry'` does not ... Set `dynamic_sampling_surplus='discard'`."),

@@ -3,6 +3,7 @@
 """The sampling phase, by its behaviour: what is sampled, what trains, and what is said about it."""
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +25,12 @@ from helpers import (
 )
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import get_soft_overlong_punishment
 from update_helpers import Recorder
 
 from trl_dapo import DAPOConfig, DAPOTrainer
 from trl_dapo.engines import seam
+from trl_dapo.rewards import SoftOverlongPunishment
 from trl_dapo.run.stopwatch import Stopwatch
 from trl_dapo.settings.sampling_defaults import PAPER
 
@@ -429,6 +432,28 @@ SOLVED = prompts(8, solution=["1"] * 8)
 
 def exact(completions, solution, **kwargs):
     return [float(completion == "right") for completion in completions]
+
+
+def named_otherwise(completion_ids, **kwargs):
+    return [-float(len(ids) > 4) for ids in completion_ids]
+
+
+@pytest.mark.parametrize(
+    ("punishment", "name"),
+    [
+        (SoftOverlongPunishment(8, 4), "soft_overlong_punishment"),
+        (get_soft_overlong_punishment(8, 4), "soft_overlong_punishment_reward"),
+        (functools.partial(SoftOverlongPunishment(8, 4), extra=1), "soft_overlong_punishment"),
+    ],
+)
+def test_overlong_completions_are_not_punished_twice(tiny_model, tmp_path, punishment, name):
+    message = f"`overlong_buffer_length=4` .* reward function '{name}'.* Leave out one of them"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tiny_model, tmp_path, reward_funcs=[right, punishment], overlong_buffer_length=4)
+    make_trainer(tiny_model, tmp_path, reward_funcs=[right, punishment])
+    make_trainer(tiny_model, tmp_path, reward_funcs=[right, named_otherwise], overlong_buffer_length=4)
+    logged = {"reward_weights": [1.0, 0.0], "overlong_buffer_length": 4}
+    make_trainer(tiny_model, tmp_path, reward_funcs=[right, punishment], **logged)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from ..evaluation.scores import EvaluationScores, Prefetch, rows_that_fit
+from ..models import context_length
 from ..ranks import on_main_process
 from ..rewards.checks import wrap_reward
 from ..rewards.dapo_math import completion_text, stated_answer
@@ -296,7 +297,10 @@ class EvaluationSeam(RecordReplay):
             self.tools or self.environment_factories or self.rollout_func or self._is_vlm
         ):
             round_size = self.args.dynamic_sampling_max_round_size
-            num_rows = round_size * self.num_generations if round_size else rows_that_fit(self.max_completion_length)
+            longest = self.max_completion_length or self.args.vllm_max_model_length
+            num_rows = rows_that_fit(longest or context_length(self.model.config))
+            if round_size:
+                num_rows = round_size * self.num_generations
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         with self.stopwatch.timing("evaluation", how_much):
             how = description, prediction_loss_only, ignore_keys, metric_key_prefix

@@ -153,6 +153,8 @@ class _ReadAhead:
             batches, num_rows = [], 0
 
 
-def rows_that_fit(max_completion_length: int) -> int:
+def rows_that_fit(max_completion_length: int | None) -> int:
     """Rows of all processes whose completions fit one call: AIME's 960 rows of 20,480 tokens do."""
+    if max_completion_length is None:  # nobody knows: a batch at a time
+        return 1
     return max(1, min(_MAX_ROWS, _MAX_TOKENS // max_completion_length))

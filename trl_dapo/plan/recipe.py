@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from ..settings.arguments import _read_recipe, refuse_unknown_fields
-from ..settings.ranges import COUNT, check_choice, check_value, check_values
+from ..settings.ranges import COUNT, TRUTH, check_choice, check_value, check_values, read_choice
 from ..settings.recipe_files import find_accelerate_config, find_recipe
-from ..settings.rules import check_rules
+from ..settings.rules import check_rules, why_punished_twice
 from ..settings.sampling_defaults import SamplingChoice, normalize, why_not_screened
 
 
@@ -44,7 +44,6 @@ OF_A_LAUNCH = "env num_processes num_machines machine_rank main_process_ip main_
 OF_A_LAUNCH += ["same_network", "rdzv_backend", "rdzv_conf", "mixed_precision"]
 KINDS = {"bool": "true or false", "float": "a number", "int": "a number", "list": "a list", "dict": "a mapping"}
 KINDS["str"] = "a text"
-TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
 DTYPES = ("auto", "bfloat16", "float16", "float32", None)
 PROMPT, LONGEST_PROMPT = 256, 2048  # tokens, where the data is not on this machine
 CHARACTERS, TEMPLATE = 4, 32  # of a token of text; tokens of a chat template around a prompt
@@ -225,7 +224,7 @@ def declared_fields() -> dict:
 
 def read_values(given: dict[str, Any]) -> dict[str, Any]:
     """What a recipe gives its fields, as their types have it: to YAML `1e-6` is text, and `no` is false."""
-    return {name: normalize(name, _read_as(name, value)) for name, value in given.items()}
+    return {name: read_choice(name, normalize(name, _read_as(name, value))) for name, value in given.items()}
 
 
 def _read_as(name: str, value: Any) -> Any:
@@ -270,6 +269,11 @@ def read(
     # What a run would refuse, and what a plan cannot calculate with.
     check_values(settings)
     check_rules(settings)
+    names = [name.rpartition(".")[2].removeprefix("get_") for name in settings.reward_funcs or ()]
+    if (message := why_punished_twice(settings.overlong_buffer_length, names, settings.reward_weights)) is not None:
+        raise ValueError(message)
+    if settings.max_completion_length is None:
+        raise ValueError("A plan needs `max_completion_length`, got None. Set it, as in `max_completion_length: 512`.")
     check_value("lora_r", settings.lora_r, COUNT)
     check_choice("dtype", settings.dtype, DTYPES)
     for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..settings.rules import why_punished_twice
+
 
 # What `GRPOTrainer._calculate_rewards` passes besides the dataset's columns, and the columns that it does not pass on.
 PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -98,6 +100,9 @@ def check_reward_funcs(
                 f"`reward_funcs` holds {reward_func!r:.80} ({type(reward_func).__name__}). Expected a function of "
                 "completions, a reward model, or the name of one."
             )
+    names = [_name_of(reward_func) for reward_func in reward_funcs]
+    if (message := why_punished_twice(buffer, names, reward_weights)) is not None:
+        raise ValueError(message)
     if reward_weights is None:
         return
     if not any(reward_weights):
@@ -193,6 +198,13 @@ def find_comparison(
         found = f"gave one completion {whole_BF[row, f]:g} beside the other {len(whole_BF) - 1} of its group"
         return f"the reward function {names[f]!r} {found}, and {apart_BF[row, f]:g} beside fewer", unsure
     return None, unsure
+
+
+def _name_of(reward_func: Any) -> str:
+    """Return the name of a reward function, which a `functools.partial` has from what it calls; empty for others."""
+    while isinstance(reward_func, functools.partial):
+        reward_func = reward_func.func
+    return getattr(reward_func, "__name__", "")
 
 
 def _parameters(reward_func: Any) -> list[inspect.Parameter]:

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from ..sampling.drop_reasons import Criterion, count_correct, drop_reasons, is_correct, task_reward
+from ..settings.rules import LENGTH_PENALTIES
 from .scaling import scale_reward
 
-
-# Reward functions that measure length, TRL's and ours: they never decide.
-LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
 
 SCORES_LEFT_OUT = (
     "Nothing says which completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "

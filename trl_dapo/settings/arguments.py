@@ -142,6 +142,23 @@ def load_function(option: str, name: str, known: dict[str, Callable]) -> Callabl
     return function
 
 
+def read_mapping(name: str, value: Any) -> Any:
+    """Return the mapping that a command line states as JSON. What is no text stays as it is."""
+    if not isinstance(value, str):
+        return value
+    why = ""
+    try:
+        mapping = json.loads(value)
+    except ValueError as error:
+        mapping, why = None, f", which is no JSON ({error})"
+    if isinstance(mapping, dict):
+        return mapping
+    raise ValueError(
+        f"`{name}` must be a mapping, got {value!r}{why}. Write it as JSON, with names and texts in double quotes: "
+        f"""`--{name} '{{"name": "value", "other": 1}}'`."""
+    )
+
+
 def refuse_unknown_fields(
     said_by: str, given: Iterable[str], known: Iterable[str], options: Iterable[str] = ()
 ) -> None:

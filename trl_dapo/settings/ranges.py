@@ -126,6 +126,18 @@ CHOICES: dict[str, tuple] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 
+# What a command line and YAML may write for a truth value.
+TRUTH = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
+
+
+def read_choice(name: str, value: Any) -> Any:
+    """Return the choice that a value means: on a command line `True` and `False` are text."""
+    choices = CHOICES.get(name, ())
+    is_truth = any(choice is True for choice in choices)
+    if is_truth and isinstance(value, str) and value not in choices:
+        return TRUTH.get(value.lower(), value)
+    return value
+
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
     """Refuses what a setting may not be, with the value and what may be."""

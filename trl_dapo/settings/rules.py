@@ -5,11 +5,12 @@
 What a single setting may be stands in `ranges.py`; sizes that do not divide are the arithmetic of `batch_sizes.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from .arguments import read_mapping
 from .ranges import why_unscalable
 
 
@@ -25,6 +26,9 @@ class Rule(NamedTuple):
 # Those that leave out rows which only fill a rollout; `update/loss.py` says how each divides.
 KNOWN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "dapo")
 
+# Reward functions that measure length, ours and TRL's: they never decide which groups train.
+LENGTH_PENALTIES = ("soft_overlong_punishment", "soft_overlong_punishment_reward")
+
 # What `generation_kwargs` may not hold, and what to do in its place.
 NO_GENERATION_KWARGS = {
     **dict.fromkeys(("n", "best_of", "num_return_sequences"), "Set `num_generations`"),
@@ -33,6 +37,11 @@ NO_GENERATION_KWARGS = {
     **dict.fromkeys(("do_sample", "num_beams"), "Leave it out: every completion is sampled"),
     "temperature": "Set `temperature`, which the log-probabilities in training take too",
     "seed": "Leave it out: with it all completions of a prompt are the same. `seed` of the settings is another",
+    "stop_strings": "vLLM calls it `stop`, and transformers needs a tokenizer that `GRPOTrainer` does not hand to it. "
+    "Set `use_vllm=True` and `generation_kwargs={'stop': ...}`, or leave it out",
+    **dict.fromkeys(
+        ("stop", "stop_token_ids"), "It is vLLM's, and transformers ignores it. Set `use_vllm=True`, or leave it out"
+    ),
 }
 # The values with which an engine samples from the policy itself, and what else leaves its distribution as it is.
 OF_THE_POLICY: dict[str, tuple] = {"top_p": (1.0, None), "top_k": (0, -1), "min_p": (None, 0.0)}
@@ -64,11 +73,15 @@ def _screens(s: SimpleNamespace) -> bool:
 
 
 def _generation_kwargs(s: SimpleNamespace) -> dict:
-    return s.generation_kwargs if isinstance(s.generation_kwargs, dict) else {}  # a command line's are text for a plan
+    return read_mapping("generation_kwargs", s.generation_kwargs) or {}  # a command line's are text
 
 
 def _is_taken(s: SimpleNamespace, name: str, value: Any) -> bool:
     """Whether the engine knows the name, and still samples as many completions as it is asked for."""
+    if name in ("stop", "stop_token_ids"):
+        return s.use_vllm or not value
+    if name == "stop_strings":
+        return not (s.use_vllm or value)
     if s.use_vllm:  # whose server is asked for several at once
         return s.vllm_mode == "colocate" and (name, value) == ("n", 1)
     if name == "num_beams":  # TRL's own tests have two, sampled
@@ -188,6 +201,20 @@ def _why_names_are_shared(s: SimpleNamespace) -> str | None:
     )
 
 
+def why_punished_twice(
+    buffer: int | None, reward_names: Sequence[str], reward_weights: Sequence[float] | None
+) -> str | None:
+    """Say which reward function punishes overlong completions that `overlong_buffer_length` punishes too."""
+    weights = reward_weights or [1.0] * len(reward_names)
+    for name, weight in zip(reward_names, weights, strict=False):
+        if buffer is not None and weight and name in LENGTH_PENALTIES:
+            return (
+                f"`overlong_buffer_length={buffer}` punishes overlong completions, and so does the reward function "
+                f"{name!r}: they would be punished twice. Leave out one of them."
+            )
+    return None
+
+
 # In the order in which they are asked: a user is told of the first that is broken.
 RULES: tuple[Rule, ...] = (
     # ---- Which groups train ----
@@ -294,6 +321,21 @@ RULES: tuple[Rule, ...] = (
         "measured from it.",
     ),
     Rule(
+        lambda s: s.max_completion_length is None and s.use_transformers_continuous_batching,
+        "`max_completion_length=None` sets no limit with continuous batching: a completion that does not end would be "
+        "sampled until its cache is full. Set a number, such as TRL's default, 512.",
+    ),
+    Rule(
+        lambda s: s.max_completion_length is None and not s.use_vllm,
+        "`max_completion_length=None` has transformers sample 20 tokens, its own default. Set a number, such as TRL's "
+        "default, 512. With `use_vllm=True` alone `None` is the rest of vLLM's window.",
+    ),
+    Rule(
+        lambda s: s.max_completion_length is None and s.loss_type == "dr_grpo",
+        "`loss_type='dr_grpo'` divides by `max_completion_length`, which is `None`. Set a number, such as TRL's "
+        "default, 512.",
+    ),
+    Rule(
         lambda s: s.overlong_buffer_length is not None and s.overlong_buffer_length > s.max_completion_length,
         "`overlong_buffer_length` must be between 1 and `max_completion_length` ({max_completion_length}), got "
         "{overlong_buffer_length}.",
@@ -362,6 +404,12 @@ RULES: tuple[Rule, ...] = (
     _round_too_large("dynamic_sampling_max_round_size", lambda s: s.dynamic_sampling_max_round_size or 0),
     _round_too_large("batch_multiplier", lambda s: (s.batch_multiplier or 0) * s.groups_per_rollout),
     # ---- Once the model, the ranks and what a user handed over are known ----
+    Rule(
+        lambda s: s.max_completion_length is None and s.has_tools,
+        "`max_completion_length=None` does not support tools, whose results count as part of a completion. Set a "
+        "number, such as TRL's default, 512.",
+        ("has_tools",),
+    ),
     Rule(
         lambda s: s.max_tokens_per_microbatch is not None and s.has_images,
         "`max_tokens_per_microbatch={max_tokens_per_microbatch}` does not support models with images, whose rows "

@@ -51,7 +51,7 @@ class UpdatePhase(GRPOTrainer):
     model: PreTrainedModel
     num_generations: int
     num_generations_eval: int
-    max_completion_length: int
+    max_completion_length: int | None  # none with vLLM: the rest of its window
     pad_to_multiple_of: int | None
     train_dataset: Dataset | IterableDataset
     _logs: dict[str, Any]
