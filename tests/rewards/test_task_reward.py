@@ -108,8 +108,14 @@ def test_names_that_cannot_decide_are_refused():
             choose(["accuracy", "format", "soft_overlong_punishment"]),
             False,
             "A group trains if the weighted sum of 'accuracy', 'format' differs within it. Nothing says which "
-            "completions are right, so avg@k, pass@k and maj@k are left out: name the reward that does in "
-            "`dynamic_sampling_rewards`. 'soft_overlong_punishment' only shapes the advantages.",
+            "completions are right, so avg@k, pass@k and maj@k are left out. 'soft_overlong_punishment' only shapes "
+            "the advantages.",
+        ),
+        (
+            choose(["accuracy", "format"]),
+            True,
+            "`group_filter` decides which groups train. Nothing says which completions are right, so avg@k, pass@k "
+            "and maj@k are left out: name the reward that does in `dynamic_sampling_rewards`.",
         ),
         (
             choose(["accuracy"]),

@@ -191,9 +191,9 @@ class TaskReward:
         if self.tells_right:
             unless = "" if self.is_named else ", unless it takes more than two values"
             parts.append(f"A completion is right if {subject} is above {self.criterion.accuracy_threshold:g}{unless}.")
-        elif not self.undecided:
+        elif filtered or not self.undecided:
             parts.append(SCORES_LEFT_OUT)
-        else:
+        else:  # the line about sampling says which setting to use
             parts.append("Nothing says which completions are right, so avg@k, pass@k and maj@k are left out.")
         if self.shaping:
             only = "only shapes" if len(self.shaping) == 1 else "only shape"
