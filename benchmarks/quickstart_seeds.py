@@ -6,8 +6,8 @@ What the quickstart comes to, and its time, over five seeds: the command's own a
     python -m benchmarks quickstart_seeds    # two seeds at once, a quarter of an hour
 
 Runs `trl-dapo quickstart --seed S` with one thread and writes quickstart_seeds.csv, a row per seed: accuracy after the
-warm-up, after `GRPOTrainer` and after `DAPOTrainer`; the difference between the two trainers, paired problem by problem,
-with its 95% interval over problems; the optimizer steps and generated tokens of both; and the CPU seconds of the whole
+warm-up, after `GRPOTrainer` and after `DAPOTrainer`; the difference of the last two, paired problem by problem, with
+its 95% interval over problems; the optimizer steps and generated tokens of both; and the CPU seconds of the whole
 command.
 """
 

@@ -175,13 +175,20 @@ def warm_up(
         on_step(loss.item())
 
 
+def to_dataset(problems: list[Problem]) -> Dataset:
+    """Problems as the trainers and an evaluation read them."""
+    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
+    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
+    return Dataset.from_list(rows)
+
+
 def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
     shutil.rmtree(output_dir, ignore_errors=True)
     return evaluate(
         str(checkpoint),
-        _prompts(problems),
+        to_dataset(problems),
         output_dir,
         k=4,
         temperature=1.0,
@@ -293,7 +300,7 @@ def run_quickstart(
     with _progress(console, "Warm-up", num_warm_up_steps) as show:
         warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=lambda loss: show(f"loss {loss:.2f}"))
     tiny.save(model, tokenizer, start)
-    dataset = _prompts(problems.draw(4096))
+    dataset = to_dataset(problems.draw(4096))
 
     say(f"\nGRPOTrainer trains this model for {num_steps} steps.")
     grpo_args = GRPOConfig(**training_settings(grpo_dir, seed, num_steps))
@@ -391,9 +398,3 @@ def _print_rows(trainer: DAPOTrainer, every: int, console: Console) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TerminalCallback):
             callback.every, callback.file = every, console.file
-
-
-def _prompts(problems: list[Problem]) -> Dataset:
-    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
-    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
-    return Dataset.from_list(rows)
