@@ -1,7 +1,7 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-The tables of README.md and docs/benchmarks.md that several studies make, from what these have left.
+The tables of README.md, docs/benchmarks.md and EVIDENCE.md that several studies make, from what these have left.
 
 Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; what each technique added on the
 ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of RESULTS.md. Every method that
@@ -21,7 +21,7 @@ from .two_names import study as two_names
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+PAGES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", HERE / "EVIDENCE.md"
 LADDER = ROOT / "recipes" / "ablation" / "ladder.csv"
 TASKS = ("quickstart", "one in ten")
 RATED = (*TASKS, "Countdown")
@@ -202,7 +202,28 @@ def rungs_table():
     return markdown(columns, rows)
 
 
+def quickstart_table():
+    """What the quickstart came to over its seeds: accuracy, and what both trainers took."""
+    runs = [{name: float(text) for name, text in row.items()} for row in read_rows(HERE / "quickstart_seeds.csv")]
+
+    def spread(name, form):
+        values = [run[name] for run in runs]
+        median, lowest, highest = map(form.format, (statistics.median(values), min(values), max(values)))
+        return median if lowest == highest else f"{median} ({lowest} to {highest})"
+
+    for run in runs:
+        run["points"] = 100 * run["difference"]
+    rows = [["after the warm-up", spread("before", "{:.1%}"), "", ""]]
+    for name in ("grpo", "dapo"):
+        cost = [spread(f"{name}_{what}", "{:,.0f}") for what in ("steps", "tokens")]
+        rows.append([f"after `{name.upper()}Trainer`", spread(name, "{:.1%}"), *cost])
+    rows.append(["difference between the two, same seed", f"{spread('points', '{:+.1f}')} points", "", ""])
+    columns = f"median of {len(runs)} seeds (lowest to highest)", "accuracy on 1,000 held-out problems"
+    return markdown([*columns, "optimizer steps", "generated tokens"], rows)
+
+
 TABLES = {
+    "quickstart": quickstart_table,
     "results": results_table,
     "rates": rates_table,
     "real model": real_model_table,

@@ -1,21 +1,25 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-What the quickstart gains, and its time, over five seeds: the command's own and the four that follow it.
+What the quickstart comes to, and its time, over five seeds: the command's own and the four that follow it.
 
-    python -m benchmarks quickstart_seeds    # one seed after another, a quarter of an hour
+    python -m benchmarks quickstart_seeds    # two seeds at once, a quarter of an hour
 
-Runs `trl-dapo quickstart --seed S` with one thread; writes quickstart_seeds.csv, a row a seed: accuracy before and
-after, their paired difference with its 95 % interval over problems, and the CPU seconds of the whole command.
+Runs `trl-dapo quickstart --seed S` with one thread and writes quickstart_seeds.csv, a row per seed: accuracy after the
+warm-up, after `GRPOTrainer` and after `DAPOTrainer`; the difference of the last two, paired problem by problem, with
+its 95% interval over problems; the optimizer steps and generated tokens of both; and the CPU seconds of the whole
+command.
 """
 
 import os
-import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trl_dapo.cli.quickstart import count_generated_tokens
 from trl_dapo.evaluation import compare
+from trl_dapo.report import load_log_history
 
 from .frame.kept import write_rows
 
@@ -25,31 +29,37 @@ CSV = Path(__file__).with_suffix(".csv")
 
 
 def run(seed, folder):
-    """One quickstart, kept in the folder; returns its row."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Runs one quickstart in the folder; returns its row."""
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "trl_dapo.cli", "quickstart", "--seed", str(seed), "--output_dir", str(folder)]
     threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"`{' '.join(command[1:])}` ended with {done.returncode}:\n{done.stderr}")
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
-    (folder / "printed.txt").write_text(done.stdout)
-    change = compare(folder / "eval_warm_up", folder / "eval_trained")["metrics"]["avg@4"]
+    with (folder / "printed.txt").open("w") as printed:
+        process = subprocess.Popen(command, env={**os.environ, **threads}, stdout=printed, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)  # the time of this process alone
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"`{' '.join(command[1:])}` ended with {process.returncode}: see {printed.name}")
+    gained = compare(folder / "warm_up" / "eval", folder / "dapo" / "eval")["metrics"]["avg@4"]
+    compared = compare(folder / "grpo" / "eval", folder / "dapo" / "eval")["metrics"]["avg@4"]
+    logs = {name: load_log_history(folder / name) for name in ("grpo", "dapo")}
     return {
         "seed": seed,
-        "before": change["base"],
-        "after": change["trained"],
-        "gain": change["difference"]["mean"],
-        "gain_low": round(change["difference"]["low"], 6),
-        "gain_high": round(change["difference"]["high"], 6),
-        "cpu_seconds": round(seconds, 1),
+        "before": gained["base"],
+        "grpo": compared["base"],
+        "dapo": compared["trained"],
+        "difference": compared["difference"]["mean"],
+        "difference_low": round(compared["difference"]["low"], 6),
+        "difference_high": round(compared["difference"]["high"], 6),
+        **{f"{name}_steps": log[-1]["step"] for name, log in logs.items()},
+        **{f"{name}_tokens": count_generated_tokens(log) for name, log in logs.items()},
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
     }
 
 
-def main(output_dir=Path("outputs/quickstart_seeds")):
+def main(num_processes=2, output_dir=Path("outputs/quickstart_seeds")):
     rows = []
-    for seed in SEEDS:
-        rows.append(run(seed, output_dir / str(seed)))
-        print(" ".join(f"{name}={value:.4g}" for name, value in rows[-1].items()), flush=True)
-        write_rows(CSV, rows[0], [row.values() for row in rows])
+    with ThreadPoolExecutor(num_processes) as pool:
+        for row in pool.map(run, SEEDS, [output_dir / str(seed) for seed in SEEDS]):
+            rows.append(row)
+            print(" ".join(f"{name}={value:.5g}" for name, value in row.items()), flush=True)
+    write_rows(CSV, rows[0], [row.values() for row in rows])

@@ -10,10 +10,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import prompts
+from trl import GRPOConfig, GRPOTrainer
 
 from trl_dapo.cli import main
 from trl_dapo.report import PANELS, load_log_history, load_run, load_runs, plot_run, series, write_report
-from trl_dapo.report.drawing import OUTCOMES, RUN_COLOURS, TIMELINE, plot_panel
+from trl_dapo.report.drawing import (
+    ACCURACY_BY_TOKENS,
+    INFORMATIVE,
+    OF_SEVERAL_RUNS,
+    OUTCOMES,
+    REWARD_BY_TOKENS,
+    RUN_COLOURS,
+    TIMELINE,
+    plot_comparison,
+    plot_panel,
+)
 from trl_dapo.report.page import MAX_CHARACTERS
 from trl_dapo.report.runs import summarize_groups
 
@@ -31,16 +43,30 @@ def entry(step: int, **metrics) -> dict:
     """What DAPOTrainer logs of one step in which 6 of 16 groups were accepted."""
     sampling = {"groups_generated": 16.0, "acceptance_rate": 6 / 16, "rounds": 2.0}
     sampling |= {"dropped/all_correct": 7.0, "dropped/all_wrong": 3.0, "dropped/masked": 0.0}
-    sampling |= {"tokens_generated": 800.0, "tokens_trained": 320.0}
-    rewards = {"reward": 0.1 * step, "filtered_reward": 0.1 * step + 0.05}
+    sampling |= {"tokens_generated": 800.0, "tokens_trained": 320.0, "groups_trained": 6.0, "shortfall": 10.0}
+    rewards = {"reward": 0.1 * step, "filtered_reward": 0.1 * step + 0.05, "task_accuracy": 0.01 * step}
     return {
         **{"step": step, **rewards, "entropy": 1.0 / step, "grad_norm": 0.5},
         **{"microbatches": 4.0, "peak_microbatch_tokens": 9216.0},
         **{f"clip_ratio/{name}": 0.01 for name in ("low_mean", "high_mean", "dual_mean")},
         **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length")},
         "completions/clipped_ratio": 0.25,
+        "num_tokens": 1000.0 * step,
         **{f"dynamic_sampling/{name}": value for name, value in sampling.items()},
         **{f"timeline/{name}_seconds": value for name, value in TIMES.items()},
+        **metrics,
+    }
+
+
+def grpo_entry(step: int, **metrics) -> dict:
+    """What GRPOTrainer logs of one step in which the rewards of 6 of 16 groups were all equal."""
+    rewards = {"reward": 0.1 * step, "reward_std": 0.3, "rewards/right/mean": 0.1 * step, "rewards/right/std": 0.3}
+    return {
+        **{"step": step, **rewards, "frac_reward_zero_std": 6 / 16, "num_tokens": 900.0 * step},
+        **{"entropy": 1.0 / step, "grad_norm": 0.5, "loss": 0.0, "learning_rate": 1e-4},
+        **{f"completions/{name}": 8.0 for name in ("mean_length", "max_length", "mean_terminated_length")},
+        "completions/clipped_ratio": 0.25,
+        **{f"clip_ratio/{name}": 0.01 for name in ("low_mean", "high_mean", "region_mean")},
         **metrics,
     }
 
@@ -140,7 +166,7 @@ def hostile_runs(tmp_path_factory):
     for run, reward in zip(runs, (0.12, 0.1), strict=True):
         asked = {"overlap/in_flight": 40.0}
         history = [entry(step, reward=reward * step, entropy=10 * reward / step, **asked) for step in range(1, 41)]
-        history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75}]
+        history += [{"step": 40, "eval_avg@4": 0.625, "eval_pass@4": 0.75, "eval_reward": 0.625}]
         write_state(run, [*history, {"step": 40, "train_runtime": 12.0}], max_steps=40)
         unseen = "\x00\x1b[2J\u202eright to left\n" + "\n" * 900
         rows = [
@@ -169,6 +195,15 @@ def test_entries_without_the_metric_or_without_a_number_are_left_out():
     values = [0.5, None, float("nan"), float("-inf"), "0.5", 10**400]
     history = [{"step": step, "reward": value} for step, value in enumerate(values)]
     assert series([*history, {"step": 9}], "reward") == ([0], [0.5])
+
+
+def test_a_metric_over_another_is_of_the_entries_that_have_both():
+    history = [
+        {"step": 1, "reward": 0.5, "num_tokens": 90.0},
+        {"step": 2, "reward": 0.6},
+        {"step": 3, "num_tokens": 3},
+    ]
+    assert series(history, "reward", over="num_tokens") == ([90], [0.5])
 
 
 def test_the_newest_complete_state_of_a_run_is_read_and_half_written_ones_are_noted(tmp_path):
@@ -227,6 +262,8 @@ def test_the_figures_in_the_table_are_the_logs(tmp_path):
     text = text_of(write_state(tmp_path / "run", history))
     # The last step's reward, and after the filter; 6 of 16 groups accepted; (480 + 800) / (320 + 320) tokens.
     assert all(figure in text for figure in ("0.200", "0.250", "38%", "2.00", "6.2% -> 12.5%\navg@32 at step 2"))
+    assert "Correct completions" in text
+    assert "for the same tokens" not in text  # that compares several runs
 
 
 def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
@@ -235,6 +272,84 @@ def test_groups_are_split_into_accepted_and_the_reasons_that_occurred():
     # A user's own rule has reasons of its own.
     shares = OUTCOMES.find([entry(step, **{"dynamic_sampling/dropped/too easy": 2.0}) for step in (1, 2)])
     assert (shares["too easy"], shares["accepted"]) == (([1, 2], [2 / 16] * 2), ([1, 2], [4 / 16] * 2))
+
+
+def test_informative_groups_are_the_share_of_a_batch_that_was_filled_or_of_what_grpo_sampled():
+    # 6 of 16 places of DAPO's batch were filled; the rewards of 6 of 16 groups of GRPO's were all equal.
+    assert INFORMATIVE.find([entry(1)]) == {"informative": ([1], [6 / 16])}
+    assert INFORMATIVE.find([grpo_entry(1)]) == {"informative": ([1], [10 / 16])}
+    # What DAPO dropped and replaced is not missing from its batch.
+    full = {"dynamic_sampling/groups_trained": 16.0, "dynamic_sampling/shortfall": 0.0, "frac_reward_zero_std": 0.5}
+    assert INFORMATIVE.find([entry(1, **full)]) == {"informative": ([1], [1.0])}
+    assert INFORMATIVE.find([plain(1)]) == {}
+
+
+def test_a_run_of_grpo_has_a_page_without_what_it_cannot_know(tmp_path):
+    run = write_state(tmp_path / "grpo" / "checkpoint-2", [grpo_entry(1), grpo_entry(2)], max_steps=2).parent
+    page = Page(write_report([run]))
+    assert load_run(run).notes == []
+    cells = [" ".join(cell.split()) for cell in page.cells]
+    grpo = cells.index("grpo")
+    assert cells[grpo - 5 : grpo] == ["run", "state", "reward", "informative groups", "tokens, with prompts"]
+    # The reward of the last step; 10 of 16 groups; twice 900 tokens.
+    assert cells[grpo + 2 : grpo + 4] == ["0.200", "62%"]
+    assert cells[grpo + 4].startswith("1.8k")
+    drawn = "reward entropy length informative truncation clipping gradient".split()
+    assert [figure["id"] for figure in page.all("figure")] == drawn
+    left_out = page.text.partition("Left out, since nothing was logged: ")[2].partition(".")[0].split(", ")
+    assert {"Acceptance rate", "Rounds of generation", "Tokens generated and trained"} <= {*left_out}
+
+
+def test_what_grpo_trainer_logs_is_what_a_report_reads(tiny_model, tmp_path):
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 1, "max_steps": 2}
+    on_the_cpu = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+    saved = {"logging_steps": 1, "save_steps": 2}
+
+    def first_of_four(completions, **kwargs):  # of the first of two prompts, so that the second has no gradient
+        return [1.0, *[0.0] * (len(completions) - 1)]
+
+    args = GRPOConfig(str(tmp_path), **settings, **on_the_cpu, **saved)
+    trainer = GRPOTrainer(tiny_model, first_of_four, args, train_dataset=prompts(4))
+    trainer.train()
+    run = load_run(tmp_path)
+    assert (run.checkpoint, run.finished, run.notes) == ("checkpoint-2", True, [])
+    assert INFORMATIVE.find(run.log_history) == {"informative": ([1, 2], [0.5, 0.5])}
+    # 8 completions of one token, each behind the 9 of `prompt 3:`.
+    assert REWARD_BY_TOKENS.find(run.log_history) == {"all that was sampled": ([80, 160], [0.125, 0.125])}
+
+
+def test_a_run_of_grpo_and_one_of_dapo_are_drawn_over_each_other(tmp_path):
+    full = {"dynamic_sampling/groups_trained": 16.0, "dynamic_sampling/shortfall": 0.0}
+    grpo = write_state(tmp_path / "grpo", [grpo_entry(1), grpo_entry(2)])
+    dapo = write_state(tmp_path / "dapo", [entry(1, **full), entry(2, **full)])
+    page = Page(write_report([grpo, dapo]))
+    alts = dict(zip([figure["id"] for figure in page.all("figure")], page.all("img"), strict=True))
+    said = "grpo, informative: 0.625 at step 1, 0.625 at step 2"
+    assert said in alts["informative"]["alt"]
+    assert "dapo, informative: 1 at step 1, 1 at step 2" in alts["informative"]["alt"]
+    by_tokens = alts["reward_by_tokens"]["alt"]
+    assert "over tokens sampled so far, prompts included." in by_tokens
+    assert "grpo, all that was sampled: 0.1 at 900 tokens, 0.2 at 1,800 tokens" in by_tokens
+    assert "dapo, all that was sampled: 0.1 at 1,000 tokens, 0.2 at 2,000 tokens" in by_tokens
+    # Only DAPO's log says which completions are correct: there is nothing to compare it with.
+    assert "accuracy_by_tokens" not in alts
+    assert "grpo" not in alts["accuracy"]["alt"]
+    # A dash for what GRPO's log does not know, and no zero.
+    cells = [" ".join(cell.split()) for cell in page.cells]
+    assert cells[cells.index("grpo") + 2 : cells.index("dapo")] == ["0.200", "-", "-", "62%", "-", "-", "1.8k"]
+
+
+def test_the_horizontal_axis_of_a_comparison_by_tokens_is_their_number():
+    for panel, top in ((REWARD_BY_TOKENS, 0.2), (ACCURACY_BY_TOKENS, 0.02)):
+        (axes,) = plot_panel(panel, [[entry(1), entry(2)]] * 2, ["a", "b"]).axes
+        assert [list(line.get_xdata()) for line in axes.lines] == [[1000, 2000]] * 2
+        assert [line.get_ydata()[-1] for line in axes.lines] == [top] * 2
+        assert axes.get_xlabel() == "tokens sampled so far, prompts included"
+
+
+def test_a_comparison_is_one_picture_of_several_runs(tmp_path):
+    plot_comparison({"a": [grpo_entry(1)], "b": [entry(1)]}, tmp_path / "new" / "run.png")
+    assert (tmp_path / "new" / "run.png").read_bytes()[:8] == PNG
 
 
 def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
@@ -248,7 +363,7 @@ def test_the_timeline_lays_what_a_rollout_took_end_to_end_for_the_last_eight():
 def test_panels_without_data_are_left_out_and_named(tmp_path):
     path = write_report([write_state(tmp_path / "run", [plain(1), plain(2)])])
     page = Page(path)
-    others = [panel.title for panel in PANELS if panel.name != "reward"]
+    others = [panel.title for panel in PANELS if panel.name != "reward" and panel not in OF_SEVERAL_RUNS]
     assert f"Left out, since nothing was logged: {', '.join(others)}." in page.text
     assert [figure["id"] for figure in page.all("figure")] == ["reward"]
     assert sorted(os.listdir(path.parent)) == ["overview.png", "report.html", "reward.png"]

@@ -107,8 +107,13 @@ def _make_parser() -> argparse.ArgumentParser:
         stopped = f"trl-dapo {name}: stopped. The same command continues from here."
         command.set_defaults(mistakes=(ValueError, OSError, ImportError, MemoryError), stopped=stopped)
 
-    report = add("report", help="a page about one or several runs, from what they left on disk")
-    report.add_argument("runs", nargs="+", metavar="RUN", help="a run's output directory, or one of its checkpoints")
+    report = add("report", help="a page about one or several runs, DAPO's or GRPO's")
+    report.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="output directory of a run of DAPOTrainer or GRPOTrainer, or one of its checkpoints",
+    )
     report.add_argument("--output_dir", help="where page and pictures are saved (default: report/ in the first run)")
     report.set_defaults(run=_report, mistakes=(OSError, ValueError))
     return parser

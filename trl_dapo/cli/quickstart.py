@@ -1,9 +1,11 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
-"""DAPO from nothing in two minutes on a CPU: a small model learns arithmetic, first from examples, then from reward.
+"""GRPO and DAPO on a CPU in three minutes: a small model learns arithmetic, first from examples, then from reward.
 
-The warm-up is supervised, with a teacher who slips: some problems are always solved, some never. DAPO rewards right
-answers only. Accuracy before and after is of problems that neither has seen.
+The warm-up is supervised, by a teacher who makes mistakes: afterwards the model solves some problems always, some
+never and most of them sometimes. From there it is trained twice, with `GRPOTrainer` and with `DAPOTrainer`: with the
+same settings, for the same number of generated tokens. Only correct answers are rewarded. Accuracy is measured on
+problems that were never trained on.
 
 Numbers are written as one adds by hand: operands of two digits, answers from the units up. `17+05=` is answered `220`.
 """
@@ -11,7 +13,8 @@ Numbers are written as one adds by hand: operands of two digits, answers from th
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,17 +24,29 @@ import transformers
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from trl import GRPOConfig, GRPOTrainer
 
 from ..config import DAPOConfig
 from ..evaluation import compare, evaluate, print_comparison
-from ..report import plot_run
+from ..report import plot_comparison
 from ..run.terminal import TerminalCallback
+from ..settings.warnings import leave_out_renaming_warnings
 from ..trainer import DAPOTrainer
 from . import tiny
 
 
 MAX_ANSWER_TOKENS = 8
+NUM_PROMPTS, NUM_COMPLETIONS = 16, 8  # of a batch, and of each of its prompts
 
 
 class Problem(NamedTuple):
@@ -160,13 +175,20 @@ def warm_up(
         on_step(loss.item())
 
 
+def to_dataset(problems: list[Problem]) -> Dataset:
+    """Problems as the trainers and an evaluation read them."""
+    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
+    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
+    return Dataset.from_list(rows)
+
+
 def measure(checkpoint: Path, problems: list[Problem], output_dir: Path, seed: int) -> dict:
     """Evaluates a checkpoint on problems, four samples each at temperature 1, in a folder that is emptied first."""
     # Another run's answers must not stand in for this one's.
     shutil.rmtree(output_dir, ignore_errors=True)
     return evaluate(
         str(checkpoint),
-        _prompts(problems),
+        to_dataset(problems),
         output_dir,
         k=4,
         temperature=1.0,
@@ -192,28 +214,45 @@ def exact_answer_reward(
     return [float(answer == right) for answer, right in zip(answers, solution, strict=True)]
 
 
-def dapo_config(output_dir: str | os.PathLike, seed: int, num_steps: int) -> DAPOConfig:
-    """Settings of the DAPO phase: 16 prompts x 8 completions, one optimizer step a rollout batch."""
-    return DAPOConfig(
-        output_dir=str(output_dir),
-        seed=seed,
-        max_steps=num_steps,
-        dynamic_sampling_mode="paper",
-        num_generations=8,
-        per_device_train_batch_size=128,
-        max_completion_length=MAX_ANSWER_TOKENS,
-        overlong_buffer_length=2,
+def training_settings(output_dir: str | os.PathLike, seed: int, num_steps: int) -> dict[str, Any]:
+    """Settings of both trainers; what is not among them is at its default. One optimizer step per batch."""
+    return {
+        "output_dir": str(output_dir),
+        "seed": seed,
+        "max_steps": num_steps,
+        "num_generations": NUM_COMPLETIONS,
+        "per_device_train_batch_size": NUM_PROMPTS * NUM_COMPLETIONS,
+        "max_completion_length": MAX_ANSWER_TOKENS,
         # At 3e-4, and without a warm-up of Adam's moments, some seeds lose in the first steps what they never regain.
-        learning_rate=1e-4,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=10,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-    )
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 10,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+
+
+def dapo_config(
+    output_dir: str | os.PathLike, seed: int, num_steps: int, max_tokens_generated: int | None = None
+) -> DAPOConfig:
+    """Settings of `DAPOTrainer`: its defaults, so nothing is said about sampling except when to stop."""
+    settings = training_settings(output_dir, seed, num_steps)
+    return DAPOConfig(**settings, max_tokens_generated=max_tokens_generated)
+
+
+def count_generated_tokens(log_history: list[dict]) -> int:
+    """Count the tokens of all completions in the log of a run, dropped groups included."""
+    total = 0.0
+    for entry in log_history:
+        if "dynamic_sampling/tokens_generated" in entry:
+            total += entry["dynamic_sampling/tokens_generated"]
+        elif "completions/mean_length" in entry:  # of `GRPOTrainer`, which samples one batch per step
+            total += entry["completions/mean_length"] * NUM_PROMPTS * NUM_COMPLETIONS
+    return round(total)
 
 
 def run_quickstart(
@@ -223,67 +262,139 @@ def run_quickstart(
     num_steps: int = 150,
     console: Console | None = None,
 ) -> dict:
-    """Warms a small model up on arithmetic and trains it with DAPO; what `compare` says of held-out problems."""
+    """
+    Warms a small model up on arithmetic, trains it from there with `GRPOTrainer` and with `DAPOTrainer`, and prints
+    what both came to on held-out problems.
+
+    Args:
+        output_dir (`str` or `os.PathLike`, *optional*, defaults to `"outputs/quickstart"`):
+            Gets the folders `warm_up`, `grpo` and `dapo`, each with a model and its evaluation.
+        seed (`int`, *optional*, defaults to `42`):
+            Seed of everything random.
+        num_warm_up_steps (`int`, *optional*, defaults to `250`):
+            Supervised steps.
+        num_steps (`int`, *optional*, defaults to `150`):
+            Optimizer steps of `GRPOTrainer`. `DAPOTrainer` stops as soon as it has generated as many tokens.
+        console ([`~rich.console.Console`], *optional*):
+            Where everything is printed. Standard output by default.
+
+    Returns:
+        `dict`: `DAPOTrainer` compared with `GRPOTrainer`, as [`~trl_dapo.evaluation.compare`] returns it.
+    """
     console = console or Console()
+    say = partial(console.print, highlight=False, soft_wrap=True)
     output_dir = Path(output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
+    start, grpo_dir, dapo_dir = (output_dir / name for name in ("warm_up", "grpo", "dapo"))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # Matrices this small gain little from a second thread, and lose minutes to it where the cores are shared.
+    leave_out_renaming_warnings()
+    # Matrices this small gain little from a second thread, and lose minutes to it if the cores are shared.
     torch.set_num_threads(1)
 
     problems, tokenizer = Problems(seed), build_tokenizer()
     model = build_model(tokenizer, seed)
-    console.print(
-        f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
-        f"(seed {seed}, no network). Answers are written from the units up: 17+05=220.",
-        soft_wrap=True,
-    )
-
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
-        task = progress.add_task("Warm-up", total=num_warm_up_steps, info="")
-
-        def show(loss: float) -> None:
-            progress.update(task, advance=1, info=f"loss {loss:.2f}")
-            if not console.is_terminal and (step := progress.tasks[task].completed) % 50 == 1:  # no bar is drawn
-                console.print(f"Warm-up, step {step} of {num_warm_up_steps}: loss {loss:.2f}")
-
-        warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=show)
-    tiny.save(model, tokenizer, output_dir / "warm_up")
-    before = measure(output_dir / "warm_up", problems.held_out, output_dir / "eval_warm_up", seed)
-
-    args, dataset = dapo_config(output_dir, seed, num_steps), _prompts(problems.draw(4096))
-    trainer = DAPOTrainer(model, exact_answer_reward, args, train_dataset=dataset, processing_class=tokenizer)
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, TerminalCallback):
-            callback.every, callback.file = max(1, num_steps // 10), console.file
-    trainer.train()
-    trainer.save_state()
-    tiny.save(model, tokenizer, output_dir / "trained")
-    after = measure(output_dir / "trained", problems.held_out, output_dir / "eval_trained", seed)
-    plot_run(trainer.state.log_history, output_dir / "run.png", title="trl-dapo quickstart")
-
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    for name, summary in (("before", before), ("after", after)):
-        accuracy = summary["metrics"]["avg@4"]
-        say(
-            f"Accuracy {name} DAPO on {summary['num_problems']:,} held-out problems, 4 samples each at temperature 1: "
-            f"{accuracy['mean']:.1%}, 95 % interval {accuracy['low']:.1%} to {accuracy['high']:.1%}"
-        )
-    change = compare(output_dir / "eval_warm_up", output_dir / "eval_trained")
-    print_comparison(change, console, in_brief=True)
     say(
-        f"Checkpoint: {output_dir / 'trained'}\n"
-        f"Plot:       {output_dir / 'run.png'}\n"
-        f"Again:      trl-dapo compare {output_dir / 'eval_warm_up'} {output_dir / 'eval_trained'}\n"
+        f"A Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters learns arithmetic on this CPU "
+        f"(seed {seed}, no network). Answers are written from the units up: 17+05=220."
+    )
+    with _progress(console, "Warm-up", num_warm_up_steps) as show:
+        warm_up(model, tokenizer, problems, num_warm_up_steps, on_step=lambda loss: show(f"loss {loss:.2f}"))
+    tiny.save(model, tokenizer, start)
+    dataset = to_dataset(problems.draw(4096))
+
+    say(f"\nGRPOTrainer trains this model for {num_steps} steps.")
+    grpo_args = GRPOConfig(**training_settings(grpo_dir, seed, num_steps))
+    grpo = GRPOTrainer(str(start), exact_answer_reward, grpo_args, train_dataset=dataset)
+    with _progress(console, "GRPO", num_steps) as show:
+        _show_rewards(grpo, show)
+        grpo.train()
+    for entry in grpo.state.log_history:
+        if "reward" in entry:
+            # Of rewards of 0 and 1 the mean is the share of correct completions, as `DAPOTrainer` logs it.
+            entry["task_accuracy"] = entry["reward"]
+    _save(grpo)
+    num_tokens = count_generated_tokens(grpo.state.log_history)
+
+    say(
+        f"\nDAPOTrainer trains the model of the warm-up too, with the same settings, until it has generated as many "
+        f"tokens ({num_tokens:,})."
+    )
+    dapo_args = dapo_config(dapo_dir, seed, num_steps, max_tokens_generated=num_tokens)
+    dapo = DAPOTrainer(str(start), exact_answer_reward, dapo_args, train_dataset=dataset)
+    _print_rows(dapo, max(1, num_steps // 10), console)
+    dapo.train()
+    _save(dapo)
+
+    say(f"\nAccuracy on {len(problems.held_out):,} held-out problems, 4 completions each at temperature 1:")
+    for name, folder, log_history in (
+        ("the warm-up", start, []),
+        ("GRPOTrainer", grpo_dir, grpo.state.log_history),
+        ("DAPOTrainer", dapo_dir, dapo.state.log_history),
+    ):
+        accuracy = measure(folder, problems.held_out, folder / "eval", seed)["metrics"]["avg@4"]
+        interval = f"95% interval {accuracy['low']:.1%} to {accuracy['high']:.1%}"
+        line = f"  after {name}: {accuracy['mean']:.1%}, {interval}"
+        if log_history:
+            steps, num_tokens = log_history[-1]["step"], count_generated_tokens(log_history)
+            line += f"; {steps} steps, {num_tokens:,} generated tokens"
+        say(line)
+    say("\nDAPOTrainer (trained) compared with GRPOTrainer (base), problem by problem:")
+    change = compare(grpo_dir / "eval", dapo_dir / "eval")
+    print_comparison(change, console, in_brief=True)
+    say("Another seed trains other models, and its difference is another one: try --seed 43.")
+    logs = {"GRPOTrainer": grpo.state.log_history, "DAPOTrainer": dapo.state.log_history}
+    plot_comparison(logs, output_dir / "run.png", title="trl-dapo quickstart")
+    say(
+        f"Models:  {start}, {grpo_dir}, {dapo_dir}\n"
+        f"Picture: {output_dir / 'run.png'}\n"
+        f"Report:  trl-dapo report {grpo_dir} {dapo_dir}\n"
+        f"Compare: trl-dapo compare {start / 'eval'} {dapo_dir / 'eval'}\n"
         "Next, a language model, in minutes on a CPU (for a GPU: trl-dapo recipes):\n"
         "  trl-dapo train --config smollm2_135m_cpu"
     )
     return change
 
 
-def _prompts(problems: list[Problem]) -> Dataset:
-    asked = [(p, [{"role": "user", "content": p.text}]) for p in problems]
-    rows = [{"id": p.text, "prompt": prompt, "solution": p.answer, "source": p.family} for p, prompt in asked]
-    return Dataset.from_list(rows)
+def _save(trainer: GRPOTrainer) -> None:
+    """Leaves the model and the log in the output folder."""
+    trainer.save_state()
+    trainer.save_model()
+
+
+@contextmanager
+def _progress(console: Console, title: str, num_steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, elsewhere a line every 50 steps; yields what is called after each step."""
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[info]}"), console=console) as progress:
+        task = progress.add_task(title, total=num_steps, info="")
+
+        def show(info: str) -> None:
+            progress.update(task, advance=1, info=info)
+            step = int(progress.tasks[task].completed)
+            if not console.is_terminal and step % 50 == 1:
+                console.print(f"{title}, step {step} of {num_steps}: {info}")
+
+        yield show
+
+
+class _RewardCallback(TrainerCallback):
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if "reward" in (entry := state.log_history[-1]):
+            self._show(f"reward {entry['reward']:.2f}")
+
+
+def _show_rewards(trainer: GRPOTrainer, show: Callable[[str], None]) -> None:
+    """Has a trainer show the reward at each step, and not print all of its metrics."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(_RewardCallback(show))
+
+
+def _print_rows(trainer: DAPOTrainer, every: int, console: Console) -> None:
+    """Has `DAPOTrainer` print a row of its table every few steps."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TerminalCallback):
+            callback.every, callback.file = every, console.file

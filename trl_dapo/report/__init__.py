@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run did, from what it left on disk: a page that stands alone, and its pictures."""
 
-from .drawing import PANELS, Panel, plot_panel, plot_run
+from .drawing import PANELS, Panel, plot_comparison, plot_panel, plot_run
 from .page import write_report
 from .runs import Run, load_log_history, load_run, load_runs, series
 
@@ -14,6 +14,7 @@ __all__ = [
     "load_log_history",
     "load_run",
     "load_runs",
+    "plot_comparison",
     "plot_panel",
     "plot_run",
     "series",

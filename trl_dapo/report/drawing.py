@@ -25,7 +25,7 @@ from ..sampling.drop_reasons import REASONS
 from .runs import is_number, series
 
 
-Points = tuple[list[int], list[float]]  # steps, and a value for each
+Points = tuple[list[int], list[float]]  # steps, or what else the horizontal axis is, and a value for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +36,20 @@ class Panel:
     title: str
     unit: str  # of the vertical axis
     metrics: dict[str, str]  # regular expressions of metrics, and how each is called in the legend, as in `re.sub`
-    caption: str  # what to look for, in one sentence
+    caption: str  # what to look for
+    over: str = "step"  # the metric of the horizontal axis
     bottom: float | None = 0.0  # where the vertical axis begins; `None` leaves it to the values
     top: float | None = None
 
     def find(self, log_history: list[dict]) -> dict[str, Points]:
-        """Steps and values by name in the legend; empty if nothing of it was logged."""
+        """Points by name in the legend; empty if nothing of it was logged."""
         if self is OUTCOMES:
             return _shares(log_history)
+        if self is INFORMATIVE:
+            return _informative_shares(log_history)
         logged = dict.fromkeys(metric for entry in log_history for metric in entry)
         drawn = [
-            (match.expand(label), series(log_history, metric))
+            (match.expand(label), series(log_history, metric, self.over))
             for pattern, label in self.metrics.items()
             for metric in logged
             if (match := re.fullmatch(pattern, metric))
@@ -59,8 +62,46 @@ REWARD = Panel(
     title="Reward",
     unit="mean reward",
     metrics={"reward": "all that was sampled", "filtered_reward": "what the filter kept"},
-    caption="The solid line should rise; it counts what was dropped, so the filter does not flatter it.",
+    caption="The solid line should rise; it counts what was dropped, so the filter does not flatter it. The screen "
+    "and the pass-rate memory sample less of prompts that are always or never solved: to compare runs, look at "
+    "correct completions or at evaluations instead.",
     bottom=None,
+)
+REWARD_BY_TOKENS = Panel(
+    name="reward_by_tokens",
+    title="Reward for the same tokens",
+    unit="mean reward",
+    metrics={"reward": "all that was sampled"},
+    caption="The same rewards over what sampling cost. TRL counts the tokens of every completion and of its prompt.",
+    over="num_tokens",
+    bottom=None,
+)
+ACCURACY = Panel(
+    name="accuracy",
+    title="Correct completions",
+    unit="share of completions",
+    metrics={"task_accuracy": "training prompts"},
+    caption="Each prompt counts once, dropped groups included, so that runs which sample differently can be compared.",
+    top=1.0,
+)
+ACCURACY_BY_TOKENS = Panel(
+    name="accuracy_by_tokens",
+    title="Correct completions for the same tokens",
+    unit="share of completions",
+    metrics={"task_accuracy": "training prompts"},
+    caption="The higher line learns more from what was sampled. TRL counts the tokens of every completion and of its "
+    "prompt.",
+    over="num_tokens",
+    top=1.0,
+)
+INFORMATIVE = Panel(
+    name="informative",
+    title="Informative groups in a batch",
+    unit="share of the groups",
+    metrics={"dynamic_sampling/groups_trained": "informative"},
+    caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on whatever it sampled; DAPOTrainer "
+    "replaces the others, so that its line is at 1 if every batch was full.",
+    top=1.0,
 )
 ACCEPTANCE = Panel(
     name="acceptance",
@@ -150,6 +191,18 @@ PANELS = (
     ),
     ENTROPY,
     LENGTH,
+    ACCURACY,
+    ACCURACY_BY_TOKENS,
+    REWARD_BY_TOKENS,
+    INFORMATIVE,
+    Panel(
+        name="evaluation_reward",
+        title="Reward in evaluations during training",
+        unit="mean reward",
+        metrics={"eval_reward": "evaluation prompts"},
+        caption="Sampled without a filter on prompts that are not trained on: it should rise with the reward above.",
+        bottom=None,
+    ),
     Panel(
         name="rounds",
         title="Rounds of generation",
@@ -199,6 +252,8 @@ PANELS = (
     TIMELINE,
     IN_FLIGHT,
 )
+OF_SEVERAL_RUNS = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS)  # only drawn if at least two runs logged them
+COMPARED = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS, INFORMATIVE)  # the first to look at if there are several runs
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
 BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
@@ -224,6 +279,7 @@ PAPER = {"light": "#ffffff", "dark": "#0d1117"}
 GRID = {"light": "#e6e9ed", "dark": "#232a33"}
 OPAQUE: dict[str, Any] = {"frameon": True, "framealpha": 0.85, "edgecolor": "none"}  # a legend over what is drawn
 MAX_POINTS = 600  # of a line
+AXES = {"step": "optimizer step", "num_tokens": "tokens sampled so far, prompts included"}
 SIZE = (4.8, 3.0)  # inches; at 100 pixels an inch two stand side by side on a page of 1000 pixels
 
 
@@ -297,9 +353,20 @@ def plot_runs(
         return figure
 
 
+def plot_comparison(log_histories: dict[str, list[dict]], path: str | os.PathLike, title: str = "") -> None:
+    """Draws the logs of several runs over each other, by their names: what they learned, from what, as a PNG."""
+    panels = (ACCURACY, ACCURACY_BY_TOKENS, INFORMATIVE, ENTROPY)
+    figure = plot_runs(list(log_histories.values()), list(log_histories), panels, title)
+    _write_png(figure, path)
+
+
 def plot_run(log_history: list[dict], path: str | os.PathLike, title: str = "") -> None:
     """Draws reward before and after the filter, acceptance rate, entropy and completion length of a run, as a PNG."""
     figure = plot_runs([log_history], [""], (REWARD, ACCEPTANCE, ENTROPY, LENGTH), title)
+    _write_png(figure, path)
+
+
+def _write_png(figure: Figure, path: str | os.PathLike) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_bytes(render(figure, "png"))
 
@@ -411,7 +478,7 @@ def _say_not_logged(axes: Axes) -> None:
 
 
 def _label(axes: Axes, panel: Panel) -> None:
-    axes.set(xlabel="optimizer step", ylabel=panel.unit)
+    axes.set(xlabel=AXES[panel.over], ylabel=panel.unit)
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.set_ylim(panel.bottom, panel.top)
 
@@ -445,6 +512,19 @@ def _style(theme: str) -> AbstractContextManager[None]:
             ),
         }
     )
+
+
+def _informative_shares(log_history: list[dict]) -> dict[str, Points]:
+    """Share of a batch's groups that have a gradient, as `DAPOTrainer` counts them and as `GRPOTrainer` does."""
+    points = []
+    for entry in log_history:
+        trained, missing = (entry.get(f"dynamic_sampling/{name}") for name in ("groups_trained", "shortfall"))
+        if is_number(trained) and is_number(missing):
+            if trained + missing > 0:
+                points.append((entry["step"], trained / (trained + missing)))
+        elif is_number(without := entry.get("frac_reward_zero_std")):
+            points.append((entry["step"], 1.0 - without))
+    return {"informative": ([step for step, _ in points], [share for _, share in points])} if points else {}
 
 
 def _shares(log_history: list[dict]) -> dict[str, Points]:

@@ -16,9 +16,24 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
+from ..number_format import format_count
 from ..version import __version__
 from . import drawing
-from .drawing import BY_NAME, ONE_RUN_EACH, PANELS, PAPER, REWARDS, RUN_COLOURS, Panel, Points, smooth
+from .drawing import (
+    AXES,
+    BY_NAME,
+    COMPARED,
+    INFORMATIVE,
+    OF_SEVERAL_RUNS,
+    ONE_RUN_EACH,
+    PANELS,
+    PAPER,
+    REWARDS,
+    RUN_COLOURS,
+    Panel,
+    Points,
+    smooth,
+)
 from .runs import Run, is_number, load_runs, series
 
 
@@ -27,6 +42,16 @@ NUM_OVERVIEW_PANELS = 6
 MAX_EVALUATIONS = 12  # during training, of one run
 SCORE = re.compile(r"eval_(\S+_)?(avg|pass|maj)@\d+")
 MAX_CHARACTERS = 1200  # of a prompt or a completion; an answer stands at its end, so both ends are kept
+COLUMNS = {
+    "reward": "reward",
+    "after\nthe filter": "filtered_reward",
+    "correct": "accuracy",
+    "informative\ngroups": "informative",
+    "acceptance": "acceptance",
+    "tokens generated\nper trained": "price",
+    "tokens,\nwith prompts": "tokens",
+    "last evaluation": "evaluation",
+}
 # A panel, what it shows of each run, and what draws it with a title and in a theme.
 Picture = tuple[Panel, list[dict[str, Points]], Callable[..., Figure]]
 
@@ -44,13 +69,14 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
         )
     histories, labels = [run.log_history for run in runs], [_visible(run.label) for run in runs]
     found = [(panel, list(map(panel.find, histories))) for panel in PANELS]
-    shown = [(panel, by_run) for panel, by_run in found if any(by_run)]
+    shown = [
+        (panel, by_run) for panel, by_run in found if sum(map(bool, by_run)) >= (2 if panel in OF_SEVERAL_RUNS else 1)
+    ]
     if not shown:
         raise ValueError(f"The log of {' and '.join(map(str, run_dirs))} holds no figure that a report draws.")
     output_dir = Path(run_dirs[0], "report") if output_dir is None else Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    # Outcomes of several runs do not fit into one small picture.
-    overview = [panel for panel, _ in shown if panel not in ONE_RUN_EACH or len(runs) == 1][:NUM_OVERVIEW_PANELS]
+    overview = _choose_overview([panel for panel, _ in shown], len(runs))
     (output_dir / OVERVIEW_NAME).write_bytes(drawing.render(drawing.plot_runs(histories, labels, overview), "png"))
     pictures: list[Picture] = [(*each, partial(drawing.plot_panel, each[0], histories, labels)) for each in shown]
     pictures += [(*each, partial(drawing.plot_named, *each, labels)) for each in _named(runs)]
@@ -61,20 +87,30 @@ def write_report(run_dirs: Sequence[str | os.PathLike], output_dir: str | os.Pat
     return path
 
 
+def _choose_overview(shown: list[Panel], num_runs: int) -> list[Panel]:
+    if num_runs > 1:
+        # Outcomes of several runs do not fit into one small picture. First comes what is drawn to compare runs.
+        shown = [panel for panel in shown if panel not in ONE_RUN_EACH]
+        shown.sort(key=lambda panel: panel not in COMPARED)
+    return shown[:NUM_OVERVIEW_PANELS]
+
+
 def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=_visible, cut=_cut, figure=_figure)
     environment.filters["percent"] = lambda share: "-" if share is None else f"{share:.1%}"
     template = environment.from_string(resources.files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     shown = [panel for panel, *_ in pictures]
+    summaries = list(map(_summary, runs))
     return template.render(
         version=__version__,
-        runs=list(zip(labels, RUN_COLOURS, runs, map(_summary, runs), strict=False)),
+        runs=list(zip(labels, RUN_COLOURS, runs, summaries, strict=False)),
         panels=[_described(picture, labels) for picture in pictures],
         settings=_settings(runs),
         outcomes=_outcomes(runs),
         evaluated=[_evaluated(run.log_history) for run in runs],
-        left_out=[panel.title for panel in PANELS if panel not in shown],
+        columns=_columns(summaries),
+        left_out=[panel.title for panel in PANELS if panel not in (*shown, *OF_SEVERAL_RUNS)],
         notes=[f"{label}: {note}" for label, run in zip(labels, runs, strict=True) for note in run.notes],
     )
 
@@ -83,7 +119,7 @@ def _page(runs: list[Run], labels: list[str], pictures: list[Picture]) -> str:
 
 
 def _summary(run: Run) -> dict[str, str | None]:
-    """One run's line in the table; `None` where nothing was logged."""
+    """One run's line in the table; `None` for what was not logged."""
     log_history, step = run.log_history, f"step {run.last_step:,}"
     of = "" if run.max_steps is None else f" of {run.max_steps:,}"
     if not run.finished:
@@ -94,21 +130,29 @@ def _summary(run: Run) -> dict[str, str | None]:
         state = f"finished, {step}"
     _, generated = series(log_history, "dynamic_sampling/tokens_generated")
     _, trained = series(log_history, "dynamic_sampling/tokens_trained")
+    _, tokens = series(log_history, "num_tokens")
     return {
         "state": state,
         "written": f"{run.written:%Y-%m-%d %H:%M %Z}" if run.written else None,
-        "reward": _latest(log_history, "reward", "{:.3f}"),
-        "filtered_reward": _latest(log_history, "filtered_reward", "{:.3f}"),
-        "acceptance": _latest(log_history, "dynamic_sampling/acceptance_rate", "{:.0%}"),
+        "reward": _latest(series(log_history, "reward"), "{:.3f}"),
+        "filtered_reward": _latest(series(log_history, "filtered_reward"), "{:.3f}"),
+        "accuracy": _latest(series(log_history, "task_accuracy"), "{:.0%}"),
+        "informative": _latest(INFORMATIVE.find(log_history).get("informative"), "{:.0%}"),
+        "acceptance": _latest(series(log_history, "dynamic_sampling/acceptance_rate"), "{:.0%}"),
         "price": f"{sum(generated) / sum(trained):.2f}" if sum(trained) > 0 else None,
+        "tokens": format_count(tokens[-1]) if tokens else None,
         "evaluation": _last_evaluation(log_history),
     }
 
 
-def _latest(log_history: list[dict], metric: str, template: str) -> str | None:
+def _latest(points: Points | None, template: str) -> str | None:
     """The end of the line in the picture: the mean over the last twentieth of the run."""
-    _, values = series(log_history, metric)
-    return template.format(smooth(values)[-1]) if values else None
+    return template.format(smooth(points[1])[-1]) if points and points[1] else None
+
+
+def _columns(summaries: list[dict[str, str | None]]) -> dict[str, str]:
+    """The columns of the table, by their titles: those of which something is known of any run."""
+    return {title: name for title, name in COLUMNS.items() if any(summary[name] is not None for summary in summaries)}
 
 
 def _last_evaluation(log_history: list[dict]) -> str | None:
@@ -187,18 +231,21 @@ def _described(picture: Picture, labels: list[str]) -> dict[str, Any]:
         "title": panel.title,
         "caption": panel.caption,
         "is_wide": panel in (*ONE_RUN_EACH, *BY_NAME) and sum(map(bool, by_run)) > 1,
-        "alt": f"{panel.title}, {panel.unit} over optimizer steps. {' '.join(sentences)}",
+        "alt": f"{panel.title}, {panel.unit} over {AXES[panel.over]}. {' '.join(sentences)}",
         **{theme: f"data:image/svg+xml;base64,{drawn}" for theme, drawn in papers.items()},
     }
 
 
-def _in_words(panel: Panel, line: str, steps: list[int], values: list[float]) -> str:
+def _in_words(panel: Panel, line: str, places: list[int], values: list[float]) -> str:
     """What a line shows, for those who do not see it."""
     between = ""
     if panel not in BY_NAME:
         values = smooth(values)
         between = f", between {min(values):.3g} and {max(values):.3g}"
-    return f"{line}: {values[0]:.3g} at step {steps[0]}, {values[-1]:.3g} at step {steps[-1]}{between}."
+    first, last = (
+        f"step {place}" if panel.over == "step" else f"{place:,} tokens" for place in (places[0], places[-1])
+    )
+    return f"{line}: {values[0]:.3g} at {first}, {values[-1]:.3g} at {last}{between}."
 
 
 def _named(runs: list[Run]) -> list[tuple[Panel, list[dict[str, Points]]]]:

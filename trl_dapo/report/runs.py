@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 import pyarrow as pa
@@ -86,9 +86,9 @@ def load_runs(run_dirs: Sequence[str | os.PathLike]) -> list[Run]:
 
 def load_run(run_dir: str | os.PathLike, label: str | None = None) -> Run:
     """
-    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints: of its log
-    `log_history.jsonl`, or else the newest `trainer_state.json`. Files that could not be read whole are noted. Raises
-    `FileNotFoundError` if there is no such folder, or no log.
+    Reads a run that has ended, is going on or was killed, from its `output_dir` or one of its checkpoints. Its log is
+    `log_history.jsonl`, or else, as `GRPOTrainer` and other trainers leave it, the newest `trainer_state.json`. Files
+    that could not be read whole are noted. Raises `FileNotFoundError` if there is no such folder, or no log.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -126,13 +126,20 @@ def load_log_history(run_dir: str | os.PathLike) -> list[dict]:
     return load_run(run_dir).log_history
 
 
-def series(log_history: list[dict], metric: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric of a log, without the entries that lack it or hold no finite number."""
-    points = [(entry["step"], entry[metric]) for entry in log_history if is_number(entry.get(metric))]
-    return [step for step, _ in points], [value for _, value in points]
+def series(log_history: list[dict], metric: str, over: str = "step") -> tuple[list[int], list[float]]:
+    """
+    Return the values of one metric of a log, and those of `over` at the same entries, by default the steps. Entries
+    that lack one of the two, or hold no finite number, are left out.
+    """
+    points = [(int(entry[over]), entry[metric]) for entry in log_history if _has_numbers(entry, over, metric)]
+    return [place for place, _ in points], [value for _, value in points]
 
 
-def is_number(value: Any) -> bool:
+def _has_numbers(entry: dict, *metrics: str) -> bool:
+    return all(is_number(entry.get(metric)) for metric in metrics)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value can be drawn: a number, and neither infinite nor NaN."""
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
