@@ -226,20 +226,21 @@ def table_cells(text: str) -> list[list[str]]:
     return [row for i, row in enumerate(rows) if i not in rules and i + 1 not in rules]
 
 
-def test_the_headline_is_the_median_of_the_quickstarts_seeds():
+def test_what_readme_says_of_the_quickstart_are_medians_and_ranges_of_its_five_seeds():
     with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
-        runs = list(csv.DictReader(file))
-    assert [run["seed"] for run in runs] == ["42", "43", "44", "45", "46"]
-    gains = sorted(100 * (float(run["after"]) - float(run["before"])) for run in runs)
-    seconds = sorted(float(run["cpu_seconds"]) for run in runs)
-    gain, lowest, highest = (f"{gains[i]:+.1f}" for i in (2, 0, 4))
-    time, least, most = (f"{seconds[i]:.0f}" for i in (2, 0, 4))
-    first_screen = " ".join(section(README, "Try it").split())
-    before = statistics.median(100 * float(run["before"]) for run in runs)
-    assert f"{gain} points ({lowest} to {highest}), from {before:.0f} %" in first_screen
-    assert f"{time} CPU seconds of one core ({least} to {most})" in first_screen
-    evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
-    assert f"{gain} points ({lowest} to {highest} over 5 seeds), in {time} CPU seconds ({least} to {most})" in evidence
+        runs = [{name: float(value) for name, value in run.items()} for run in csv.DictReader(file)]
+    assert [run["seed"] for run in runs] == [42, 43, 44, 45, 46]
+    median = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    differences = [100 * run["difference"] for run in runs]
+    text = " ".join(section(README, "Install and try it").split())
+    assert (
+        f"rises from {median['before']:.1%} to {median['grpo']:.1%} with `GRPOTrainer` in {median['grpo_steps']:.0f} "
+        f"steps, and to {median['dapo']:.1%} with `DAPOTrainer` in {median['dapo_steps']:.0f} (medians)"
+    ) in text
+    low, high = min(differences), max(differences)
+    assert f"DAPO is {100 * median['difference']:+.1f} points ahead ({low:+.1f} to {high:+.1f})" in text
+    assert all(run["cpu_seconds"] <= 180 for run in runs)
+    assert round(median["cpu_seconds"] / 60, 1) == 2.3  # "two and a half CPU minutes", rounded up to half a minute
 
 
 def test_every_path_that_is_named_exists():
