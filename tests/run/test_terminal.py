@@ -213,8 +213,8 @@ def test_a_summary_says_what_steps_cost_and_trained_on_compared_with_those_of_gr
     ("num_short", "said"),
     [
         (0, []),
-        (1, ["Short:     1 batch was not full at `dynamic_sampling_max_gen_batches`."]),
-        (1200, ["Short:     1,200 batches were not full at `dynamic_sampling_max_gen_batches`."]),
+        (1, ["Short:     1 batch was not full."]),
+        (1200, ["Short:     1,200 batches were not full."]),
     ],
 )
 def test_a_summary_says_how_many_batches_were_not_full(num_short, said):
@@ -242,6 +242,9 @@ def test_a_summary_gives_advice_if_steps_trained_on_no_more_than_grpos(accepted,
     said = [line for line in summed_up([entry], Totals(16, trained, 640)) if line.startswith("Advice:")]
     assert len(said) == (advice is not None)
     assert advice is None or advice in said[0]
+    # With "mask" a batch is not meant to be full, and with "replace" copies fill it.
+    others = summed_up([entry], Totals(16, trained, 640, short_rollouts=1), fills_batches=False)
+    assert not any(line.startswith(("Advice:", "Short:")) for line in others)
 
 
 def test_a_summary_of_one_step_compares_nothing_and_a_resumed_runs_seconds_are_those_since_it_was_resumed():

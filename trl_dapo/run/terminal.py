@@ -244,6 +244,7 @@ def summarize(
     output_dir: str,
     resumed_at: int = 0,
     rest: dict | None = None,  # the timeline since its last rollout
+    fills_batches: bool = True,  # with accepted groups alone: neither with copies nor with dropped ones
 ) -> list[str]:
     """What became of a run, one line for each thing that is known."""
     empty = count_empty_steps(log_history)
@@ -260,9 +261,9 @@ def summarize(
             f"Groups:    {totals.groups_trained:,} trained of {totals.groups_sampled:,} sampled"
             + (f"; accepted {accepted} ({steps})." if accepted else ".")
         )
-        if num_short := totals.short_rollouts:
+        if fills_batches and (num_short := totals.short_rollouts):
             batches = "batch was" if num_short == 1 else "batches were"
-            lines.append(f"Short:     {num_short:,} {batches} not full at `dynamic_sampling_max_gen_batches`.")
+            lines.append(f"Short:     {num_short:,} {batches} not full.")
         compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
         if compared is None:
             lines.append(f"{tokens}.")
@@ -271,7 +272,7 @@ def summarize(
                 f"{tokens}: {compared.tokens:.1f} times as many per step as GRPOTrainer, for about "
                 f"{compared.groups:.1f} times as many informative groups."
             )
-            if advice := advise_on_batches(compared):
+            if fills_batches and (advice := advise_on_batches(compared)):
                 lines.append(f"Advice:    {advice}")
     timeline = {
         word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])
@@ -447,6 +448,7 @@ class TerminalCallback(ProgressCallback, PrinterCallback):
             output_dir=output_folder(args),
             resumed_at=resumed_at,
             rest=self._stopwatch.timeline(),
+            fills_batches=self._args.dynamic_sampling_mode in ("filter", "paper"),
         )
         # Of a resumed run that made no step, the rest was said by the run before.
         made_no_step = state.global_step == resumed_at > 0
