@@ -297,10 +297,11 @@ class EvaluationSeam(RecordReplay):
             self.tools or self.environment_factories or self.rollout_func or self._is_vlm
         ):
             round_size = self.args.dynamic_sampling_max_round_size
-            longest = self.max_completion_length or self.args.vllm_max_model_length
-            num_rows = rows_that_fit(longest or context_length(self.model.config))
             if round_size:
                 num_rows = round_size * self.num_generations
+            else:
+                longest = self.max_completion_length or self.args.vllm_max_model_length
+                num_rows = rows_that_fit(longest or context_length(self.model.config))
             dataloader = self._prefetch.over(dataloader, num_rows // self.accelerator.num_processes)
         with self.stopwatch.timing("evaluation", how_much):
             how = description, prediction_loss_only, ignore_keys, metric_key_prefix

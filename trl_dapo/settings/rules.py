@@ -328,7 +328,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: s.max_completion_length is None and not s.use_vllm,
         "`max_completion_length=None` has transformers sample 20 tokens, its own default. Set a number, such as TRL's "
-        "default, 512. With `use_vllm=True` alone `None` is the rest of vLLM's window.",
+        "default, 512. Only with `use_vllm=True` does `None` mean the rest of vLLM's window.",
     ),
     Rule(
         lambda s: s.max_completion_length is None and s.loss_type == "dr_grpo",
