@@ -101,7 +101,7 @@ INFORMATIVE = Panel(
     metrics={"dynamic_sampling/groups_trained": "informative"},
     caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on whatever it sampled; DAPOTrainer "
     "replaces the others, so that its line is at 1 if every batch was full.",
-    top=1.0,
+    top=1.05,
 )
 ACCEPTANCE = Panel(
     name="acceptance",
