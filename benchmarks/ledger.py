@@ -92,7 +92,7 @@ def main(num_rollouts=10, num_steps=40):
         timed(trainer.DAPOTrainer, "_generate_and_score_completions", rollout),
     ):
         run_quickstart(folder, num_warm_up_steps=100, num_steps=num_steps, console=Console(quiet=True))
-        num_groups = read_ledger(folder).num_rows
+        num_groups = read_ledger(Path(folder) / "dapo").num_rows
     of_ledger, of_rollout = (1000 * sum(seconds) / len(rollout) for seconds in (ledger, rollout))
     print(
         f"\nQuickstart, {len(rollout)} rollouts of {num_groups / len(rollout):.0f} groups with 4 of them as text: "

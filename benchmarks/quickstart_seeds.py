@@ -7,11 +7,12 @@ What the quickstart comes to, and its time, over five seeds: the command's own a
 
 Runs `trl-dapo quickstart --seed S` with one thread and writes quickstart_seeds.csv, a row per seed: accuracy after the
 warm-up, after `GRPOTrainer` and after `DAPOTrainer`; the difference of the last two, paired problem by problem, with
-its 95% interval over problems; the optimizer steps and generated tokens of both; and the CPU seconds of the whole
-command.
+its 95% interval over problems; the optimizer steps and generated tokens of both; the share of `GRPOTrainer`'s groups
+whose rewards differ; and the CPU seconds of the whole command.
 """
 
 import os
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from trl_dapo.cli.quickstart import count_generated_tokens
 from trl_dapo.evaluation import compare
-from trl_dapo.report import load_log_history
+from trl_dapo.report import load_log_history, series
 
 from .frame.kept import write_rows
 
@@ -52,6 +53,7 @@ def run(seed, folder):
         "difference_high": round(compared["difference"]["high"], 6),
         **{f"{name}_steps": log[-1]["step"] for name, log in logs.items()},
         **{f"{name}_tokens": count_generated_tokens(log) for name, log in logs.items()},
+        "grpo_informative": round(1 - statistics.mean(series(logs["grpo"], "frac_reward_zero_std")[1]), 4),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
     }
 

@@ -243,6 +243,28 @@ def test_what_readme_says_of_the_quickstart_are_medians_and_ranges_of_its_five_s
     assert round(median["cpu_seconds"] / 60, 1) == 2.3  # "two and a half CPU minutes", rounded up to half a minute
 
 
+def test_what_evidence_says_of_the_quickstart_is_what_its_seeds_came_to():
+    with (ROOT / "benchmarks" / "quickstart_seeds.csv").open() as file:
+        runs = [{name: float(text) for name, text in run.items()} for run in csv.DictReader(file)]
+    assert [run["seed"] for run in runs] == [42, 43, 44, 45, 46]
+
+    def spread(values, form):
+        return tuple(form.format(value) for value in (statistics.median(values), min(values), max(values)))
+
+    evidence = " ".join((ROOT / "benchmarks" / "EVIDENCE.md").read_text().split())
+    least = [f"{100 * min(run[name] - run['before'] for run in runs):.1f}" for name in ("grpo", "dapo")]
+    assert "the worst seed gains {} points with `GRPOTrainer` and {} with `DAPOTrainer`".format(*least) in evidence
+    informative = spread([run["grpo_informative"] for run in runs], "{:.0%}")
+    assert "{} of the groups have a gradient ({} to {})".format(*informative) in evidence
+    steps = spread([run["dapo_steps"] / run["grpo_steps"] for run in runs], "{:.2f}")
+    assert "{} times the optimizer steps ({} to {})".format(*steps) in evidence
+    seconds = spread([run["cpu_seconds"] for run in runs], "{:.0f}")
+    assert "{} CPU seconds of one core ({} to {})".format(*seconds) in evidence
+    signs = [(run["difference_low"] > 0) - (run["difference_high"] < 0) for run in runs]
+    assert (signs.count(1), signs.count(-1), signs.count(0)) == (1, 2, 2)
+    assert "positive with one of five seeds, negative with two and unclear with two" in evidence
+
+
 def test_every_path_that_is_named_exists():
     folders = "trl_dapo|tests|recipes|benchmarks|notebooks|requirements|docs"
     missing = []

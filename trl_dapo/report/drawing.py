@@ -72,7 +72,9 @@ REWARD_BY_TOKENS = Panel(
     title="Reward for the same tokens",
     unit="mean reward",
     metrics={"reward": "all that was sampled"},
-    caption="The same rewards over what sampling cost. TRL counts the tokens of every completion and of its prompt.",
+    caption="The same rewards over what sampling cost. TRL counts the tokens of every completion and of its prompt. "
+    "A run that leaves out prompts which are always solved, by the screen or the pass-rate memory, has a lower reward "
+    "for that alone.",
     over="num_tokens",
     bottom=None,
 )
@@ -101,7 +103,7 @@ INFORMATIVE = Panel(
     metrics={"dynamic_sampling/groups_trained": "informative"},
     caption="Only groups whose rewards differ have a gradient. GRPOTrainer trains on whatever it sampled; DAPOTrainer "
     "replaces the others, so that its line is at 1 if every batch was full.",
-    top=1.0,
+    top=1.05,
 )
 ACCEPTANCE = Panel(
     name="acceptance",
@@ -253,7 +255,7 @@ PANELS = (
     IN_FLIGHT,
 )
 OF_SEVERAL_RUNS = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS)  # only drawn if at least two runs logged them
-COMPARED = (ACCURACY_BY_TOKENS, REWARD_BY_TOKENS, INFORMATIVE)  # the first to look at if there are several runs
+COMPARED = (ACCURACY_BY_TOKENS, INFORMATIVE)  # the first to look at if there are several runs
 # Areas and bars cannot lie over one another: a picture for each run.
 ONE_RUN_EACH = (OUTCOMES, TIMELINE)
 BY_NAME = (REWARDS, SOURCES)  # a line for each name that a run has, in a picture for each run: see `plot_named`
