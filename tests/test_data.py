@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from trl.rewards import think_format_reward
 
-from trl_dapo.data import load_math_dataset, refuse_overlap
+from trl_dapo.data import load_math_dataset, load_rows, refuse_overlap
 from trl_dapo.rewards import DapoMathReward, dapo_math_reward, math_verify_reward
 
 
@@ -447,3 +447,74 @@ def test_the_960_rows_of_aime_are_30_problems():
     assert set(dataset["source"]) == {"math_dapo"}
     as_is = load_math_dataset("aime-2024.parquet", prompt_style="as_is")
     assert dataset["prompt"][:] == as_is["prompt"][:]  # the file already has the paper's prompt
+
+
+# ---- Numbers keep their digits, problems are whole prompts, and a suffix may be written in capitals ----
+
+LONG = 2**63 + 5  # 9223372036854775813: more than 64 bits hold
+
+
+def golds(path, **options):
+    return [row["solution"] for row in load_rows(path, **options)]
+
+
+def test_whole_numbers_that_64_bits_cannot_hold_keep_their_digits_as_text(write):
+    rows = [{"prompt": f"p{i}", "solution": gold} for i, gold in enumerate([LONG, 3, None])]
+    assert golds(write(rows)) == [str(LONG), "3", None]  # a column has one type
+    nested = [{"prompt": "p", "reward_model": {"ground_truth": [LONG]}}]
+    assert load_rows(write(nested))[0]["reward_model"] == {"ground_truth": [str(LONG)]}
+    assert golds(write([{"prompt": "p", "solution": 2**63 - 1}])) == [2**63 - 1]  # which they hold
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["3", "4"], [3, 4]),
+        (["12345678901234567", "", "3"], [12345678901234567, None, 3]),  # a float would end in ...568
+        (["12345678901234567", "2.5"], ["12345678901234567", "2.5"]),
+        ([str(LONG), "", "3"], [str(LONG), None, "3"]),
+        (["007", "33"], ["007", "33"]),  # three digits, as AIME has them
+        (["0.50", "1e-07"], [0.5, 1e-07]),
+        (["0.12345678901234567890", "1"], ["0.12345678901234567890", "1"]),
+        (["-5", "+5"], [-5, 5]),
+        (["True", "false"], [True, False]),
+        (["five", "3"], ["five", "3"]),
+        (["", ""], [None, None]),
+    ],
+    ids=str,
+)
+def test_a_gold_of_a_csv_file_keeps_the_digits_that_were_written(tmp_path, written, read):
+    path = tmp_path / "golds.csv"
+    path.write_text("prompt,solution\n" + "".join(f"p{i},{gold}\n" for i, gold in enumerate(written)))
+    found = golds(path)
+    assert found == read
+    assert list(map(type, found)) == list(map(type, read))
+
+
+def messages(*turns):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def test_conversations_that_end_in_the_same_message_are_different_problems(write):
+    """Eight conversations and a single prompt end in the same question; each has a gold of its own."""
+    rows = [
+        {"prompt": messages(("system", f"Rule {i}"), ("user", "What is x?")), "solution": str(i)} for i in range(4)
+    ]
+    rows += [
+        {"prompt": messages(("user", f"x is {i}"), ("assistant", "Ok."), ("user", "What is x?")), "solution": str(i)}
+        for i in range(4)
+    ]
+    rows.append({"prompt": messages(("user", "What is x?")), "solution": "9"})
+    dataset = load_math_dataset(write(rows), prompt_style="as_is")
+    assert dataset["solution"] == ["0", "1", "2", "3", "0", "1", "2", "3", "9"]
+    assert len(set(dataset["id"])) == 9
+    # The same conversation twice is one problem, and the id of a single prompt is what it was before.
+    assert len(load_math_dataset(write(rows + rows), prompt_style="as_is")) == 9
+    single = load_math_dataset(write([{"prompt": "What is x?", "solution": "9"}]))
+    assert dataset["id"][8] == single["id"][0]
+
+
+def test_a_suffix_may_be_written_in_capitals(write, tmp_path):
+    write([{"prompt": "p", "solution": "1"}]).rename(tmp_path / "sums.JSONL")
+    assert golds(tmp_path / "sums.JSONL") == ["1"]
+    assert load_math_dataset(tmp_path / "sums.JSONL")["solution"] == ["1"]

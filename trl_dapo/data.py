@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -43,6 +44,9 @@ PROMPT_STYLES = {
     "response. Then put your final answer within \\boxed{{}}.",
     "as_is": None,
 }
+_WHOLE, _LEADING_ZERO = re.compile(r"[-+]?(?:0|[1-9]\d*)"), re.compile(r"[-+]?0\d")
+_LONGEST_WHOLE = 20  # characters of a whole number of 64 bits, with its sign
+_TRUTH = {"true": True, "false": False}
 _IMAGE_COLUMNS = ("images", "image")  # TRL's names
 _IMAGE_MARK = "<image>"  # where datasets say that an image stands; TRL places it itself
 
@@ -112,8 +116,9 @@ def load_math_dataset(
 
     Of rows with the same problem and answer the first is kept: the 960 rows of DAPO's AIME file become 30. A problem
     with conflicting answers is dropped. Problems are the same if their texts are equal without the wrapper and the
-    whitespace around them, and their images byte for byte. Answers are the same if they are equal without `$` or
-    `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in `dataset.info.description`.
+    whitespace around them, and the messages before them and their images are equal too. Answers are the same if they
+    are equal without `$` or `\boxed{}` around them and the `.0` of a float. The counts are logged, and kept in
+    `dataset.info.description`.
 
     Args:
         path_or_hub_id (`str` or `os.PathLike`):
@@ -171,7 +176,7 @@ def load_math_dataset(
         if images := _read_images(label, place, row):
             messages = [{**m, "content": m["content"].replace(_IMAGE_MARK, "").strip()} for m in messages]
         problem = _unwrapped(messages[-1]["content"])
-        key = _stable_id(problem, images)
+        key = _stable_id(messages[:-1], problem, images)
         known = problems.setdefault(
             key,
             {
@@ -227,13 +232,27 @@ def load_rows(file: str | os.PathLike, offset: int = 0, limit: int | None = None
     if (path := find_file(file)) is None:
         raise ValueError(f"`{file}` is no file. Rows that are taken as they are come from files alone.")
     rows = [row for _, row in _file_rows(path)]
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: _storable([row.get(name) for row in rows]) for name in names}
     # A parquet file says what its columns are, images for one; in JSON their values need not be of one kind.
-    features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if path.suffix == ".parquet" else None
+    features = datasets.Features.from_arrow_schema(pq.read_schema(path)) if _kind_of(path) == ".parquet" else None
     dataset = datasets.Dataset.from_dict(columns, features, on_mixed_types=None if features else "use_json")
+    _refuse_mixed_prompts(file, rows)
     if offset >= len(dataset):
         raise ValueError(f"`dataset_offset` {offset} is beyond the end of `{file}`, which has {len(dataset)} rows.")
     return dataset.select(range(offset, min(offset + (limit or len(dataset)), len(dataset))))
+
+
+def _refuse_mixed_prompts(file: str | os.PathLike, rows: list[dict[str, Any]]) -> None:
+    """Refuse text and messages in one file: a batch of both cannot be tokenized."""
+    names = {str: "text", list: "messages"}
+    kinds = {i: names[type(row["prompt"])] for i, row in enumerate(rows) if type(row.get("prompt")) in names}
+    for i, kind in kinds.items():
+        if kind != next(iter(kinds.values())):
+            raise ValueError(
+                f"`{file}` has prompts of text and of messages: row {i} has {kind}, unlike the rows before it. Write "
+                'all of them as text, or as messages (`[{"role": "user", "content": ...}]`).'
+            )
 
 
 def has_prompts(path_or_hub_id: str | os.PathLike) -> bool:
@@ -271,10 +290,24 @@ def refuse_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
         )
 
 
+def is_file_name(name: str) -> bool:
+    """
+    Return whether a name is that of a local file that can be read; a folder or a name on the Hub is none.
+
+    Raises `ValueError` if there is a file of this name of another kind.
+    """
+    path = Path(name).expanduser()
+    if _kind_of(path) in FILE_SUFFIXES:
+        return True
+    if path.is_file():
+        raise ValueError(f"`{name}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}. Convert it to one.")
+    return False
+
+
 def find_file(path_or_hub_id: str | os.PathLike) -> Path | None:
     """The local file that is meant; `None` for the name of a hub dataset."""
     path = Path(path_or_hub_id).expanduser()
-    if path.suffix not in FILE_SUFFIXES:
+    if _kind_of(path) not in FILE_SUFFIXES:
         if path.exists():
             raise ValueError(f"`{path}` is not a file of one of the kinds {', '.join(FILE_SUFFIXES)}.")
         return None
@@ -324,14 +357,15 @@ def _hub_rows(hub_id: str, split: str, name: str | None) -> Iterator[tuple[str, 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        if path.suffix == ".parquet":
+        if _kind_of(path) == ".parquet":
             with pq.ParquetFile(path) as file:
                 yield from _numbered(row for batch in file.iter_batches(1_000) for row in batch.to_pylist())
             return
-        if path.suffix == ".csv":
-            yield from _numbered(datasets.Dataset.from_pandas(pd.read_csv(path)))
+        if _kind_of(path) == ".csv":
+            columns = {name: _typed(column) for name, column in pd.read_csv(path, dtype=str).items()}
+            yield from _numbered(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             return
-        for place, row in _json_lines(path) if path.suffix == ".jsonl" else _numbered(_json_rows(path)):
+        for place, row in _json_lines(path) if _kind_of(path) == ".jsonl" else _numbered(_json_rows(path)):
             if isinstance(row, list) and all(isinstance(part, dict) for part in row):  # ORZ's, as the hub has them
                 row = {str(i): part for i, part in enumerate(row)}
             if not isinstance(row, dict):
@@ -340,7 +374,59 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except (ValueError, OSError) as error:  # a ValueError also of json, unicode and pyarrow
         if getattr(error, "errno", None) is not None:  # the system's; pyarrow's for a damaged file has none
             raise
-        raise ValueError(f"`{path}` cannot be read as {path.suffix[1:]}: {error}") from error
+        raise ValueError(f"`{path}` cannot be read as {_kind_of(path)[1:]}: {error}") from error
+
+
+def _kind_of(path: Path) -> str:
+    """Return the suffix that says how a file is read: `.JSONL` is read as `.jsonl`."""
+    return path.suffix.lower()
+
+
+def _typed(column: pd.Series) -> list[Any]:
+    """Return a CSV file's column as numbers or truth values, or as text if digits that were written would be lost."""
+    written = [None if pd.isna(text) else str(text) for text in column]
+    given = [text for text in written if text is not None]
+    read: Callable[[str], Any] = str
+    if all(_WHOLE.fullmatch(text) and len(text) <= _LONGEST_WHOLE and _fits(int(text)) for text in given):
+        read = int
+    elif all(_keeps_digits(text) for text in given):
+        read = float
+    elif all(text.lower() in _TRUTH for text in given):
+        read = _read_truth
+    return [None if text is None else read(text) for text in written]
+
+
+def _read_truth(text: str) -> bool:
+    return _TRUTH[text.lower()]
+
+
+def _keeps_digits(text: str) -> bool:
+    """Whether a text is a number that a float holds with every digit that was written."""
+    try:
+        return _LEADING_ZERO.match(text) is None and Decimal(text) == Decimal(repr(float(text)))
+    except (InvalidOperation, ValueError):
+        return False
+
+
+def _fits(number: int) -> bool:
+    """Whether 64 bits hold it."""
+    return -(2**63) <= number < 2**63
+
+
+def _storable(values: list[Any]) -> list[Any]:
+    """Return a column in which whole numbers beyond 64 bits are text; then all of its whole numbers are."""
+    is_too_long = any(isinstance(value, int) and not _fits(value) for value in values)
+    return [_as_text(value, is_too_long) for value in values]
+
+
+def _as_text(value: Any, every_number: bool = False) -> Any:
+    """Return a value in which whole numbers beyond 64 bits, or every one of them, are text."""
+    if isinstance(value, dict):
+        return {name: _as_text(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_as_text(part) for part in value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number and (every_number or not _fits(value)) else value
 
 
 def _numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -461,8 +547,11 @@ def _wrapped(label: str, messages: list[dict[str, str]], problem: str, prompt_st
     return [{"role": "user", "content": template.format(problem=problem)}]
 
 
-def _stable_id(problem: str, images: list[dict[str, Any]]) -> str:
+def _stable_id(earlier: list[dict[str, Any]], problem: str, images: list[dict[str, Any]]) -> str:
+    """Return the name of a problem: of its text, of the messages before it if there are any, and of its images."""
     digest = hashlib.sha256(problem.encode())
+    if earlier:
+        digest.update(json.dumps(earlier, sort_keys=True, default=str).encode())
     for image in images:
         digest.update(hashlib.sha256(image["bytes"] or image["path"].encode()).digest())
     return digest.hexdigest()[:16]

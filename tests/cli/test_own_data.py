@@ -94,6 +94,33 @@ def test_a_dataset_that_is_nowhere_is_said_to_be_no_file_and_no_folder(given, tm
         given("trian.jsonl", train=QUESTIONS)
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "train.jsonl.gz", "~/notes.txt"])
+def test_a_file_of_another_kind_is_said_to_be_one_and_not_looked_for_on_the_hub(given, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / name.removeprefix("~/")).write_text("prompt")
+    with pytest.raises(ValueError, match=r"is not a file of one of the kinds \.parquet, \.jsonl, \.json, \.csv\."):
+        given(name)
+
+
+def test_a_file_may_be_in_the_home_folder_and_its_suffix_in_capitals(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "TRAIN.JSONL").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    assert given("~/TRAIN.JSONL")["train_dataset"].to_list() == QUESTIONS
+
+
+@pytest.mark.parametrize("words", [["--dataset_train_split", "test"], ["--dataset_config", "main"]])
+def test_a_split_or_a_configuration_of_a_file_is_refused(given, words):
+    said = rf"^`{words[0][2:]}='{words[1]}'` has no effect: `dataset_name='train.jsonl'` is a file"
+    with pytest.raises(ValueError, match=said):
+        given("train.jsonl", *words, train=QUESTIONS)
+
+
+def test_text_and_messages_in_one_file_are_refused_before_anything_is_loaded(given):
+    mixed = [*QUESTIONS, {"prompt": [{"role": "user", "content": "Spell cat."}], "answer": "cat"}]
+    with pytest.raises(ValueError, match=r"`train\.jsonl` has prompts of text and of messages: row 3 has messages"):
+        given(train=mixed)
+
+
 @pytest.mark.parametrize(
     ("words", "there", "file"),
     [([], "adapter", "adapter_config.json"), (["--use_peft", "true"], "model", "config.json")],

@@ -363,13 +363,26 @@ def reads_problems(launch_args: LaunchArguments) -> bool:
     """Whether this package reads problems and puts them to the model; rows are taken as they are otherwise."""
     defaults = {each.name: each.default for each in fields(launch_args)}
     said = [name for name in OF_PROBLEMS if getattr(launch_args, name) != defaults[name]]
-    said += ["dataset_name"] * (Path(launch_args.dataset_name or "").suffix in data.FILE_SUFFIXES)
+    if data.is_file_name(launch_args.dataset_name or ""):
+        said.append("dataset_name")
+        refuse_what_files_have_not(launch_args)
     if said and (others := [name for name in OF_ROWS if getattr(launch_args, name)]):
         raise ValueError(
             f"`{others[0]}` is for rows that are taken as they are, and `{said[0]}={getattr(launch_args, said[0])!r}` "
             "for problems that this package reads. Leave out one of them."
         )
     return bool(said and launch_args.dataset_name)
+
+
+def refuse_what_files_have_not(launch_args: LaunchArguments) -> None:
+    """Refuse a split or a configuration of a local file, which has neither."""
+    defaults = {each.name: each.default for each in fields(launch_args)}
+    for name in ("dataset_train_split", "dataset_config"):
+        if (value := getattr(launch_args, name)) != defaults[name]:
+            raise ValueError(
+                f"`{name}={value!r}` has no effect: `dataset_name={launch_args.dataset_name!r}` is a file, which has "
+                "neither splits nor configurations. Leave it out, or name a dataset on the Hub."
+            )
 
 
 def load_datasets(
