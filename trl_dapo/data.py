@@ -245,8 +245,9 @@ def load_rows(file: str | os.PathLike, offset: int = 0, limit: int | None = None
 
 def _refuse_mixed_prompts(file: str | os.PathLike, rows: list[dict[str, Any]]) -> None:
     """Refuse text and messages in one file: a batch of both cannot be tokenized."""
-    names = {str: "text", list: "messages"}
-    kinds = {i: names[type(row["prompt"])] for i, row in enumerate(rows) if type(row.get("prompt")) in names}
+    names = {"str": "text", "list": "messages"}
+    types = enumerate(type(row.get("prompt")).__name__ for row in rows)
+    kinds = {i: names[name] for i, name in types if name in names}
     for i, kind in kinds.items():
         if kind != next(iter(kinds.values())):
             raise ValueError(
