@@ -46,10 +46,9 @@ METHODS = {
 # README's rows, of two_names.
 SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
-    '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.AS_PAPER,),
-    "`DAPOTrainer` as it is": (two_names.AS_IS,),
-    "`DAPOTrainer`, `dynamic_sampling_max_batches=0`": (two_names.FILLED,),
-    "the same, with as many prompts as teach with GRPO": (two_names.SMALLER,),
+    '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
+    "`DAPOTrainer`, nothing set": (two_names.DEFAULT,),
+    "`DAPOTrainer`, fewer prompts per step": (two_names.FEWER,),
 }
 
 
@@ -137,7 +136,7 @@ def results_table():
 def rates_table():
     """Tokens to the target at each rate, of those tasks that have it."""
     counted = two_names.at_best(results := two_names.STUDY.read())
-    keys = [*itertools.product(RATED, (two_names.FOUR, two_names.AS_IS))]
+    keys = [*itertools.product(RATED, (two_names.FOUR, two_names.ONE_BATCH))]
     cells = zip(*(two_names.tokens_by_rate(results, counted, *key) for key in keys), strict=True)
     rows = [[f"{factor:g}", *row] for factor, row in zip(sorted(two_names.FACTORS), cells, strict=True)]
     return markdown(["times GRPO's rate", *map(", ".join, keys)], rows)

@@ -71,6 +71,7 @@ class Curve(TrainerCallback):
         seconds = now + self.server_seconds() - self.start
         point = {"rollouts": num_rollouts, "tokens": self.num_tokens(), "seconds": seconds, **self.look()}
         self.points.append(point)
-        if point["accuracy"] >= self.job.target or seconds >= self.job.max_seconds:
+        is_out_of_time = seconds >= self.job.max_seconds and num_rollouts >= self.job.min_rollouts
+        if point["accuracy"] >= self.job.target or is_out_of_time:
             control.should_training_stop = True
         self.start += time.process_time() - now

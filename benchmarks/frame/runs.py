@@ -43,6 +43,7 @@ class Job(NamedTuple):
     max_tokens: float = math.inf  # generated
     max_seconds: float = math.inf  # of the CPU
     probe_every: int = 1  # rollouts
+    min_rollouts: int = 0  # before which `max_seconds` does not end it
     others: dict = {}  # noqa: RUF012
 
     @property
