@@ -10,9 +10,9 @@ The arms and tasks are those of two_names/, each at the learning rate that was b
 two_names/ ends at its target; one of these goes on until both the steps and the seconds of `BUDGETS` are spent. Both
 were chosen before the runs. Seconds are CPU seconds of one thread, without the time that measuring the accuracy takes.
 
-In two of the tasks a rollout of 16 prompts is trained on in four optimizer steps, so that after the same number of
-steps every arm has trained on the same number of rollouts. `GRPOTrainer` with one step per rollout consumes four times
-as many completions per step. It is therefore compared by time alone. The task with two rewards has one step per rollout.
+In two of the tasks a rollout of 16 prompts is trained on in four optimizer steps. After the same number of steps
+every arm has then trained on the same number of rollouts. `GRPOTrainer` with one step per rollout consumes four times
+as many completions per step, so it is compared by time alone. The task with two rewards has one step per rollout.
 
 Writes runs.csv, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes. What runs.csv has is not run
 again.
@@ -141,7 +141,8 @@ def describe(values):
     """Return the median and the range as text."""
     if not values:
         return "not run"
-    few = f", {len(values)} seeds" if len(values) < len(SEEDS) else ""
+    num = len(values)
+    few = "" if num == len(SEEDS) else f", {num} seed{'s' if num > 1 else ''}"
     return f"{statistics.median(values):.1f}% ({min(values):.1f}% to {max(values):.1f}%{few})"
 
 

@@ -103,7 +103,7 @@ TASKS = {
         two_rewards.make_checkpoint,
         two_rewards.train,
         gain=0.05,
-        max_length=two_rewards.MAX_LENGTH,
+        max_length=time_to_accuracy.MAX_LENGTH,
         rate=1e-4,
         fewer_prompts=9,  # by both rewards five in nine groups are informative
         limits={"max_seconds": time_to_accuracy.MAX_SECONDS},

@@ -4,9 +4,9 @@
 A task with two reward functions, as most scripts of TRL have them: one judges correctness, the other the format.
 
 The model is the quickstart's. Its teacher closes every other answer with `=`, as others close theirs with a tag:
-`17+05=220=`. The format reward asks for that sign. The correctness reward compares the answer, with the sign or without
-it. One prompt in three can be learned: the sums of larger numbers. One in six is nearly always correct, and half of the
-prompts, the products, never are. A batch is one optimizer step, which is TRL's default.
+`17+05=220=`. The format reward asks for that sign. The correctness reward compares the answer, with or without the
+sign. One prompt in three can be learned: the sums of larger numbers. One in six is nearly always correct, and half of
+the prompts, the products, never are. A batch is one optimizer step, which is TRL's default.
 """
 
 import json
@@ -19,7 +19,7 @@ from ..frame.curves import right_probabilities
 from ..frame.measures import mean_of
 from ..frame.runs import fingerprint, quiet
 from ..frame.trainers import load
-from ..time_to_accuracy import CHECKPOINT_SEED, MAX_LENGTH, NUM_WARM_UP_STEPS, draw_prompts
+from ..time_to_accuracy import CHECKPOINT_SEED, NUM_WARM_UP_STEPS, draw_prompts
 
 
 SHARES = {

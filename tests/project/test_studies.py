@@ -7,6 +7,7 @@ import math
 import re
 
 import pytest
+import torch
 
 from benchmarks import ladder
 from benchmarks.frame import predictions, verdicts
@@ -20,9 +21,13 @@ from benchmarks.mechanisms.study import PREDICTIONS, REFILL
 from benchmarks.peers.ms_swift import study as peers
 from benchmarks.real_model import study as real_model
 from benchmarks.real_model.training import NUM_ROWS, make_trainer, train
+from benchmarks.same_budget import study as same_budget
+from benchmarks.two_names import study as two_names
+from benchmarks.two_names import two_rewards
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
+UNTRAINED = {"accuracy": 0.0, "curve": [{"rollouts": 0, "tokens": 0, "seconds": 0.0, "accuracy": 0.0}]}
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
 
 
@@ -98,7 +103,34 @@ def test_a_run_on_sums_is_probed_before_and_after_each_rollout(tiny_model, tmp_p
     assert [point["tokens"] for point in found["curve"]] == [0, 4]  # a model at random does not end by itself
 
 
+@pytest.mark.parametrize("arm", two_names.ARMS_OF_TWO_REWARDS)
+def test_a_run_with_two_rewards_goes_on_until_its_steps_and_its_seconds_are_spent(arm, tmp_path):
+    checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
+    kept = {("two rewards", arm, f"{factor:g}", two_names.TRIAL): UNTRAINED for factor in two_names.FACTORS}
+    job = same_budget.make_job(kept, "two rewards", arm, 3, start=0.0)
+    assert (job.target, job.max_tokens, job.max_seconds, job.min_rollouts) == (math.inf, math.inf, 30.0, 80)
+    job = job._replace(max_seconds=1e-6, min_rollouts=2)
+    result = two_names.TASKS["two rewards"].train(job, checkpoint, tmp_path / "run", two_names.ARMS[arm])
+    assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
+
+
 # ---- What is counted ----
+
+
+def test_of_two_rewards_one_judges_the_answer_and_the_other_its_closing_sign():
+    completions = [[{"role": "assistant", "content": text}] for text in ("220", "220=", "221=", "220==", "=", "2+0=")]
+    assert two_rewards.correct(completions, ["220"] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert two_rewards.closed(completions) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_accuracy_with_two_rewards_counts_an_answer_that_is_closed_and_one_that_is_not():
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 0, **TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # every token is as likely as any other
+    n = len(tokenizer)
+    assert two_rewards.accuracy(model, tokenizer, ["17+05=220"]) == pytest.approx(n**-4 + n**-5, rel=1e-4)
 
 
 def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
