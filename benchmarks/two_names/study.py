@@ -114,19 +114,18 @@ TASKS = {
 ONE, FOUR, PAPER, DEFAULT, FEWER = "GRPO, one step", "GRPO", "paper", "default", "default, fewer prompts"
 ONE_ROUND, ONE_BATCH, AGAIN = "one round", "GRPO's budget", "full batch again"
 NAMED, ALONE = "default, correctness named", "GRPO, correctness alone"
-FULL = {"dynamic_sampling_max_batches": 0.0}
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
     FOUR: Arm(GRPO, {}),
-    DEFAULT: Arm(DAPO, FULL),
+    DEFAULT: Arm(DAPO, {}),
     PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
-    FEWER: Arm(DAPO, FULL),  # with the task's `fewer_prompts`
-    ONE_BATCH: Arm(DAPO, {"dynamic_sampling_max_batches": 1.0}),  # no step costs more than GRPO's
+    FEWER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
+    ONE_BATCH: Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1.0}),  # no step costs more than GRPO's
     AGAIN: Arm(DAPO, {"dynamic_sampling_mode": "paper", "batch_multiplier": 1.0}),  # as others resample
 }
 # Of the task with two reward functions alone.
 ARMS_OF_TWO_REWARDS = {
-    NAMED: Arm(DAPO, FULL | {"dynamic_sampling_rewards": ["correct"]}),
+    NAMED: Arm(DAPO, {"dynamic_sampling_rewards": ["correct"]}),
     ALONE: Arm(GRPO, {"reward_weights": [1.0, 0.0]}),
 }
 ARMS |= ARMS_OF_TWO_REWARDS
