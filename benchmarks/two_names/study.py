@@ -10,9 +10,9 @@ GRPOTrainer compared with DAPOTrainer, each arm at its own best learning rate: t
 
 Tasks are those of time_to_accuracy.py, of larger/, one with two reward functions (two_rewards.py), and two of
 real_model/, which take a GPU or days and a model made by `trl-dapo fetch smollm2 --output_dir
-outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits GRPO. The best is the one that needed
-the fewest tokens to the target with seed 100, which does not count otherwise: there a rate ends at the tokens with
-which an earlier one reached the target.
+outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits GRPO, with two rewards 0.5 and 1 times.
+The best is the one that needed the fewest tokens to the target with seed 100, which does not count otherwise: there a
+rate ends at the tokens with which an earlier one reached the target.
 
 Writes runs.csv, a line per run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes. What runs.csv has
 is not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task,
@@ -56,6 +56,8 @@ class Task(NamedTuple):
     fewer_prompts: int  # of a rollout: as many as are informative in one of GRPO's
     limits: dict
     num_steps: int = NUM_STEPS  # of the optimizer per rollout
+    factors: tuple = FACTORS  # of the rate, in the order in which they are tried
+    at_least: dict = {}  # noqa: RUF012 (what a run that counts spends, though it has reached the target)
 
 
 def small(name, fewer_prompts):
@@ -108,6 +110,8 @@ TASKS = {
         fewer_prompts=9,  # by both rewards five in nine groups are informative
         limits={"max_seconds": time_to_accuracy.MAX_SECONDS},
         num_steps=1,
+        factors=(1.0, 0.5),
+        at_least={"min_rollouts": 80, "min_seconds": 20.0},  # for same_budget/
     ),
 }
 
@@ -177,9 +181,10 @@ def make_job(results, name, arm, factor, seed, start):
     num_prompts = task.fewer_prompts if arm == FEWER else NUM_PROMPTS
     sizes = num_prompts, NUM_GENERATIONS, ARMS[arm].num_steps or task.num_steps
     settings = rollouts_of(*sizes, max_completion_length=task.max_length, learning_rate=factor * task.rate)
-    earlier = FACTORS[: FACTORS.index(factor)] if seed == TRIAL else ()
+    earlier = task.factors[: task.factors.index(factor)] if seed == TRIAL else ()
     tokens = (tokens_to_target(results[name, arm, f"{rate:g}", TRIAL], name) for rate in earlier)
     limits = task.limits | {"max_tokens": min(task.limits.get("max_tokens", math.inf), *tokens, math.inf)}
+    limits |= {} if seed == TRIAL else task.at_least
     return Job(name, arm, seed, settings, rate=factor, target=start + task.gain, **limits)
 
 
@@ -198,14 +203,15 @@ def tokens_to_target(result, task):
 
 def best_factor(results, task, arm):
     """The fewest tokens to the target with the seed that does not count; where none reached it, the most right."""
-    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in FACTORS}
-    return min(FACTORS, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
+    factors = TASKS[task].factors
+    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in factors}
+    return min(factors, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
 
 
 def at_best(results):
-    """The runs that count, by task, arm and seed: those at each arm's best rate, where all four were tried."""
+    """The runs that count, by task, arm and seed: those at each arm's best rate, if all of the task's were tried."""
     tried = Counter((task, arm) for task, arm, _, seed in results if seed == TRIAL)
-    best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(FACTORS)}
+    best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(TASKS[key[0]].factors)}
     return {
         (task, arm, seed): result
         for (task, arm, rate, seed), result in results.items()
@@ -249,10 +255,10 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
             STUDY.write(results)
 
         if BEST in part:
-            for factor in FACTORS:
+            for factor in TASKS[name].factors:
                 run_those(*((each, factor, TRIAL) for each in arms))
             run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arms))
-        if RANGE in part:
+        if RANGE in part and ONE_BATCH in arms:
             run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, ONE_BATCH)))
     for name in TASKS:
         print_tokens(results, name)

@@ -108,7 +108,7 @@ def test_a_run_with_two_rewards_goes_on_until_its_steps_and_its_seconds_are_spen
     checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
     kept = {("two rewards", arm, f"{factor:g}", two_names.TRIAL): UNTRAINED for factor in two_names.FACTORS}
     job = same_budget.make_job(kept, "two rewards", arm, 3, start=0.0)
-    assert (job.target, job.max_tokens, job.max_seconds, job.min_rollouts) == (math.inf, math.inf, 30.0, 80)
+    assert (job.target, job.max_tokens, job.max_seconds, job.min_rollouts) == (math.inf, math.inf, 20.0, 80)
     job = job._replace(max_seconds=1e-6, min_rollouts=2)
     result = two_names.TASKS["two rewards"].train(job, checkpoint, tmp_path / "run", two_names.ARMS[arm])
     assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
