@@ -189,12 +189,14 @@ def make_job(results, name, arm, factor, seed, start):
 
 
 def run(job, checkpoint, folder):
-    """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
+    """Train to the target or the limit; keep every fourth rollout of the curve, the first at the target, the last."""
     found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
-    *curve, last = ({name: point[name] for name in POINT} for point in found["curve"])
+    curve = [{name: point[name] for name in POINT} for point in found["curve"]]
+    at_target = next((point for point in curve if point["accuracy"] >= job.target), None)
+    last = curve[-1]
     figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
-    curve = [point for point in curve if point["rollouts"] % 4 == 0]
-    return figures | {"acceptance": found["acceptance"], "curve": [*curve, last]}
+    curve = [point for point in curve if point["rollouts"] % 4 == 0 or point is at_target or point is last]
+    return figures | {"acceptance": found["acceptance"], "curve": curve}
 
 
 def tokens_to_target(result, task):

@@ -104,14 +104,23 @@ def test_a_run_on_sums_is_probed_before_and_after_each_rollout(tiny_model, tmp_p
 
 
 @pytest.mark.parametrize("arm", two_names.ARMS_OF_TWO_REWARDS)
-def test_a_run_with_two_rewards_goes_on_until_its_steps_and_its_seconds_are_spent(arm, tmp_path):
+def test_a_run_with_two_rewards_that_is_at_its_target_goes_on_for_the_steps_that_are_compared(arm, tmp_path):
     checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
-    kept = {("two rewards", arm, f"{factor:g}", two_names.TRIAL): UNTRAINED for factor in two_names.FACTORS}
-    job = same_budget.make_job(kept, "two rewards", arm, 3, start=0.0)
-    assert (job.target, job.max_tokens, job.max_seconds, job.min_rollouts) == (math.inf, math.inf, 20.0, 80)
-    job = job._replace(max_seconds=1e-6, min_rollouts=2)
+    job = two_names.make_job({}, "two rewards", arm, 1.0, 10, start=-1.0)  # it begins above its target
+    assert (job.min_rollouts, job.min_seconds) == same_budget.BUDGETS["two rewards"] == (80, 20.0)
+    job = job._replace(min_rollouts=2, min_seconds=0.0)
     result = two_names.TASKS["two rewards"].train(job, checkpoint, tmp_path / "run", two_names.ARMS[arm])
     assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
+
+
+def test_a_run_to_compare_after_the_same_steps_and_time_has_the_best_rate_and_no_target():
+    key = ("one in ten", two_names.DEFAULT)
+    kept = {(*key, f"{factor:g}", two_names.TRIAL): UNTRAINED for factor in two_names.FACTORS}
+    kept[*key, "2", two_names.TRIAL] = {**UNTRAINED, "accuracy": 0.1}
+    job = same_budget.make_job(kept, *key, 10, start=0.0)
+    assert (job.rate, job.settings["learning_rate"]) == (2.0, 6e-5)
+    limits = job.target, job.max_tokens, job.max_seconds, job.min_rollouts, job.min_seconds
+    assert limits == (math.inf, math.inf, 40.0, 75, 0.0)  # 300 steps, four per rollout
 
 
 # ---- What is counted ----
