@@ -115,7 +115,7 @@ def make_job(kept, task, arm, seed, start):
     factor = two_names.best_factor(kept, task, arm)
     job = two_names.make_job(kept, task, arm, factor, seed, start)
     least = 0 if arm == ONE else rollouts_in_budget(task)
-    limits = {"max_seconds": BUDGETS[task].seconds, "min_rollouts": least}
+    limits = {"max_seconds": BUDGETS[task].seconds, "min_rollouts": least, "probe_every": 4}
     return job._replace(target=math.inf, max_tokens=math.inf, **limits)
 
 

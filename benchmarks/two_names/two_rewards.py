@@ -15,7 +15,7 @@ import re
 from trl_dapo.cli.quickstart import Problems, build_model, build_tokenizer, warm_up
 
 from ..frame import trainers
-from ..frame.curves import right_probabilities
+from ..frame.curves import looking_only
 from ..frame.measures import mean_of
 from ..frame.runs import fingerprint, quiet
 from ..frame.trainers import load
@@ -64,9 +64,17 @@ def held_out(problems):
 
 
 def accuracy(model, tokenizer, texts):
-    """Return the mean probability of a correct answer, closed or not."""
-    both = [right_probabilities(model, tokenizer, [text + end for text in texts]) for end in ("", CLOSE)]
-    return sum(both).mean().item()
+    """Return the mean probability of a correct answer, closed or not, from one look at `problem=answer=`."""
+    texts = [text + CLOSE + tokenizer.eos_token for text in texts]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
+    is_equals = batch["input_ids"] == tokenizer.convert_tokens_to_ids("=")
+    in_answer = is_equals.cumsum(dim=1) == 1  # from the first sign to the one that closes
+    with looking_only(model):
+        logps = model(**batch).logits.float().log_softmax(dim=-1)
+    of_next = logps[:, :-1].gather(2, batch["input_ids"][:, 1:, None]).squeeze(2)
+    of_answer = (of_next * (in_answer & ~is_equals)[:, 1:]).sum(dim=1).exp()
+    ends, closes = logps[:, -3, tokenizer.eos_token_id].exp(), of_next[:, -2:].sum(dim=1).exp()
+    return (of_answer * (ends + closes)).mean().item()
 
 
 def train(job, checkpoint, folder, arm):
