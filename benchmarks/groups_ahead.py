@@ -112,7 +112,7 @@ def run(load, way, update_seconds, num_rollouts, mean, seed=0):
     prompts = make_prompts(number, load, seed)
     server, accelerator = Server(prompts, mean), Accelerator(cpu=True)
     stream = PromptStream(Dataset.from_dict({"prompt": [*map(str, range(number))]}), seed=0, shuffle=False)
-    settings = {"target": TARGET, "num_generations": NUM_GENERATIONS, "max_rounds": 0, "carries": True}
+    settings = {"target": TARGET, "num_generations": NUM_GENERATIONS, "max_gen_batches": 0.0, "carries": True}
     sampler = Sampler(stream, ahead=num_ahead, **settings)
     pool = GroupsAhead(
         client=server,

@@ -3,19 +3,22 @@
 """
 The tables of README.md, docs/benchmarks.md and EVIDENCE.md that several studies make, from what these have left.
 
-Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; what each technique added on the
-ladder is that of recipes/ablation/ladder.csv and larger/runs.csv; the rest is that of RESULTS.md. Every method that
-was run has a row.
+Tokens and seconds to an accuracy are RESULTS.md's, on README those of two_names/; accuracies after the same steps and
+time are those of same_budget/; what each technique added on the ladder is that of recipes/ablation/ladder.csv and
+larger/runs.csv; the rest is that of RESULTS.md. Every method that was run has a row.
 """
 
 import itertools
+import math
 import re
 import statistics
 from pathlib import Path
 
 from .frame.kept import read_csv, read_rows
+from .frame.measures import cost, spread
 from .frame.tables import fill_block, markdown
 from .frame.verdicts import interval
+from .same_budget import study as same_budget
 from .two_names import study as two_names
 
 
@@ -46,10 +49,25 @@ METHODS = {
 # README's rows, of two_names.
 SHOWN = {
     "`GRPOTrainer`": (two_names.ONE, two_names.FOUR),
-    '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.AS_PAPER,),
-    "`DAPOTrainer` as it is": (two_names.AS_IS,),
-    "`DAPOTrainer`, `dynamic_sampling_max_batches=0`": (two_names.FILLED,),
-    "the same, with as many prompts as teach with GRPO": (two_names.SMALLER,),
+    '`DAPOTrainer`, `dynamic_sampling_mode="paper"`': (two_names.PAPER,),
+    "`DAPOTrainer`, nothing set": (two_names.DEFAULT,),
+    '... with `dynamic_sampling_rewards=["correct"]`': (two_names.NAMED,),
+    "... nothing set, fewer prompts per step": (two_names.FEWER,),
+}
+WITH_TWO_REWARDS = "two rewards"
+ARMS = {
+    two_names.FOUR: "`GRPOTrainer`, four steps per rollout",
+    two_names.ONE: "`GRPOTrainer`, one step per rollout",
+    two_names.PAPER: '`DAPOTrainer`, `dynamic_sampling_mode="paper"`',
+    two_names.DEFAULT: "`DAPOTrainer`, nothing set",
+}
+ARMS_OF_TWO_REWARDS = {
+    two_names.FOUR: "`GRPOTrainer`",
+    two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
+    two_names.PAPER: ARMS[two_names.PAPER],
+    two_names.DEFAULT: ARMS[two_names.DEFAULT],
+    two_names.NAMED: '... with `dynamic_sampling_rewards=["correct"]`',
+    two_names.FEWER: "... nothing set, 9 prompts per step instead of 16",
 }
 
 
@@ -127,31 +145,97 @@ def real_model_table():
 
 
 def results_table():
-    """What README shows: each way to sample, by task."""
+    """Tokens to the target on README: each way to sample, by task, and as a multiple of GRPOTrainer's."""
     columns = (f"{TITLES.get(task, task)}: +{100 * of.gain:.0f}" for task, of in two_names.TASKS.items())
     counted = two_names.at_best(two_names.STUDY.read())
-    rows = [[name, *(least_tokens(counted, task, arms) for task in two_names.TASKS)] for name, arms in SHOWN.items()]
-    return markdown(["generated tokens to more points right", *columns], rows)
+    grpo, *_ = SHOWN.values()
+    rows = []
+    for name, arms in SHOWN.items():
+        cells = [name]
+        for task in two_names.TASKS:
+            has_arm = set(arms) & set(two_names.arms_of(task))
+            cells.append(least_tokens(counted, task, arms, grpo) if has_arm else "one reward")
+        rows.append(cells)
+    return markdown(["generated tokens to more points of accuracy", *columns], rows)
 
 
 def rates_table():
     """Tokens to the target at each rate, of those tasks that have it."""
     counted = two_names.at_best(results := two_names.STUDY.read())
-    keys = [*itertools.product(RATED, (two_names.FOUR, two_names.AS_IS))]
+    keys = [*itertools.product(RATED, (two_names.FOUR, two_names.ONE_BATCH))]
     cells = zip(*(two_names.tokens_by_rate(results, counted, *key) for key in keys), strict=True)
     rows = [[f"{factor:g}", *row] for factor, row in zip(sorted(two_names.FACTORS), cells, strict=True)]
     return markdown(["times GRPO's rate", *map(", ".join, keys)], rows)
 
 
-def least_tokens(counted, task, arms):
-    """Median tokens to the target of the best of the arms, of the runs that count."""
+def median_tokens(counted, task, arms):
+    """Return the median tokens to the target of the best of the arms and its number of seeds; `None` if not run."""
     tokens = {arm: [] for arm in arms}
     for (part, arm, _), run in counted.items():
         if part == task and arm in tokens:
             tokens[arm].append(two_names.tokens_to_target(run, task))
-    found = [(statistics.median(of_arm), len(of_arm)) for of_arm in tokens.values() if of_arm]
-    least, num = min(found, default=(0, 0))
-    return f"{least:,.0f}" + (f" ({num} seeds)" if num < len(two_names.SEEDS) else "") if num else "not run"
+    return min(((statistics.median(found), len(found)) for found in tokens.values() if found), default=None)
+
+
+def least_tokens(counted, task, arms, grpo):
+    """Return the median tokens to the target of the best of the arms as text, with its multiple of GRPOTrainer's."""
+    found, of_grpo = median_tokens(counted, task, arms), median_tokens(counted, task, grpo)
+    if found is None:
+        return "not run"
+    least, num = found
+    text = "never" if math.isinf(least) else f"{least:,.0f}"
+    if arms != grpo and math.isfinite(least) and of_grpo and math.isfinite(of_grpo[0]):
+        text += f" ({least / of_grpo[0]:.2f}x)"
+    return text + (f", {num} seeds" if num < len(two_names.SEEDS) else "")
+
+
+def steps_table():
+    """Optimizer steps to the target, by task, of the same runs as README's tokens."""
+    counted = two_names.at_best(two_names.STUDY.read())
+    tasks = [task for task in two_names.TASKS if task != WITH_TWO_REWARDS]
+    rows = []
+    for arm, name in ARMS.items():
+        cells = [name]
+        for task in tasks:
+            runs = [run for (part, of, _), run in counted.items() if (part, of) == (task, arm)]
+            num = two_names.ARMS[arm].num_steps or two_names.TASKS[task].num_steps
+            target = two_names.TASKS[task].gain
+            steps = [num * cost(run, run["curve"][0]["accuracy"] + target, "rollouts") for run in runs]
+            cells.append(spread(steps))
+        rows.append(cells)
+    columns = (f"{TITLES.get(task, task)}: +{100 * two_names.TASKS[task].gain:.0f}" for task in tasks)
+    return markdown(["optimizer steps to more points of accuracy", *columns], rows)
+
+
+def same_budget_table():
+    """Accuracy after the same number of steps and after the same CPU time."""
+    results = same_budget.STUDY.read()
+    tasks = [task for task in same_budget.BUDGETS if task != WITH_TWO_REWARDS]
+    columns, rows = ["accuracy on held-out problems"], []
+    for task in tasks:
+        of_steps, _, of_seconds = same_budget.columns_of(task)[1:]
+        columns += [f"{TITLES.get(task, task)}: {of_steps}", of_seconds]
+    for arm, name in ARMS.items():
+        cells = [name]
+        for task in tasks:
+            (row,) = (row for row in same_budget.rows_of(results, task) if row[0] == arm)
+            cells += [row[1] or "not compared", row[3]]
+        rows.append(cells)
+    return markdown(columns, rows)
+
+
+def two_rewards_table():
+    """What one more reward function changes: tokens to the target, and accuracy after the same steps and time."""
+    counted = two_names.at_best(two_names.STUDY.read())
+    of_steps, of_tokens, of_seconds = same_budget.columns_of(WITH_TWO_REWARDS)[1:]
+    gain = 100 * two_names.TASKS[WITH_TWO_REWARDS].gain
+    found = {row[0]: row[1:] for row in same_budget.rows_of(same_budget.STUDY.read(), WITH_TWO_REWARDS)}
+    rows = []
+    for arm, name in ARMS_OF_TWO_REWARDS.items():
+        runs = [run for (task, of, _), run in counted.items() if (task, of) == (WITH_TWO_REWARDS, arm)]
+        tokens = spread([two_names.tokens_to_target(run, WITH_TWO_REWARDS) for run in runs]) if runs else "not run"
+        rows.append([name, tokens, *found[arm]])
+    return markdown(["two reward functions", f"tokens to +{gain:.0f} points", of_steps, of_tokens, of_seconds], rows)
 
 
 def policies_table():
@@ -226,6 +310,9 @@ TABLES = {
     "quickstart": quickstart_table,
     "results": results_table,
     "rates": rates_table,
+    "steps": steps_table,
+    "same budget": same_budget_table,
+    "two rewards": two_rewards_table,
     "real model": real_model_table,
     "time to accuracy": time_table,
     "ladder": ladder_table,

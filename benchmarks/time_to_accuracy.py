@@ -56,20 +56,20 @@ TASKS = {
     "one in ten": Task([0.05, 0.03, 0.07, 0.85], gain=0.05, learning_rate=3e-5),
 }
 
-ROUNDS = {"dynamic_sampling_max_rounds": 30, **PAPER}  # SkyRL's limit, for every resampler
-CARRY = {**ROUNDS, "dynamic_sampling_surplus": "carry"}
+RESAMPLE = {"dynamic_sampling_max_gen_batches": 30.0, **PAPER}  # SkyRL's limit, for every resampler
+CARRY = {**RESAMPLE, "dynamic_sampling_surplus": "carry"}
 MEMORY = {**CARRY, "dynamic_sampling_memory": True}
 SERVER = {**CARRY, "use_vllm": True, "vllm_mode": "server"}
 ARMS = {
     "GRPO, one step": Arm(GRPO, {}, num_steps=1),
     "GRPO": Arm(GRPO, {}),
     "GRPO, Clip-Higher": Arm(GRPO, {"loss_type": "dapo", "epsilon_high": 0.28}),
-    "full batch again": Arm(DAPO, {**ROUNDS, "batch_multiplier": 1.0}),
-    "ours": Arm(DAPO, ROUNDS),
+    "full batch again": Arm(DAPO, {**RESAMPLE, "batch_multiplier": 1.0}),
+    "ours": Arm(DAPO, RESAMPLE),
     "ours, carry": Arm(DAPO, CARRY),
     "ours, carry, memory": Arm(DAPO, MEMORY),
-    "ours, screened": Arm(DAPO, {**ROUNDS, "dynamic_sampling_screen": "3"}),
-    "ours, auto": Arm(DAPO, {**ROUNDS, "dynamic_sampling_screen": "auto"}),
+    "ours, screened": Arm(DAPO, {**RESAMPLE, "dynamic_sampling_screen": "3"}),
+    "ours, auto": Arm(DAPO, {**RESAMPLE, "dynamic_sampling_screen": "auto"}),
     "ours, carry, memory, screened": Arm(DAPO, {**MEMORY, "dynamic_sampling_screen": "3"}),
     "ours, carry, memory, auto": Arm(DAPO, {**MEMORY, "dynamic_sampling_screen": "auto"}),
     "ours, carry, server": Arm(DAPO, SERVER),

@@ -43,6 +43,8 @@ class Job(NamedTuple):
     max_tokens: float = math.inf  # generated
     max_seconds: float = math.inf  # of the CPU
     probe_every: int = 1  # rollouts
+    min_rollouts: int = 0  # before which neither the target nor `max_seconds` ends it
+    min_seconds: float = 0.0  # the same
     others: dict = {}  # noqa: RUF012
 
     @property

@@ -187,13 +187,13 @@ def train(job, checkpoints, folder):
     task, tokenizer = TASKS[job.others["task"]], build_tokenizer()
     settings = {"num_prompts": NUM_PROMPTS, "steps_per_generation": 1, **job.settings}
     sizes = rollouts_of(settings.pop("num_prompts"), NUM_GENERATIONS, settings["steps_per_generation"])
-    rounds = {"dynamic_sampling_max_rounds": 30, "dynamic_sampling_stop_after": 0}
+    limits = {"dynamic_sampling_max_gen_batches": 30.0, "dynamic_sampling_stop_after": 0}
     arm, model = Arm(TRAINERS[job.others["trainer"]], {}), load(checkpoints / task.checkpoint)
     problems = task.held_out(NUM_PROBED)
     trainer, curve, log = trainers.train(
         *(job._replace(settings=settings), arm, model, folder, task.reward, task.prompts(job.seed), tokenizer),
         look=lambda model: probe(model, tokenizer, task, problems, settings),
-        settings={"max_completion_length": task.max_length, **rounds, **sizes},
+        settings={"max_completion_length": task.max_length, **limits, **sizes},
     )
     num_clipped, probability = trainer.up_clipped.tolist()
     result = {

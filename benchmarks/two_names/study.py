@@ -1,20 +1,24 @@
 # Copyright 2026 The trl-dapo authors.
 # SPDX-License-Identifier: Apache-2.0
 """
-GRPOTrainer, and DAPOTrainer with two names changed, each at its own best learning rate.
+GRPOTrainer compared with DAPOTrainer, each arm at its own best learning rate: tokens to a target.
 
     python -m benchmarks two_names                 # both parts, hours of one core, in pieces that resume
     python -m benchmarks two_names --part best     # each arm's best of four rates, then five seeds at it
-    python -m benchmarks two_names --part range    # five seeds at each rate of GRPO and of what two names give
+    python -m benchmarks two_names --part range    # five seeds at each rate, of GRPO and of GRPO's budget
     python -m benchmarks two_names --from-kept     # tables and predictions from the runs that are kept
 
-Tasks are those of time_to_accuracy.py, of larger/, and two of real_model/, which take a GPU or days and a model made
-by `trl-dapo fetch smollm2 --output_dir outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits
-GRPO; the best has the fewest tokens to the target with seed 100, which does not count: there a rate ends at the tokens
-with which an earlier one got there. Writes runs.csv, a line a run, curves.csv, a line every fourth rollout, and
-EVIDENCE.md's outcomes; what runs.csv has is not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`,
-which has a row in EVIDENCE.md for each task, in this order; `--arm` runs it alone. A new task is a line of `TASKS` (of
-time_to_accuracy.py too, where it is one of `small`), with a row for each prediction.
+Tasks are those of time_to_accuracy.py, of larger/, one with two reward functions (two_rewards.py), and two of
+real_model/, which take a GPU or days and a model made by `trl-dapo fetch smollm2 --output_dir
+outputs/two_names/smollm2`. Rates are 0.5, 1, 2 and 3 times the one that suits GRPO, with two rewards 0.5 and 1 times.
+The best is the one that needed the fewest tokens to the target with seed 100, which does not count otherwise: there a
+rate ends at the tokens with which an earlier one reached the target.
+
+Writes runs.csv, a line per run, curves.csv, a line every fourth rollout, and EVIDENCE.md's outcomes. What runs.csv has
+is not run again. A new arm is a line of `ARMS` and one of `PREDICTIONS`, which has a row in EVIDENCE.md for each task,
+in this order; `--arm` runs it alone. A new task is a line of `TASKS` (of time_to_accuracy.py too, if it is one of
+`small`), with a row for each prediction. What same_budget/ adds are the same arms after the same number of steps and
+the same time.
 """
 
 import math
@@ -33,6 +37,7 @@ from ..frame.trainers import DAPO, GRPO, Arm, load, rollouts_of
 from ..larger import training as larger
 from ..real_model import training as real_model
 from ..time_to_accuracy import NUM_GENERATIONS, NUM_PROMPTS, NUM_STEPS
+from . import two_rewards
 
 
 BEST, RANGE = PARTS = "best", "range"
@@ -48,8 +53,11 @@ class Task(NamedTuple):
     gain: float  # the target, above the checkpoint's accuracy
     max_length: int  # of a completion
     rate: float  # the one that suits GRPO
-    fewer_prompts: int  # as many a rollout as teach in one of GRPO's
+    fewer_prompts: int  # of a rollout: as many as are informative in one of GRPO's
     limits: dict
+    num_steps: int = NUM_STEPS  # of the optimizer per rollout
+    factors: tuple = FACTORS  # of the rate, in the order in which they are tried
+    at_least: dict = {}  # noqa: RUF012 (what a run that counts spends, though it has reached the target)
 
 
 def small(name, fewer_prompts):
@@ -93,20 +101,49 @@ TASKS = {
     ),
     "products": language_model("products", fewer_prompts=8),
     "sums": language_model("sums", fewer_prompts=4),
+    "two rewards": Task(
+        two_rewards.make_checkpoint,
+        two_rewards.train,
+        gain=0.05,
+        max_length=time_to_accuracy.MAX_LENGTH,
+        rate=1e-4,
+        fewer_prompts=9,  # by both rewards five in nine groups are informative
+        limits={"max_seconds": time_to_accuracy.MAX_SECONDS},
+        num_steps=1,
+        factors=(1.0, 0.5),
+        at_least={"min_rollouts": 80, "min_seconds": 20.0},  # for same_budget/
+    ),
 }
 
-ONE, FOUR, FILLED, AS_PAPER, SMALLER = "GRPO, one step", "GRPO", "filled", "as the paper", "filled, smaller"
-ONE_ROUND, AS_IS, AGAIN = "one round", "as it is", "full batch again"
+ONE, FOUR, PAPER, DEFAULT, FEWER = "GRPO, one step", "GRPO", "paper", "default", "default, fewer prompts"
+ONE_ROUND, ONE_BATCH, AGAIN = "one round", "GRPO's budget", "full batch again"
+NAMED, ALONE = "default, correctness named", "GRPO, correctness alone"
 ARMS = {
     ONE: Arm(GRPO, {}, num_steps=1),
     FOUR: Arm(GRPO, {}),
-    FILLED: Arm(DAPO, {"dynamic_sampling_max_batches": 0.0}),
-    AS_PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
-    SMALLER: Arm(DAPO, {"dynamic_sampling_max_batches": 0.0}),  # with the task's `fewer_prompts`
-    ONE_ROUND: Arm(DAPO, {"dynamic_sampling_max_rounds": 1}),  # no step costs more than GRPO's
-    AS_IS: Arm(DAPO, {}),  # nor here, where screens are not ruled out
+    DEFAULT: Arm(DAPO, {}),
+    PAPER: Arm(DAPO, {"dynamic_sampling_mode": "paper"}),
+    FEWER: Arm(DAPO, {}),  # with the task's `fewer_prompts`
+    ONE_BATCH: Arm(DAPO, {"dynamic_sampling_max_gen_batches": 1.0}),  # no step costs more than GRPO's
     AGAIN: Arm(DAPO, {"dynamic_sampling_mode": "paper", "batch_multiplier": 1.0}),  # as others resample
 }
+# Of the task with two reward functions alone.
+ARMS_OF_TWO_REWARDS = {
+    NAMED: Arm(DAPO, {"dynamic_sampling_rewards": ["correct"]}),
+    ALONE: Arm(GRPO, {"reward_weights": [1.0, 0.0]}),
+}
+ARMS |= ARMS_OF_TWO_REWARDS
+# Arms that were run with a setting that no longer exists, and what they did.
+FORMER = {ONE_ROUND: "one round of prompts, none of which was screened; trained on the groups it brought"}
+
+
+def arms_of(task):
+    """Return the arms that a task runs; with two rewards GRPO's rollouts have one step anyway."""
+    if task == "two rewards":
+        return (FOUR, DEFAULT, PAPER, FEWER, *ARMS_OF_TWO_REWARDS)
+    return tuple(arm for arm in ARMS if arm not in ARMS_OF_TWO_REWARDS)
+
+
 POINT = "rollouts", "tokens", "seconds", "accuracy"  # what is kept of a curve
 
 TOKENS = {task: Quantity("tokens to the target", spent_to(TASKS[task].gain, "tokens")) for task in TASKS}
@@ -114,13 +151,24 @@ AT_EQUAL = Quantity("accuracy at equal tokens", at_equal("tokens", "accuracy"), 
 PREDICTIONS = tuple(
     Prediction(task, mine, other, quantity, direction, "this package's own")
     for task in TASKS
+    if task != "two rewards"
     for mine, other, quantity, direction in (
-        *((FILLED, other, TOKENS[task], -1) for other in (FOUR, ONE, AS_PAPER)),
-        (SMALLER, FILLED, TOKENS[task], -1),
-        (FILLED, FOUR, AT_EQUAL, 1),
-        *((arm, other, TOKENS[task], -1) for arm in (ONE_ROUND, AS_IS) for other in (FOUR, ONE)),
-        (AS_IS, FOUR, AT_EQUAL, 1),
-        (AS_IS, AGAIN, TOKENS[task], -1),
+        *((DEFAULT, other, TOKENS[task], -1) for other in (FOUR, ONE, PAPER)),
+        (FEWER, DEFAULT, TOKENS[task], -1),
+        (DEFAULT, FOUR, AT_EQUAL, 1),
+        *((arm, other, TOKENS[task], -1) for arm in (ONE_ROUND, ONE_BATCH) for other in (FOUR, ONE)),
+        (ONE_BATCH, FOUR, AT_EQUAL, 1),
+        (ONE_BATCH, AGAIN, TOKENS[task], -1),
+    )
+) + tuple(
+    Prediction("two rewards", mine, other, TOKENS["two rewards"], -1, "this package's own")
+    for mine, other in (
+        (DEFAULT, FOUR),
+        (DEFAULT, PAPER),
+        (NAMED, FOUR),
+        (NAMED, DEFAULT),
+        (FEWER, FOUR),
+        (FOUR, ALONE),
     )
 )
 
@@ -130,21 +178,25 @@ PREDICTIONS = tuple(
 
 def make_job(results, name, arm, factor, seed, start):
     task = TASKS[name]
-    sizes = task.fewer_prompts if arm == SMALLER else NUM_PROMPTS, NUM_GENERATIONS, ARMS[arm].num_steps or NUM_STEPS
+    num_prompts = task.fewer_prompts if arm == FEWER else NUM_PROMPTS
+    sizes = num_prompts, NUM_GENERATIONS, ARMS[arm].num_steps or task.num_steps
     settings = rollouts_of(*sizes, max_completion_length=task.max_length, learning_rate=factor * task.rate)
-    earlier = FACTORS[: FACTORS.index(factor)] if seed == TRIAL else ()
+    earlier = task.factors[: task.factors.index(factor)] if seed == TRIAL else ()
     tokens = (tokens_to_target(results[name, arm, f"{rate:g}", TRIAL], name) for rate in earlier)
     limits = task.limits | {"max_tokens": min(task.limits.get("max_tokens", math.inf), *tokens, math.inf)}
+    limits |= {} if seed == TRIAL else task.at_least
     return Job(name, arm, seed, settings, rate=factor, target=start + task.gain, **limits)
 
 
 def run(job, checkpoint, folder):
-    """Trains to the target or the limit; of the curve every fourth rollout is kept, and the last."""
+    """Train to the target or the limit; keep every fourth rollout of the curve, the first at the target, the last."""
     found = TASKS[job.task].train(job, checkpoint, folder, ARMS[job.arm])
-    *curve, last = ({name: point[name] for name in POINT} for point in found["curve"])
+    curve = [{name: point[name] for name in POINT} for point in found["curve"]]
+    at_target = next((point for point in curve if point["accuracy"] >= job.target), None)
+    last = curve[-1]
     figures = {"accuracy": last["accuracy"], "tokens": float(last["tokens"]), "seconds": last["seconds"]}
-    curve = [point for point in curve if point["rollouts"] % 4 == 0]
-    return figures | {"acceptance": found["acceptance"], "curve": [*curve, last]}
+    curve = [point for point in curve if point["rollouts"] % 4 == 0 or point is at_target or point is last]
+    return figures | {"acceptance": found["acceptance"], "curve": curve}
 
 
 def tokens_to_target(result, task):
@@ -153,14 +205,15 @@ def tokens_to_target(result, task):
 
 def best_factor(results, task, arm):
     """The fewest tokens to the target with the seed that does not count; where none reached it, the most right."""
-    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in FACTORS}
-    return min(FACTORS, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
+    factors = TASKS[task].factors
+    tried = {factor: results[task, arm, f"{factor:g}", TRIAL] for factor in factors}
+    return min(factors, key=lambda factor: (tokens_to_target(tried[factor], task), -tried[factor]["accuracy"]))
 
 
 def at_best(results):
-    """The runs that count, by task, arm and seed: those at each arm's best rate, where all four were tried."""
+    """The runs that count, by task, arm and seed: those at each arm's best rate, if all of the task's were tried."""
     tried = Counter((task, arm) for task, arm, _, seed in results if seed == TRIAL)
-    best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(FACTORS)}
+    best = {key: f"{best_factor(results, *key):g}" for key, num in tried.items() if num == len(TASKS[key[0]].factors)}
     return {
         (task, arm, seed): result
         for (task, arm, rate, seed), result in results.items()
@@ -187,7 +240,7 @@ def tokens_by_rate(results, counted, task, arm):
 
 def print_tokens(results, task):
     counted = at_best(results)
-    rows = [[arm, *tokens_by_rate(results, counted, task, arm)] for arm in ARMS]
+    rows = [[arm, *tokens_by_rate(results, counted, task, arm)] for arm in (*ARMS, *FORMER)]
     print_table(f"{task}: tokens to the target", ("arm", *(f"{rate:g} x" for rate in sorted(FACTORS))), rows, left=5)
 
 
@@ -195,19 +248,20 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
     results = STUDY.read()
     for name in () if from_kept else task:
         checkpoint, start = TASKS[name].make_checkpoint(output_dir)
+        arms = [each for each in arms_of(name) if each in arm]
 
         def run_those(*keys, name=name, checkpoint=checkpoint, start=start):
             jobs = [make_job(results, name, *key, start) for key in keys]
             jobs = [job for job in jobs if job.key not in results]
-            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes))
+            results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_a_process=10))
             STUDY.write(results)
 
         if BEST in part:
-            for factor in FACTORS:
-                run_those(*((each, factor, TRIAL) for each in arm))
-            run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arm))
-        if RANGE in part:
-            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, AS_IS)))
+            for factor in TASKS[name].factors:
+                run_those(*((each, factor, TRIAL) for each in arms))
+            run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arms))
+        if RANGE in part and ONE_BATCH in arms:
+            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, ONE_BATCH)))
     for name in TASKS:
         print_tokens(results, name)
     say("medians of five seeds; * the best rate with seed 100; - for never")

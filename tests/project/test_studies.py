@@ -7,6 +7,7 @@ import math
 import re
 
 import pytest
+import torch
 
 from benchmarks import ladder
 from benchmarks.frame import predictions, verdicts
@@ -20,9 +21,13 @@ from benchmarks.mechanisms.study import PREDICTIONS, REFILL
 from benchmarks.peers.ms_swift import study as peers
 from benchmarks.real_model import study as real_model
 from benchmarks.real_model.training import NUM_ROWS, make_trainer, train
+from benchmarks.same_budget import study as same_budget
+from benchmarks.two_names import study as two_names
+from benchmarks.two_names import two_rewards
 from trl_dapo.cli.quickstart import build_model, build_tokenizer
 
 
+UNTRAINED = {"accuracy": 0.0, "curve": [{"rollouts": 0, "tokens": 0, "seconds": 0.0, "accuracy": 0.0}]}
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4}
 
 
@@ -98,7 +103,43 @@ def test_a_run_on_sums_is_probed_before_and_after_each_rollout(tiny_model, tmp_p
     assert [point["tokens"] for point in found["curve"]] == [0, 4]  # a model at random does not end by itself
 
 
+@pytest.mark.parametrize("arm", two_names.ARMS_OF_TWO_REWARDS)
+def test_a_run_with_two_rewards_that_is_at_its_target_goes_on_for_the_steps_that_are_compared(arm, tmp_path):
+    checkpoint = save_model(tmp_path / "checkpoint", build_tokenizer())
+    job = two_names.make_job({}, "two rewards", arm, 1.0, 10, start=-1.0)  # it begins above its target
+    assert (job.min_rollouts, job.min_seconds) == same_budget.BUDGETS["two rewards"] == (80, 20.0)
+    job = job._replace(min_rollouts=2, min_seconds=0.0)
+    result = two_names.TASKS["two rewards"].train(job, checkpoint, tmp_path / "run", two_names.ARMS[arm])
+    assert [point["rollouts"] for point in result["curve"]] == [0, 1, 2]
+
+
+def test_a_run_to_compare_after_the_same_steps_and_time_has_the_best_rate_and_no_target():
+    key = ("one in ten", two_names.DEFAULT)
+    kept = {(*key, f"{factor:g}", two_names.TRIAL): UNTRAINED for factor in two_names.FACTORS}
+    kept[*key, "2", two_names.TRIAL] = {**UNTRAINED, "accuracy": 0.1}
+    job = same_budget.make_job(kept, *key, 10, start=0.0)
+    assert (job.rate, job.settings["learning_rate"]) == (2.0, 6e-5)
+    limits = job.target, job.max_tokens, job.max_seconds, job.min_rollouts, job.min_seconds
+    assert limits == (math.inf, math.inf, 40.0, 75, 0.0)  # 300 steps, four per rollout
+
+
 # ---- What is counted ----
+
+
+def test_of_two_rewards_one_judges_the_answer_and_the_other_its_closing_sign():
+    completions = [[{"role": "assistant", "content": text}] for text in ("220", "220=", "221=", "220==", "=", "2+0=")]
+    assert two_rewards.correct(completions, ["220"] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert two_rewards.closed(completions) == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_accuracy_with_two_rewards_counts_an_answer_that_is_closed_and_one_that_is_not():
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 0, **TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # every token is as likely as any other
+    n = len(tokenizer)
+    assert two_rewards.accuracy(model, tokenizer, ["17+05=220"]) == pytest.approx(n**-4 + n**-5, rel=1e-4)
 
 
 def test_a_countdown_that_uses_each_number_once_and_reaches_the_target_is_right_and_nothing_else_is():
