@@ -101,8 +101,9 @@ class DAPOConfig(GRPOConfig):
         dynamic_sampling_max_gen_batches (`float`, *optional*, defaults to `10.0`):
             The most completions that one rollout may sample, in rollout batches. Sampling continues until the batch is
             full or this limit is reached. `1.0` is the budget of [`~trl.GRPOTrainer`]: a rollout then never costs more
-            than GRPO's, and its batch stays short if groups are dropped. `0` is no limit. If less than a quarter of a
-            batch is left, no further prompts are sampled for it.
+            than GRPO's, and its batch stays short if groups are dropped. `0` is no limit. If less is left than a
+            quarter of a batch, or than an equal share of whole groups for every process, no further prompts are
+            sampled.
         dynamic_sampling_on_exhausted (`str`, *optional*, defaults to `"top_up"`):
             What to do when that limit is reached and the batch is not full. `"top_up"` trains on the groups that were
             accepted; the rest of the batch is filled with rows that weigh nothing. `"error"` stops the run and says

@@ -909,3 +909,36 @@ def test_what_would_be_too_old_for_the_next_rollout_is_taken_in_though_others_fi
     assert play_asked(sampler, [YES] * 12) == [str(i) for i in range(12)]  # asked in rollout 0, and due in 2
     assert sampler.next_prompts() == []
     assert sampler.batch().carry == []  # they would be three rollouts old
+
+
+# ---- The limit, several processes and a screen ----
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.15, 1.5])
+@pytest.mark.parametrize(
+    ("num_generations", "num_ranks", "target"), [(8, 8, 2), (8, 3, 3), (16, 8, 1), (8, 8, 4), (4, 4, 4)]
+)
+@pytest.mark.parametrize("screen", ["auto", 2])
+def test_near_the_limit_the_share_that_makes_ranks_equal_is_no_reason_to_sample_little(
+    limit, num_generations, num_ranks, target, screen
+):
+    """Each rollout samples at least three quarters of a batch, and never more than its limit."""
+    sampler = Sampler(
+        stream(),
+        target=target,
+        num_generations=num_generations,
+        num_ranks=num_ranks,
+        screen=screen,
+        carries=True,
+        max_gen_batches=limit,
+    )
+    rng, batch = random.Random(0), target * num_generations
+    for _ in range(12):
+        sampler.begin()
+        while asks := sampler.next_prompts():
+            assert sum(ask.num for ask in asks) % num_ranks == 0
+            screened_round(sampler, asks, [rng.random() < 0.5 for _ in asks])
+        num_sampled = sampler.rollout.num_completions
+        assert 0.75 * batch <= num_sampled <= limit * batch
+        sampler.batch()
+        sampler.carry([])

@@ -78,11 +78,14 @@ def test_a_batch_that_is_not_full_is_told_of_with_advice_and_what_to_raise(sampl
     said = describe_shortfall(sampler.rollout, 1, num_short=2, num_trained=1)
     assert said.startswith(
         "The batch is not full at the limit of 1 batch of completions, for 2 rollouts in a row: 1 of 3 sampled groups "
-        "were accepted; the batch takes 2 (dropped: all_correct 1, all_wrong 1). This rollout trains on 1 group. Most "
-        "prompts are too easy for the model: "
-    )
-    assert said.endswith("Or raise `dynamic_sampling_max_gen_batches` (1).")
-    assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith("Or raise `dynamic_sampling_stop_after`.")
+        "were accepted; the batch takes 2 (dropped: all_correct 1, all_wrong 1). This rollout trains on 1 group. "
+        "Raise `dynamic_sampling_max_gen_batches` (1)."
+    )  # no reason dropped most of the groups
+    assert describe_shortfall(sampler.rollout, 0, 1, 0).endswith(" Raise `dynamic_sampling_stop_after`.")
+    sampler.rollout.drop_reasons = dict.fromkeys(sampler.rollout.drop_reasons, "all_wrong")
+    said = describe_shortfall(sampler.rollout, 1, num_short=1, num_trained=1)
+    assert "Most prompts are too hard for the model: " in said  # two of three
+    assert said.endswith(" Or raise `dynamic_sampling_max_gen_batches` (1).")
     sampler.rollout.drop_reasons = dict.fromkeys(sampler.rollout.drop_reasons, "too long for me")
     assert advise(sampler.rollout) == ""  # of a reason of a user's own
 

@@ -35,7 +35,7 @@ def trained(tiny_model, tmp_path, reward_funcs=right, **settings):
 
 def start_line(capsys):
     """What a run says of its sampling as it begins."""
-    starts = ("Batches are filled", "A rollout samples at most", "Groups whose", "Dropped groups", "Dynamic sampling")
+    starts = ("Batches are filled", "A rollout samples", "Each rollout", "Groups whose", "Dropped groups", "Dynamic")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(starts)]
     return line
 
@@ -61,8 +61,13 @@ def test_by_default_batches_are_filled_and_the_start_says_how(tiny_model, tmp_pa
         ({"dynamic_sampling_max_gen_batches": 0}, "are replaced, however many it takes. "),
         (
             {"dynamic_sampling_max_gen_batches": 1},
-            "at most one batch of completions, as GRPOTrainer does, and trains on",
+            "A rollout samples at most one batch of completions, as GRPOTrainer does, and trains on the accepted",
         ),
+        (
+            {"dynamic_sampling_max_gen_batches": 1.5},
+            "A rollout samples at most 1.5 batches of completions and trains on the accepted groups. Its batch stays ",
+        ),
+        ({"dynamic_sampling_mode": "mask"}, "Each rollout samples one batch. Dropped groups stay in it and weigh"),
         ({"dynamic_sampling_min_accuracy": 0.2}, "Batches are filled: dropped groups are replaced, up to 10"),
         (
             {"dynamic_sampling_mode": "replace"},

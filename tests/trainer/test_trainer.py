@@ -260,7 +260,7 @@ def test_error_mode_stops_with_the_counts_and_the_way_out(tiny_model, tmp_path):
         "The batch is not full at the limit of 3 batches of completions: 0 of 12 sampled groups were accepted; the "
         "batch takes 4 (dropped: all_correct 12). Most prompts are too easy for the model: use harder prompts or more "
         "`num_generations`. Or raise `dynamic_sampling_max_gen_batches` (3), or set "
-        "`dynamic_sampling_on_exhausted='top_up'` to train on the accepted groups."
+        "`dynamic_sampling_on_exhausted='top_up'` to train on what was accepted."
     )
 
 

@@ -225,8 +225,9 @@ def advise_on_batches(compared: ComparedWithGRPO) -> str | None:
         return None
     if compared.full < 1 / WORTH_IT:
         return (
-            f"a step trained on about as many informative groups as one of GRPOTrainer, since batches were only "
-            f"{compared.full:.0%} full. Raise `dynamic_sampling_max_gen_batches`, or use fewer prompts per step."
+            f"batches were only {compared.full:.0%} full, so a step trained on about {compared.groups:.1f} times as "
+            "many informative groups as one of GRPOTrainer. Raise `dynamic_sampling_max_gen_batches`, or use fewer "
+            "prompts per step."
         )
     return (
         "nearly every group was informative without dynamic sampling, so a step trained on about as many as one of "
@@ -265,14 +266,14 @@ def summarize(
             batches = "batch was" if num_short == 1 else "batches were"
             lines.append(f"Short:     {num_short:,} {batches} not full.")
         compared, tokens = compare_with_grpo(log_history), f"Tokens:    {totals.tokens_generated:,} generated"
-        if compared is None:
+        if compared is None or not fills_batches:
             lines.append(f"{tokens}.")
         else:
             lines.append(
                 f"{tokens}: {compared.tokens:.1f} times as many per step as GRPOTrainer, for about "
                 f"{compared.groups:.1f} times as many informative groups."
             )
-            if fills_batches and (advice := advise_on_batches(compared)):
+            if advice := advise_on_batches(compared):
                 lines.append(f"Advice:    {advice}")
     timeline = {
         word: sum(entry.get(f"timeline/{name}_seconds") or 0.0 for entry in [*log_history, rest or {}])

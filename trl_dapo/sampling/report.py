@@ -159,20 +159,22 @@ def describe_shortfall(rollout: Rollout, limit: float, num_short: int = 0, num_t
         num_trained (`int`, *optional*):
             Groups that train all the same. `None` if the run stops here.
     """
-    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common()) or "none"
+    reasons = ", ".join(f"{reason} {count}" for reason, count in rollout.reasons.most_common())
+    dropped = f" (dropped: {reasons})" if reasons else ""
     carried = f", and {len(rollout.carried)} carried from the last rollout" if rollout.carried else ""
     batches = "batch" if limit == 1 else "batches"
     at = f"at the limit of {limit:g} {batches} of completions" if limit else "since no further group was accepted"
     what = (
         f"{len(rollout.accepted)} of {rollout.num_groups} sampled groups were accepted{carried}; the batch takes "
-        f"{rollout.target} (dropped: {reasons})."
+        f"{rollout.target}{dropped}."
     )
     setting = f"`dynamic_sampling_max_gen_batches` ({limit:g})" if limit else "`dynamic_sampling_stop_after`"
-    advice = f"{advise(rollout)}Or raise {setting}"
+    about_data = advise(rollout)
+    advice = f"{about_data}Or raise {setting}" if about_data else f"Raise {setting}"
     if num_trained is None:
         return (
             f"The batch is not full {at}: {what} {advice}, or set `dynamic_sampling_on_exhausted='top_up'` to train "
-            "on the accepted groups."
+            "on what was accepted."
         )
     groups = "group" if num_trained == 1 else "groups"
     outcome = f"trains on {num_trained} {groups}" if num_trained else "trains on nothing and moves no weight"
@@ -206,8 +208,11 @@ def describe_stop(rollout: Rollout, num_rollouts: int, checkpoint: str, num_empt
 
 
 def advise(rollout: Rollout) -> str:
-    """What to change, by the commonest reason: one sentence and a space, or nothing where none is known."""
-    return "".join(f"{ADVICE[reason]} " for reason, _ in rollout.reasons.most_common(1) if reason in ADVICE)
+    """Return what to change about the prompts or the reward, and a space, if one reason dropped most of the groups."""
+    for reason, count in rollout.reasons.most_common(1):
+        if reason in ADVICE and 2 * count > rollout.num_groups:
+            return f"{ADVICE[reason]} "
+    return ""
 
 
 def describe_misfit(folder: str, differs: dict[str, tuple], has_rows: bool) -> str | None:

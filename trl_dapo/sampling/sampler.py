@@ -14,7 +14,16 @@ from .refill import Batch, Group, missing, refill
 from .rollout import Rollout, Totals
 from .round_size import AcceptanceRate
 from .rounds import Ask, Round, select_ages
-from .screening import Draw, apart, in_equal_shares, num_first, rest_of, state_of, within_rows
+from .screening import (
+    Draw,
+    apart,
+    in_equal_shares,
+    num_first,
+    num_for_equal_shares,
+    rest_of,
+    state_of,
+    within_rows,
+)
 
 
 # What of the header says in which order prompts come.
@@ -191,9 +200,9 @@ class Sampler:
         """What a round asks for, at most `left` completions."""
         G = self.num_generations
         most = self.max_round_size and max(self.max_round_size // self.multiple_of, 1) * self.multiple_of
-        if self.screen is not None or half:
-            left -= self._most_for_equal_shares
         asks = rest_of(half, math.ceil(shortfall / self.share_completed), most, G, left)
+        while asks and sum(ask.num for ask in asks) + num_for_equal_shares(asks, G, self.num_ranks) > left:
+            asks.pop()
         left -= (num_rest := sum(ask.num for ask in asks))
         num_missing = max(math.ceil(shortfall - len(asks) * self.share_completed), 0)
         is_split, room, num_ahead = self.screen is not None or bool(half), math.inf, 0
@@ -202,6 +211,11 @@ class Sampler:
         if self._looks_ahead and num_first(self.screen, self.population.pass_rate(), G) < G:
             # The first few of the next batch too, whose rest then takes one round: a round waits for its longest.
             num_ahead = max(self.target - (len(half) - len(asks)), 0)
+        new, reserve = self._new, self._most_for_equal_shares if is_split else 0
+        if left - reserve < self._smallest_round and not asks:
+            # Near the limit, whole groups: these need nothing more for equal shares.
+            new, reserve, num_ahead = replace(new, screen=None), 0, 0
+        left -= reserve
         if left >= self._smallest_round and (num := num_missing + num_ahead):
             size = self.acceptance.round_size(num, self.target, carries=self.carries, is_rare=self.ahead == 1)
             if self.batch_multiplier is not None:
@@ -209,7 +223,7 @@ class Sampler:
             size = self._in_groups(size)
             # The size rests on past rounds; where the memory expects more than it did of theirs, fewer are enough.
             enough = size * self.promise.rate if self.memory and self.batch_multiplier is None else math.inf
-            new = replace(self._new, left=left, rate=self.acceptance.rate)
+            new = replace(new, left=left, rate=self.acceptance.rate)
             asks += new.take(min(size, most or size), num, enough, room, num_ahead / num)
         if is_split:
             return in_equal_shares(within_rows(asks, (most or len(asks)) * G, G), G, self.num_ranks, self._new.take)

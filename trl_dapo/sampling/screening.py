@@ -130,6 +130,13 @@ def in_equal_shares(
     return asks
 
 
+def num_for_equal_shares(asks: list[Ask], num_generations: int, num_ranks: int) -> int:
+    """Return how many completions [`in_equal_shares`] adds."""
+    num_more = -sum(ask.num for ask in asks) % num_ranks
+    num_left = num_more - sum(num_generations - ask.num for ask in asks if ask.first is None)
+    return num_more + num_ranks if num_left == 1 else num_more
+
+
 def state_of(asks: Mapping[Group, Ask] | Mapping[tuple[int, int], Ask]) -> list[list]:
     """What a checkpoint keeps of what is asked: where examples stand, which JSON may not hold, each behind its key."""
     return [

@@ -97,6 +97,8 @@ class SamplingChoice:
         """Return one line for the start of a run: how batches are filled, what saves completions, what is off, why."""
         settings = self._settings
         if not settings.use_dynamic_sampling or settings.dynamic_sampling_mode == "mask":
+            if settings.use_dynamic_sampling:
+                return "Each rollout samples one batch. Dropped groups stay in it and weigh nothing."
             if not self.idle:
                 return ""
             return f"Dynamic sampling is off, so these settings have no effect: {', '.join(self.idle)}."
@@ -120,15 +122,18 @@ class SamplingChoice:
         has_band = (settings.dynamic_sampling_min_accuracy, settings.dynamic_sampling_max_accuracy) != (0.0, 1.0)
         dropped = "dropped groups" if has_band or self._has_group_filter else "groups whose rewards are all equal"
         up_to = f"up to {limit:g} batches of completions per rollout" if limit else "however many it takes"
-        if limit == 1:
-            return (
-                "A rollout samples at most one batch of completions, as GRPOTrainer does, and trains on the accepted "
-                f"groups: {dropped} are replaced only as far as that goes."
-            )
         if settings.dynamic_sampling_mode == "replace":
             return (
                 f"{dropped.capitalize()} are replaced, {up_to}, until {settings.min_replace_ratio:.0%} of the batch "
                 "is accepted; copies of accepted groups fill the rest."
+            )
+        if limit and limit < 2:
+            most = f"{limit:g} batches of completions"
+            if limit == 1:
+                most = "one batch of completions, as GRPOTrainer does,"
+            return (
+                f"A rollout samples at most {most} and trains on the accepted groups. Its batch stays short if more "
+                "are dropped than that replaces."
             )
         return f"Batches are filled: {dropped} are replaced, {up_to}."
 
