@@ -57,12 +57,14 @@ SHOWN = {
 WITH_TWO_REWARDS = "two rewards"
 ARMS = {
     two_names.FOUR: "`GRPOTrainer`, four steps per rollout",
+    same_budget.AT_SAME_RATE: "the same at the default's learning rate",
     two_names.ONE: "`GRPOTrainer`, one step per rollout",
     two_names.PAPER: '`DAPOTrainer`, `dynamic_sampling_mode="paper"`',
     two_names.DEFAULT: "`DAPOTrainer`, nothing set",
 }
 ARMS_OF_TWO_REWARDS = {
     two_names.FOUR: "`GRPOTrainer`",
+    same_budget.AT_SAME_RATE: "the same at the default's learning rate",
     two_names.ALONE: "`GRPOTrainer`, trained with `correct` alone",
     two_names.PAPER: ARMS[two_names.PAPER],
     two_names.DEFAULT: ARMS[two_names.DEFAULT],
@@ -195,6 +197,8 @@ def steps_table():
     tasks = [task for task in two_names.TASKS if task != WITH_TWO_REWARDS]
     rows = []
     for arm, name in ARMS.items():
+        if arm == same_budget.AT_SAME_RATE:
+            continue
         cells = [name]
         for task in tasks:
             runs = [run for (part, of, _), run in counted.items() if (part, of) == (task, arm)]
@@ -219,7 +223,7 @@ def same_budget_table():
         cells = [name]
         for task in tasks:
             (row,) = (row for row in same_budget.rows_of(results, task) if row[0] == arm)
-            cells += [row[1] or "not compared", row[3]]
+            cells += [row[1] or "not compared", row[3] or "not compared"]
         rows.append(cells)
     return markdown(columns, rows)
 

@@ -48,12 +48,14 @@ BUDGETS = {
     "one in ten": Budget(steps=300, seconds=40.0),
     "two rewards": Budget(steps=80, seconds=20.0),
 }
+TWO_REWARDS = "two rewards"
+AT_SAME_RATE = "GRPO, the default's rate"  # not its own best
 ARMS = {
-    "quickstart": (FOUR, ONE, PAPER, DEFAULT),
-    "one in ten": (FOUR, ONE, PAPER, DEFAULT),
-    "two rewards": (FOUR, ALONE, PAPER, DEFAULT, NAMED, FEWER),
+    "quickstart": (FOUR, AT_SAME_RATE, ONE, PAPER, DEFAULT),
+    "one in ten": (FOUR, AT_SAME_RATE, ONE, PAPER, DEFAULT),
+    "two rewards": (FOUR, AT_SAME_RATE, ALONE, PAPER, DEFAULT, NAMED, FEWER),
 }
-RUN_HERE = tuple(task for task in BUDGETS if task != "two rewards")
+RUN_HERE = tuple(task for task in BUDGETS if task != TWO_REWARDS)
 STEPS, SECONDS, TOKENS = "steps", "seconds", "tokens"
 
 
@@ -83,6 +85,7 @@ PREDICTIONS = (
         for task in RUN_HERE
         for arm, other, what in (
             (DEFAULT, FOUR, STEPS),
+            (DEFAULT, AT_SAME_RATE, STEPS),
             (PAPER, FOUR, STEPS),
             (DEFAULT, FOUR, SECONDS),
             (DEFAULT, ONE, SECONDS),
@@ -93,6 +96,7 @@ PREDICTIONS = (
         Prediction("two rewards", arm, other, quantity("two rewards", what), 1, "this package's own")
         for arm, other, what in (
             (DEFAULT, FOUR, STEPS),
+            (DEFAULT, AT_SAME_RATE, STEPS),
             (NAMED, FOUR, STEPS),
             (PAPER, FOUR, STEPS),
             (NAMED, DEFAULT, STEPS),
@@ -107,22 +111,33 @@ PREDICTIONS = (
 
 
 def run(job, checkpoint, folder):
-    return two_names.run(job, checkpoint, folder)
+    return two_names.run(job._replace(arm=arm_of(job.arm)), checkpoint, folder)
+
+
+def arm_of(name):
+    return FOUR if name == AT_SAME_RATE else name
 
 
 def make_job(kept, task, arm, seed, start):
     """Return the job of two_names/ without its target, and with the budget for its limits."""
-    factor = two_names.best_factor(kept, task, arm)
-    job = two_names.make_job(kept, task, arm, factor, seed, start)
+    factor = two_names.best_factor(kept, task, DEFAULT if arm == AT_SAME_RATE else arm)
+    job = two_names.make_job(kept, task, arm_of(arm), factor, seed, start)._replace(arm=arm)
     least = 0 if arm == ONE else rollouts_in_budget(task)
     limits = {"max_seconds": BUDGETS[task].seconds, "min_rollouts": least, "probe_every": 4}
     return job._replace(target=math.inf, max_tokens=math.inf, **limits)
 
 
 def counted(results):
-    """Return the runs by task, arm and seed, with those of two rewards: an arm has one rate."""
-    of_two_names = two_names.at_best(two_names.STUDY.read())
-    found = {(task, arm, seed): run for (task, arm, seed), run in of_two_names.items() if task == "two rewards"}
+    """Return the runs by task, arm and seed, with those of two_names/ that went on for long enough."""
+    kept = two_names.STUDY.read()
+    found = {key: run for key, run in two_names.at_best(kept).items() if key[0] == TWO_REWARDS}
+    for task in ("one in ten", TWO_REWARDS):
+        same = f"{two_names.best_factor(kept, task, DEFAULT):g}"
+        found |= {
+            (task, AT_SAME_RATE, seed): run
+            for (of, arm, rate, seed), run in kept.items()
+            if (of, arm) == (task, FOUR) and rate == same and seed != two_names.TRIAL
+        }
     return found | {(task, arm, seed): run for (task, arm, _, seed), run in results.items()}
 
 
@@ -161,7 +176,10 @@ def rows_of(results, task):
             spent = [read_at(found["curve"], "rollouts", rollouts_in_budget(task), "tokens") for found in runs]
             after_steps = describe(accuracies(results, task, arm, STEPS))
             tokens = f"{statistics.median(spent):,.0f}" if spent else ""
-        rows.append([arm, after_steps, tokens, describe(accuracies(results, task, arm, SECONDS))])
+        # Runs of two_names/ that are read for one in ten are of another day, when a second was worth something else.
+        has_seconds = (task, arm) != ("one in ten", AT_SAME_RATE)
+        after_seconds = describe(accuracies(results, task, arm, SECONDS)) if has_seconds else ""
+        rows.append([arm, after_steps, tokens, after_seconds])
     return rows
 
 
@@ -170,12 +188,13 @@ def columns_of(task):
     return "arm", f"after {budget.steps} steps", "tokens of these", f"after {budget.seconds:g} CPU seconds"
 
 
-def main(task=RUN_HERE, arm=tuple(two_names.ARMS), from_kept=False, num_processes=1, output_dir=OUTPUT):
+def main(task=RUN_HERE, arm=ARMS["quickstart"], from_kept=False, num_processes=1, output_dir=OUTPUT):
     results, kept = STUDY.read(), two_names.STUDY.read()
     for name in () if from_kept else task:
         checkpoint, start = two_names.TASKS[name].make_checkpoint(output_dir)
         for seed in SEEDS:
-            jobs = [make_job(kept, name, each, seed, start) for each in ARMS[name] if each in arm]
+            arms = [each for each in ARMS[name] if each in arm and (name, each) != ("one in ten", AT_SAME_RATE)]
+            jobs = [make_job(kept, name, each, seed, start) for each in arms]
             jobs = [job for job in jobs if job.key not in results]
             results.update(run_all(run, jobs, checkpoint, output_dir, num_processes, runs_a_process=10))
             STUDY.write(results)

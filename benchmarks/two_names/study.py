@@ -260,8 +260,9 @@ def main(part=PARTS, task=tuple(TASKS), arm=tuple(ARMS), from_kept=False, num_pr
             for factor in TASKS[name].factors:
                 run_those(*((each, factor, TRIAL) for each in arms))
             run_those(*((each, best_factor(results, name, each), seed) for seed in SEEDS for each in arms))
-        if RANGE in part and ONE_BATCH in arms:
-            run_those(*((each, factor, seed) for seed in SEEDS for factor in FACTORS for each in (FOUR, ONE_BATCH)))
+        if RANGE in part:
+            compared = [each for each in (FOUR, ONE_BATCH) if each in arms]
+            run_those(*((each, factor, seed) for seed in SEEDS for factor in TASKS[name].factors for each in compared))
     for name in TASKS:
         print_tokens(results, name)
     say("medians of five seeds; * the best rate with seed 100; - for never")

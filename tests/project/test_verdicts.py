@@ -165,7 +165,7 @@ def test_accuracy_is_read_where_the_steps_or_the_seconds_of_a_task_are_spent():
     ]
     results = {("quickstart", arm, "1", 10): {"curve": curve} for arm in (two_names.FOUR, two_names.ONE)}
     # 300 steps are 75 rollouts of four: halfway from 0.6 to 0.5. After 20 seconds it is 0.6.
-    of_four, of_one, *others = same_budget.rows_of(results, "quickstart")
+    of_four, _, of_one, *others = same_budget.rows_of(results, "quickstart")
     assert of_four == ["GRPO", "55.0% (55.0% to 55.0%, 1 seed)", "1,450", "60.0% (60.0% to 60.0%, 1 seed)"]
     assert of_one == ["GRPO, one step", "", "", "60.0% (60.0% to 60.0%, 1 seed)"]  # a step is another there
     assert [row[3] for row in others] == ["not run"] * 2
