@@ -55,6 +55,11 @@ def test_every_overridden_method_keeps_its_parameters(name):
 def assert_takes(function, parameters):
     """The function's first parameters are these, in order, and what follows need not be passed."""
     found = list(inspect.signature(function).parameters.values())
+    kinds = [each.kind for each in found]
+    if inspect.Parameter.VAR_POSITIONAL in kinds and inspect.Parameter.VAR_KEYWORD in kinds:
+        # A decorator that hands on whatever it is given, as TRL 1.14 has: what is named before that must agree.
+        found = found[: kinds.index(inspect.Parameter.VAR_POSITIONAL)]
+        parameters = parameters[: len(found)]
     named = tuple(each.name for each in found[: len(parameters)])
     assert named == parameters, f"{function.__qualname__} changed ({WHERE})"
     others = [each for each in found[len(parameters) :] if each.default is inspect.Parameter.empty]

@@ -12,7 +12,7 @@ from trl_dapo.cli import main
 
 
 VARIANTS = {
-    "lora": {"lora": {"target_modules": r".*\.(q|v|down)_proj"}},
+    "lora": {"lora": {"target_modules": r".*\.(q|v|down)_proj"}, "max_steps": 4},
     "qlora": {"lora": {}, "quantized": True, "dynamic_sampling_surplus": "carry", "max_steps": 4},
     "never refreshed": {"lora": {}, "sabotage": "no sync"},
     "carried": {"lora": {"use_rslora": True, "lora_alpha": 16}, "dynamic_sampling_surplus": "carry", "max_steps": 4},
