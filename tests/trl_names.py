@@ -68,7 +68,7 @@ CALLS = {
     ),
     "_generate_single_turn": ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
     "_get_output_dir": ("self", "trial"),
-    "save_model": ("self",),  # of `GRPOTrainer` itself, in the quickstart, as the next
+    "save_model": ("self", "output_dir"),  # of `GRPOTrainer` itself, in the quickstart, as the next
     "save_state": ("self",),
     "_set_signature_columns_if_needed": ("self",),
     "_tokenize_prompts": ("self", "prompts"),  # returns the three that `_generate_single_turn` takes first
