@@ -230,8 +230,8 @@ def same_budget_table():
 
 def two_rewards_table():
     """What one more reward function changes: tokens to the target, and accuracy after the same steps and time."""
-    counted = two_names.at_best(two_names.STUDY.read())
     of_steps, of_tokens, of_seconds = same_budget.columns_of(WITH_TWO_REWARDS)[1:]
+    counted = same_budget.counted(same_budget.STUDY.read())
     gain = 100 * two_names.TASKS[WITH_TWO_REWARDS].gain
     found = {row[0]: row[1:] for row in same_budget.rows_of(same_budget.STUDY.read(), WITH_TWO_REWARDS)}
     rows = []
