@@ -219,11 +219,12 @@ def same_budget_table():
     for task in tasks:
         of_steps, _, of_seconds = same_budget.columns_of(task)[1:]
         columns += [f"{TITLES.get(task, task)}: {of_steps}", of_seconds]
+    found = [{row[0]: row[1:] for row in same_budget.rows_of(results, task)} for task in tasks]
     for arm, name in ARMS.items():
         cells = [name]
-        for task in tasks:
-            (row,) = (row for row in same_budget.rows_of(results, task) if row[0] == arm)
-            cells += [row[1] or "not compared", row[3] or "not compared"]
+        for of_task in found:
+            after_steps, _, after_seconds = of_task[arm]
+            cells += [after_steps or "not compared", after_seconds or "not compared"]
         rows.append(cells)
     return markdown(columns, rows)
 

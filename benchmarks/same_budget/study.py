@@ -151,12 +151,6 @@ STUDY = Study(
 fill_in = STUDY.fill_in
 
 
-def accuracies(results, task, arm, what):
-    """Return the accuracies of an arm's runs in percent when the steps or seconds are spent."""
-    runs = [result for (of, name, _), result in counted(results).items() if (of, name) == (task, arm)]
-    return [100 * accuracy_after(task, what)(found)[0] for found in runs]
-
-
 def describe(values):
     """Return the median and the range as text."""
     if not values:
@@ -168,17 +162,19 @@ def describe(values):
 
 def rows_of(results, task):
     """Return a row per arm: its accuracy after the steps and after the seconds, and the tokens of the steps."""
-    rows = []
+    rows, by_arm = [], counted(results)
     for arm in ARMS[task]:
-        runs = [result for (of, name, _), result in counted(results).items() if (of, name) == (task, arm)]
-        after_steps, tokens = "", ""
-        if arm != ONE:
-            spent = [read_at(found["curve"], "rollouts", rollouts_in_budget(task), "tokens") for found in runs]
-            after_steps = describe(accuracies(results, task, arm, STEPS))
-            tokens = f"{statistics.median(spent):,.0f}" if spent else ""
+        runs = [run for (of, name, _), run in by_arm.items() if (of, name) == (task, arm)]
+        after_steps, after_seconds = (
+            describe([100 * accuracy_after(task, what)(run)[0] for run in runs]) for what in (STEPS, SECONDS)
+        )
+        spent = [read_at(run["curve"], "rollouts", rollouts_in_budget(task), "tokens") for run in runs]
+        tokens = f"{statistics.median(spent):,.0f}" if spent else ""
+        if arm == ONE:
+            after_steps = tokens = ""
         # Runs of two_names/ that are read for one in ten are of another day, when a second was worth something else.
-        has_seconds = (task, arm) != ("one in ten", AT_SAME_RATE)
-        after_seconds = describe(accuracies(results, task, arm, SECONDS)) if has_seconds else ""
+        if (task, arm) == ("one in ten", AT_SAME_RATE):
+            after_seconds = ""
         rows.append([arm, after_steps, tokens, after_seconds])
     return rows
 
