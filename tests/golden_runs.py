@@ -23,9 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from datasets import Dataset
-from helpers import ScriptedTrainer, launch, number, prompts, right, scripted, tiny_config, untimed, weights
+from helpers import ScriptedTrainer, launch, number, prompts, right, run_job, scripted, tiny_config, untimed, weights
 from PIL import Image
 from scripted_server import ahead_config, stand_ins, with_adapter
 from tiny_models import save_image_model, save_tiny_model, save_tool_model
@@ -217,9 +216,14 @@ def ahead(models, folder, **settings) -> dict:
         return {**found, "sampled": sorted(clients[0].asked) if clients else []}
 
 
+def one_process_of_two(models, folder, name):
+    found = TWO_PROCESSES[name](json.loads(models), Path(folder))
+    (Path(folder) / f"{RANK}.json").write_text(json.dumps(found))
+
+
 def in_two_processes(models, folder, name: str) -> dict:
     """The same configuration in two processes, with the rows and the samples of both."""
-    result = launch("golden", json.dumps(models), folder, name, num_processes=2, jobs="golden_runs.py")
+    result = launch("one_process_of_two", json.dumps(models), folder, name, num_processes=2, jobs="golden_runs.py")
     if result.returncode != 0:
         raise RuntimeError(result.stderr[-3000:])
     one, two = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
@@ -323,11 +327,8 @@ def write(name: str, found: dict) -> None:
 
 
 def main() -> int:
-    if sys.argv[1] == "golden":  # one process of two
-        models, folder, name = json.loads(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-        found = TWO_PROCESSES[name](models, folder)
-        (folder / f"{RANK}.json").write_text(json.dumps(found))
-        dist.destroy_process_group()
+    if sys.argv[1] == "one_process_of_two":
+        run_job({"one_process_of_two": one_process_of_two})
         return 0
     differing = []
     with tempfile.TemporaryDirectory() as temporary:
